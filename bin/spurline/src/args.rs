@@ -510,6 +510,12 @@ pub struct FuseArgs {
     /// Write one line per kernel request to this file
     #[arg(long, value_name = "FILE")]
     pub access_log: Option<PathBuf>,
+    /// Survive the end of the mount's process: a keeper starts the process again, and programs go on after a pause
+    ///
+    /// Read-only mounts, from Linux 6.9 on. The keeper holds the connection to the kernel, and which names and files programs use. Requests
+    /// come over /dev/fuse. `spurline upgrade` replaces the program of such a mount.
+    #[arg(long)]
+    pub recover: bool,
     /// How a bucket is changed.
     #[command(flatten)]
     pub bucket: BucketWriteArgs,
@@ -607,7 +613,7 @@ raw! {
     FuseArgs => RawFuse {
         read_only, rw, squash, local_locks, bucket, options, max_write, attr_cache, entry_cache, dir_entry_cache,
         fuse_io, fuse_threads,
-        no_passthrough, max_readahead, kernel_readahead, file_mode, dir_mode, uid, gid, access_log,
+        no_passthrough, max_readahead, kernel_readahead, file_mode, dir_mode, uid, gid, access_log, recover,
     }
     BucketWriteArgs => RawBucketWrites { last_writer_wins, allow_unguarded_writes, rename_limit, abort_uploads_after, object_attrs }
     LogArgs => RawLog { log, log_filter, log_format, metrics }

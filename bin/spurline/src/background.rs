@@ -34,12 +34,17 @@ static IN_COMMAND_GROUP: AtomicBool = AtomicBool::new(false);
 /// Whether the terminal sends signals to this process and to the waiting command. The end of that command is then a signal too,
 /// and the first signal is no separate request.
 pub fn shares_terminal_signals() -> bool {
-    IN_COMMAND_GROUP.load(Ordering::Acquire)
+    IN_COMMAND_GROUP.load(Ordering::Acquire) || has_keeper()
 }
 
 /// Whether [`launch_background`] started this process.
 pub fn is_child() -> bool {
     std::env::var_os(CHILD_VARIABLE).is_some()
+}
+
+/// Whether a keeper has started this process, and reports for this process to the waiting command or to systemd.
+pub fn has_keeper() -> bool {
+    std::env::var_os(spurline_keeper::LIFE_VARIABLE).is_some()
 }
 
 /// Starts this command again in the background and waits until that process is ready or has failed.
@@ -109,7 +114,7 @@ impl ReadySignal {
     /// # Errors
     /// When the end of the waiting command can't be followed, or /dev/null can't be opened.
     pub fn new() -> Result<Self, Fault> {
-        if !is_child() {
+        if !is_child() || has_keeper() {
             return Ok(ReadySignal { null: None });
         }
         IN_COMMAND_GROUP.store(true, Ordering::Release);
@@ -120,13 +125,37 @@ impl ReadySignal {
         Ok(ReadySignal { null: Some(null.map_err(|e| Fault::failed(format!("/dev/null can't be opened: {e}"), ""))?) })
     }
 
+    /// The same for a process with a keeper, which signals readiness itself.
+    ///
+    /// # Errors
+    /// When the terminal can't be left.
+    pub fn leave_terminal(self, background: bool) -> Result<(), Fault> {
+        spurline_observe::log::end_start();
+        if !background {
+            return Ok(());
+        }
+        std::env::set_current_dir("/").map_err(|e| Fault::failed(format!("changing to /: {e}"), ""))?;
+        let null = File::options().read(true).write(true).open("/dev/null");
+        let null = null.map_err(|e| Fault::failed(format!("/dev/null can't be opened: {e}"), ""))?;
+        rustix::stdio::dup2_stdout(&null).map_err(detach_fault)?;
+        rustix::stdio::dup2_stderr(&null).map_err(detach_fault)
+    }
+
     /// Signals readiness: the waiting command returns, and the terminal is released.
     ///
     /// # Errors
     /// When the waiting command has ended (interrupted): the service should end too.
-    pub fn signal_ready(self) -> Result<(), Fault> {
+    pub fn signal_ready(mut self) -> Result<(), Fault> {
+        self.signal_once()
+    }
+
+    /// As [`ReadySignal::signal_ready`], of which only the first call has an effect.
+    ///
+    /// # Errors
+    /// As [`ReadySignal::signal_ready`].
+    pub fn signal_once(&mut self) -> Result<(), Fault> {
         spurline_observe::log::end_start();
-        let Some(null) = self.null else {
+        let Some(null) = self.null.take() else {
             if let Some(socket) = std::env::var_os(NOTIFY_SOCKET) {
                 notify_systemd(&socket).unwrap_or_else(|error| {
                     tracing::warn!("systemd does not learn that this service is ready: {}: {error}", socket.display());

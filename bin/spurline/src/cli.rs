@@ -33,6 +33,8 @@ pub enum CliCommand {
     /// Unmount a mountpoint, also when its process is gone
     #[command(visible_alias = "unmount")]
     Umount(UmountArgs),
+    /// Continue mounts with another release of this program, without an unmount: mounts with --recover
+    Upgrade(UpgradeArgs),
     /// Run a cache node, which fetches blocks once and serves them to mounts
     #[command(after_help = SERVICE_NOTE, after_long_help = NODE_EXAMPLES)]
     #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -471,6 +473,20 @@ pub struct UmountArgs {
     /// Longest wait for the mount's process to end
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     pub timeout: Duration,
+}
+
+/// The arguments of `upgrade`.
+#[derive(Debug, Args)]
+pub struct UpgradeArgs {
+    /// Mountpoint
+    #[arg(required_unless_present = "all")]
+    pub mountpoint: Option<PathBuf>,
+    /// All mounts of this host
+    #[arg(long, conflicts_with = "mountpoint")]
+    pub all: bool,
+    /// The program to continue with [default: this program]
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
 }
 
 /// The arguments of `stats`.

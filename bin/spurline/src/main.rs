@@ -20,6 +20,7 @@ mod habits;
 mod info;
 mod jobs;
 mod k8s;
+mod keeper;
 mod logging;
 mod mount;
 mod net;
@@ -31,6 +32,7 @@ mod signals;
 mod stats;
 mod status;
 mod umount;
+mod upgrade;
 
 use cli::CliCommand;
 use spurline_config::{Fault, HostLimits, LogConfig, RawCoordinator, RawGateway, RawMount, RawNode};
@@ -78,6 +80,7 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
                 &config.mountpoint.display().to_string(),
             )? {
                 StartOutcome::Waited(code) => Ok(code),
+                StartOutcome::Run(ready) if config.recover && !background::has_keeper() => keeper::run(ready),
                 StartOutcome::Run(ready) => mount::run(config, ready).map(done),
             }
         }
@@ -113,6 +116,7 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
             }
         }
         CliCommand::Umount(args) => umount::run(args).map(done),
+        CliCommand::Upgrade(args) => upgrade::run(args).map(done),
         CliCommand::Stats(args) => stats::run(args).map(done),
         CliCommand::Info(args) => info::run(args),
         CliCommand::Status(args) => status::run(args),
@@ -165,12 +169,12 @@ fn start_service(
 ) -> Result<StartOutcome, Fault> {
     raise_open_files()?;
     signals::survive_file_limit()?;
-    if in_background && !background::is_child() {
+    if in_background && !background::is_child() && !background::has_keeper() {
         let log = log.file.clone().map_or_else(|| logging::default_log(host), Ok)?;
         return background::launch_background(limit, &log).map(StartOutcome::Waited);
     }
     let ready = background::ReadySignal::new()?;
-    logging::start_logging(log, background::is_child(), host, service)?;
+    logging::start_logging(log, in_background, host, service)?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }

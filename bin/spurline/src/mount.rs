@@ -3,7 +3,8 @@
 use crate::background::ReadySignal;
 use crate::{report, signals};
 use spurline_config::{Fault, MountConfig};
-use spurline_runtime::{MountStop, PreparedMount};
+use spurline_keeper::MountLife;
+use spurline_runtime::{MountRecovery, MountStop, PreparedMount};
 use std::sync::Arc;
 
 /// Runs the mount; returns at the end.
@@ -11,11 +12,22 @@ use std::sync::Arc;
 /// # Errors
 /// When the mount can't start, or does not end cleanly.
 pub fn run(config: MountConfig, ready: ReadySignal) -> Result<(), Fault> {
-    let mount = PreparedMount::open(config)?;
+    let background = config.background;
+    let life = MountLife::begin().map_err(|error| Fault::failed(format!("the keeper of this mount: {error}"), ""))?;
+    if life.as_ref().is_some_and(|life| life.order.check_only) {
+        // The old process serves the mount meanwhile.
+        return life.map_or(Ok(()), |life| MountRecovery::begin(life, &config).map(drop));
+    }
+    let is_kept = life.is_some();
+    let mount = PreparedMount::open(config, life)?;
     let stop = mount.stop();
     signals::on_stop(move |count| stop_by_signal(&stop, count))?;
     let Some(mut mount) = mount.start()? else { return Ok(()) };
-    ready.signal_ready()?;
+    if is_kept {
+        ready.leave_terminal(background)?;
+    } else {
+        ready.signal_ready()?;
+    }
     mount.keep_directories();
     mount.join()
 }

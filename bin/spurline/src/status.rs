@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use spurline_config::Fault;
 use spurline_observe::client::AdminPeer;
 use spurline_observe::documents::{
-    CacheDiskStatus, DISK_NORMAL, ExportStatus, LocalEnd, MountStatus, MountWrites, NodeStatus, NodeWrites, PEER_DOWN,
-    PEER_UNKNOWN, PEER_UP, PathSpeedCheck, PathStatus, PeerStatus, ProcessRole, ProcessStatus, RailStatus,
-    RegistryStatus, STATE_UP,
+    CacheDiskStatus, DISK_NORMAL, ExportStatus, KeeperStatus, LocalEnd, MountStatus, MountWrites, NodeStatus,
+    NodeWrites, PEER_DOWN, PEER_UNKNOWN, PEER_UP, PathSpeedCheck, PathStatus, PeerStatus, ProcessRole, ProcessStatus,
+    RailStatus, RegistryStatus, STATE_UP,
 };
 use spurline_runtime::describe_losses;
 use spurline_runtime::locator::{ANSWER, NamedProcess, all_processes, find_process};
@@ -188,6 +188,7 @@ fn print_fact(name: &str, text: &str) {
 fn print_mount(mount: &MountStatus, stats: &Stats) {
     print_fact("writes", &mount_writes_line(&mount.writes, stats).unwrap_or_default());
     print_fact("export", &mount.export.as_ref().map(export_line).unwrap_or_default());
+    print_fact("keeper", &mount.keeper.as_deref().map(keeper_line).unwrap_or_default());
     if let Some(group) = &mount.group {
         print_registry(&group.registry);
     }
@@ -290,6 +291,22 @@ fn mount_writes_line(writes: &MountWrites, stats: &Stats) -> Option<String> {
     let lost = writes.behind.as_ref().and_then(describe_losses);
     let lost = lost.map(|lost| format!("; {RED}{lost}{RED:#}")).unwrap_or_default();
     Some(format!("through nodes; {done}; {dirty} on the way, {memory} of {limit} held until durable{failed}{lost}"))
+}
+
+/// The keeper of a mount.
+fn keeper_line(keeper: &KeeperStatus) -> String {
+    let KeeperStatus { pid, restarts, cause, pause_ms, .. } = keeper;
+    let restarts_line = match restarts {
+        0 => "no restart so far".to_owned(),
+        1 => format!("1 restart after {cause}, with a pause of {pause_ms} ms"),
+        restarts => format!("{restarts} restarts, the last after {cause}, with a pause of {pause_ms} ms"),
+    };
+    match keeper.not_kept {
+        0 => format!("process {pid}; {restarts_line}"),
+        missing => {
+            format!("process {pid}; {restarts_line}; {missing} names and open files do not survive, for want of room")
+        }
+    }
 }
 
 /// The NFS export of a mount.

@@ -25,7 +25,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     ("host", &[&["fabric", "umad"], &["rails"], &["probe"]]),
     ("cache", &[&["store"], &["cache"]]),
     ("cluster", &[&["membership", "jobs"], &["rules"], &["client", "node"]]),
-    ("access", &[&["fs"], &["export", "fuse", "s3"]]),
+    ("access", &[&["fs", "keeper"], &["export", "fuse", "s3"]]),
     ("service", &[&["config", "observe"], &["runtime"]]),
     ("kube", &[&["devices", "csi", "manifests"], &["plugin"]]),
 ];

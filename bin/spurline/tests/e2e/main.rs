@@ -27,6 +27,7 @@ mod networks;
 mod outage;
 mod probe;
 mod programs;
+mod recover;
 mod registries;
 mod remote;
 mod rules;

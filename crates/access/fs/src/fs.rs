@@ -8,15 +8,17 @@ use crate::growth::OpenFiles;
 use crate::handle::{HandleTable, OpenFileState, OpenHandle, OpenKind};
 use crate::inode::{Inode, InodeTable, ROOT};
 use crate::inode_limit::LimitAlarm;
+use crate::kept_records::{KeptHandle, KeptRecords};
 use crate::name_records::NameRecords;
 use crate::page_starts::PageStarts;
-use crate::passthrough::{LiveBacking, RegisterBacking};
+use crate::passthrough::{LiveBacking, RegisterBacking, RegisteredBacking};
 use crate::service::FsCaller;
 use crate::{NAME_MAX, dir};
 use parking_lot::Mutex;
-use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, Stats};
+use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectRef, Stats};
 use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::cell::Cell;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -56,6 +58,7 @@ pub struct FileSystem {
     capacity: Mutex<Option<(Duration, VolumeSpace)>>,
     pub(crate) limit_alarm: LimitAlarm,
     name_records: OnceLock<Arc<dyn NameRecords>>,
+    kept_records: OnceLock<Arc<dyn KeptRecords>>,
 }
 
 impl FileSystem {
@@ -92,6 +95,7 @@ impl FileSystem {
             capacity,
             limit_alarm,
             name_records: OnceLock::new(),
+            kept_records: OnceLock::new(),
         }
     }
 
@@ -161,7 +165,11 @@ impl FileSystem {
         let Some(growth) = inode.growth().filter(|_| inode.kind == attr.kind) else { return false };
         let id = self.inodes.object_id(inode.path(), attr);
         let opens = || Some(inode.opens.lock()).filter(|opens| opens.is_cached());
-        growth.try_publish(&*self.volume, inode, (id, attr), opens)
+        let published = growth.try_publish(&*self.volume, inode, (id, attr), opens);
+        if published {
+            self.inodes.keep_growth(inode);
+        }
+        published
     }
 
     /// Looks the path of an open file up, and continues with its version if the file only grew.
@@ -334,7 +342,7 @@ impl FileSystem {
             self.stats.fuse.passthrough_opens.add(1);
         }
         let open = OpenFileState { readahead, backing: backing.clone() };
-        let fh = self.insert_handle(OpenHandle { inode, open: OpenKind::File(open) })?;
+        let fh = self.insert_handle(OpenHandle::new(inode, OpenKind::File(open)))?;
         // An inode's bytes never change.
         Ok(OpenedFile { fh, keep_cache: true, backing, ..OpenedFile::default() })
     }
@@ -346,7 +354,82 @@ impl FileSystem {
             return Err(Error::new(ErrorKind::Io(libc::ENFILE), "too many open files").into());
         };
         self.stats.fuse.open_handles.add(1);
+        if let Some(records) = self.kept_records.get() {
+            let backing_id = handle.backing().map_or(0, |backing| backing.id());
+            let slot = records.keep_handle(&KeptHandle { fh, ino: handle.inode.ino, backing_id });
+            handle.record.store(slot, Ordering::Relaxed);
+        }
         Ok(fh)
+    }
+
+    /// Keeps inodes and handles in `records` from now on, and continues with those of the processes before, whose number is
+    /// `takeovers`. To be called before the first request.
+    pub fn keep_records(&self, records: &Arc<dyn KeptRecords>, takeovers: u64, register: Option<&dyn RegisterBacking>) {
+        self.handles.set_takeovers(takeovers);
+        if takeovers > 0 {
+            records.for_each(
+                &mut |slot, kept| {
+                    // Twice, if a process ended between the record of a grown file and the removal of the earlier record.
+                    if self.inodes.adopt(slot, kept) {
+                        self.stats.fuse.inodes.add(1);
+                    } else {
+                        records.remove_record(slot);
+                    }
+                },
+                &mut |slot, kept| {
+                    if !self.adopt_handle(slot, kept, register) {
+                        records.remove_record(slot);
+                    }
+                },
+            );
+            self.stats.fuse.inode_bytes.add(self.inodes.bytes());
+        }
+        self.inodes.keep_records(records);
+        let _ = self.kept_records.set(Arc::clone(records));
+    }
+
+    fn adopt_handle(&self, slot: u32, kept: &KeptHandle, register: Option<&dyn RegisterBacking>) -> bool {
+        let Some(inode) = self.inodes.get(kept.ino) else { return false };
+        let open = if inode.kind == FileKind::Directory {
+            OpenKind::Dir(Mutex::new(dir::DirState::default()))
+        } else {
+            let mut opens = inode.opens.lock();
+            let backing = match kept.backing_id {
+                0 => None,
+                id => opens
+                    .live_backing()
+                    .or_else(|| self.adopt_backing(&inode.current(), register?.adopt_registration(id)?)),
+            };
+            opens.adopt_open(backing.clone());
+            drop(opens);
+            if kept.backing_id == 0 {
+                self.inodes.prepare_growth(&inode);
+                if let Some(growth) = inode.growth() {
+                    // Which blocks the processes before have served is not known.
+                    growth.record_served(0..u32::MAX - 1);
+                }
+                self.open_files.add_open(self.inodes.path_id(inode.path()), &inode);
+            }
+            let readahead =
+                if backing.is_none() { self.reads.open_file(inode.current().size) } else { FileReadAhead::none() };
+            OpenKind::File(OpenFileState { readahead, backing })
+        };
+        let handle = OpenHandle::new(inode, open);
+        handle.record.store(slot, Ordering::Relaxed);
+        let adopted = self.handles.adopt(kept.fh, Arc::new(handle));
+        if adopted {
+            self.stats.fuse.open_handles.add(1);
+        }
+        adopted
+    }
+
+    /// The file behind a registration of a process before. The kernel has that file open, whether or not it is in the cache still.
+    fn adopt_backing(&self, object: &ObjectRef, registered: Box<dyn RegisteredBacking>) -> Option<Arc<LiveBacking>> {
+        let kept: Box<dyn Send + Sync> = match self.volume.backing(object) {
+            Some(backing) => backing.close(),
+            None => Box::new(()),
+        };
+        Some(Arc::new(LiveBacking::new(registered, kept)))
     }
 
     /// Reads up to `dst.len()` bytes from `offset`; less only at the end of the file. A cache hit allocates nothing
@@ -406,6 +489,9 @@ impl FileSystem {
     pub fn release(&self, fh: u64) -> FsResult<()> {
         let handle = self.handles.remove(fh).ok_or(FsError::BadHandle(fh))?;
         self.stats.fuse.open_handles.sub(1);
+        if let Some(records) = self.kept_records.get() {
+            records.remove_record(handle.record());
+        }
         self.close_handle(&handle);
         Ok(())
     }
@@ -419,7 +505,7 @@ impl FileSystem {
         if inode.kind != FileKind::Directory {
             return Err(FsError::NotADirectory);
         }
-        self.insert_handle(OpenHandle { inode, open: OpenKind::Dir(Mutex::new(dir::DirState::default())) })
+        self.insert_handle(OpenHandle::new(inode, OpenKind::Dir(Mutex::new(dir::DirState::default()))))
     }
 
     /// Target of a symbolic link.

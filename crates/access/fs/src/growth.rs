@@ -58,6 +58,13 @@ impl InodeGrowth {
         if self.generation() == 0 { None } else { self.current.read().clone() }
     }
 
+    /// Takes over a version that a process before has published: every block counts as served.
+    pub fn adopt(&self, version: GrownVersion) {
+        self.record_served(0..u32::MAX - 1);
+        *self.current.write() = Some(Arc::new(version));
+        self.generation.fetch_add(2, Ordering::SeqCst);
+    }
+
     /// Records, before they are read, that these blocks are served.
     pub fn record_served(&self, blocks: Range<u32>) {
         if blocks.start < self.first.load(Ordering::SeqCst) {

@@ -3,10 +3,11 @@
 use crate::block_reads::FileReadAhead;
 use crate::dir::DirState;
 use crate::inode::Inode;
+use crate::kept_records::RecordSlot;
 use crate::passthrough::LiveBacking;
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// An open file or directory. It keeps its inode alive until it is closed.
 pub struct OpenHandle {
@@ -14,6 +15,28 @@ pub struct OpenHandle {
     pub inode: Arc<Inode>,
     /// State specific to a file or a directory.
     pub open: OpenKind,
+    /// The record that outlives this process.
+    pub record: AtomicU32,
+}
+
+impl OpenHandle {
+    /// A handle without a record.
+    pub fn new(inode: Arc<Inode>, open: OpenKind) -> OpenHandle {
+        OpenHandle { inode, open, record: AtomicU32::new(0) }
+    }
+
+    /// The cached file that the kernel reads directly.
+    pub fn backing(&self) -> Option<&LiveBacking> {
+        match &self.open {
+            OpenKind::File(file) => file.backing.as_deref(),
+            OpenKind::Dir(_) => None,
+        }
+    }
+
+    /// The record that outlives this process; 0 for none.
+    pub fn record(&self) -> RecordSlot {
+        self.record.load(Ordering::Relaxed)
+    }
 }
 
 /// State specific to an open file or an open directory.
@@ -37,10 +60,15 @@ const SHARDS: usize = 1 << SHARD_BITS;
 /// Bits of the slot index. The bits above count the uses of the slot, so that a released number finds nothing.
 const SLOT_BITS: u32 = 28;
 
+/// A slot is used less often than this power of two by one process.
+const TAKEOVER_SHIFT: u32 = 20;
+
 /// All open handles of one kind.
 pub struct HandleTable<T = OpenHandle> {
     shards: [RwLock<HandleShard<T>>; SHARDS],
     turn: AtomicUsize,
+    /// Uses of a slot that was never used by this process.
+    first_uses: AtomicU32,
 }
 
 struct HandleShard<T> {
@@ -61,7 +89,7 @@ fn split_handle(fh: u64) -> (usize, usize, u32) {
 impl<T> HandleTable<T> {
     pub fn new() -> Self {
         let shard = |_| RwLock::new(HandleShard { slots: Vec::new(), free: Vec::new() });
-        HandleTable { shards: std::array::from_fn(shard), turn: AtomicUsize::new(0) }
+        HandleTable { shards: std::array::from_fn(shard), turn: AtomicUsize::new(0), first_uses: AtomicU32::new(0) }
     }
 
     /// Drops all handles.
@@ -81,13 +109,37 @@ impl<T> HandleTable<T> {
             Some(index) => index,
             None => {
                 let index = u32::try_from(slots.slots.len()).ok().filter(|index| *index < 1 << SLOT_BITS)?;
-                slots.slots.push(HandleSlot { uses: 0, handle: None });
+                let uses = self.first_uses.load(Ordering::Relaxed);
+                slots.slots.push(HandleSlot { uses, handle: None });
                 index
             }
         };
         let slot = &mut slots.slots[index as usize];
         slot.handle = Some(handle);
         Some(u64::from(slot.uses) << (SHARD_BITS + SLOT_BITS) | u64::from(index) << SHARD_BITS | shard as u64)
+    }
+
+    /// New handles have none of the numbers of processes before: a request of the kernel that was made for a handle of that time,
+    /// and comes again, finds nothing.
+    pub fn set_takeovers(&self, takeovers: u64) {
+        self.first_uses.store((takeovers as u32) << TAKEOVER_SHIFT, Ordering::Relaxed);
+    }
+
+    /// Stores a handle of the process before under its number; false if the number is in use.
+    pub fn adopt(&self, fh: u64, handle: Arc<T>) -> bool {
+        let (shard, index, uses) = split_handle(fh);
+        let mut slots = self.shards[shard].write();
+        while slots.slots.len() <= index {
+            let free = slots.slots.len() as u32;
+            slots.slots.push(HandleSlot { uses: self.first_uses.load(Ordering::Relaxed), handle: None });
+            slots.free.push(free);
+        }
+        if slots.slots[index].handle.is_some() {
+            return false;
+        }
+        slots.slots[index] = HandleSlot { uses, handle: Some(handle) };
+        slots.free.retain(|free| *free != index as u32);
+        true
     }
 
     /// The handle with number `fh`.

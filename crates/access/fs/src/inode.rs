@@ -3,13 +3,14 @@
 
 use crate::attr::{FileAttr, FsConfig, InodeEntry};
 use crate::growth::{GrownVersion, InodeGrowth};
+use crate::kept_records::{KeptInode, KeptRecords, KeptVersion, RecordSlot};
 use crate::passthrough::OpenModes;
 use parking_lot::{Mutex, RwLock};
 use spurline_types::{FileKind, ObjectAttr, ObjectId, ObjectRef, Version};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
@@ -29,6 +30,9 @@ const INODE_BYTES: usize = size_of::<Inode>() + 2 * HEAP_BYTES + 80;
 const GROWTH_BYTES: usize = size_of::<InodeGrowth>() + 16;
 /// Memory of the counters and the allocator's header and rounding of a text.
 const HEAP_BYTES: usize = 32;
+
+/// Memory of the record of an inode without its texts, with the rounding of its length.
+const RECORD_BYTES: usize = 128;
 
 /// The lookup key of an inode: the hash of source, path and version, with one bit flipped for a symbolic link so that
 /// it never matches a file. Two halves, because a `u128` would pad every entry of the map.
@@ -72,6 +76,8 @@ pub struct Inode {
     growth: OnceLock<Box<InodeGrowth>>,
     /// Number of references held by the kernel.
     lookup_count: AtomicU64,
+    /// The record that outlives this process; 0 for none.
+    record: AtomicU32,
     seen: Mutex<SeenAttr>,
     pub(crate) opens: Mutex<OpenModes>,
 }
@@ -142,7 +148,8 @@ impl Inode {
         let (etag, growth) = (EtagForm::of_attr(attr), OnceLock::new());
         let seen = Mutex::new(SeenAttr { mtime: attr.mtime, mode: attr.mode, at });
         let (lookup_count, opens) = (AtomicU64::new(0), Mutex::default());
-        Inode { ino, kind: attr.kind, object, etag, growth, lookup_count, seen, opens }
+        let record = AtomicU32::new(0);
+        Inode { ino, kind: attr.kind, object, etag, growth, lookup_count, record, seen, opens }
     }
 
     /// Distinguishes inodes that have the same number in different mounts; 32 bits, as the kernel stores them.
@@ -197,6 +204,22 @@ impl Inode {
         }
     }
 
+    /// Keeps the inode for a successor of this process.
+    fn keep(&self, records: &dyn KeptRecords) -> RecordSlot {
+        let seen = *self.seen.lock();
+        let grown = self.growth.get().and_then(|growth| growth.current());
+        records.keep_inode(&KeptInode {
+            ino: self.ino,
+            kind: self.kind,
+            lookups: self.lookups(),
+            mtime: seen.mtime,
+            mode: seen.mode,
+            path: self.path(),
+            first: kept_version(&self.object, &self.etag),
+            grown: grown.as_ref().map(|grown| kept_version(&grown.object, &grown.etag)),
+        })
+    }
+
     /// When the volume last reported this inode at its path.
     pub fn seen_at(&self) -> Duration {
         self.seen.lock().at
@@ -208,7 +231,12 @@ impl Inode {
         let version =
             if self.kind == FileKind::Directory { 0 } else { HEAP_BYTES + self.object.version.as_str().len() };
         let growth = if self.growth.get().is_some() { GROWTH_BYTES } else { 0 };
-        (INODE_BYTES + HEAP_BYTES + self.object.path.len() + version + etag + growth) as u64
+        let kept = if self.record.load(Ordering::Relaxed) == 0 {
+            0
+        } else {
+            RECORD_BYTES + self.object.path.len() + self.object.version.as_str().len() + etag
+        };
+        (INODE_BYTES + HEAP_BYTES + self.object.path.len() + version + etag + growth + kept) as u64
     }
 
     /// Number of references held by the kernel.
@@ -246,6 +274,10 @@ impl Inode {
     }
 }
 
+fn kept_version<'a>(object: &'a ObjectRef, etag: &'a EtagForm) -> KeptVersion<'a> {
+    KeptVersion { size: object.size, version: object.version.as_str(), etag: etag.text(object) }
+}
+
 /// All inodes referenced by the kernel.
 pub struct InodeTable {
     source: String,
@@ -254,6 +286,8 @@ pub struct InodeTable {
     shards: Box<[InodeShard]>,
     /// Memory of the inodes in the shards.
     bytes: AtomicU64,
+    /// Where inodes are kept for a successor of this process.
+    records: OnceLock<Arc<dyn KeptRecords>>,
 }
 
 #[derive(Default)]
@@ -282,7 +316,7 @@ impl InodeTable {
         let object = ObjectRef::new(source, b"", no_version.clone(), 0);
         let root = Arc::new(Inode::new(ROOT, object, &attr, Duration::ZERO));
         let (shards, bytes) = ((0..SHARDS).map(|_| InodeShard::default()).collect(), AtomicU64::new(0));
-        InodeTable { source: source.to_owned(), no_version, root, shards, bytes }
+        InodeTable { source: source.to_owned(), no_version, root, shards, bytes, records: OnceLock::new() }
     }
 
     /// The inode with number `ino`, if the kernel still references it.
@@ -339,7 +373,7 @@ impl InodeTable {
             let tables = shard.tables.read();
             if let Some(inode) = tables.find_matching(key, path, attr) {
                 // Counted under the lock: `forget` removes under the write lock and checks the count again.
-                inode.lookup_count.fetch_add(1, Ordering::Relaxed);
+                self.add_lookup(inode);
                 let inode = Arc::clone(inode);
                 drop(tables);
                 inode.refresh_attr(attr, at);
@@ -359,7 +393,7 @@ impl InodeTable {
         let mut inode = Inode::new(number_of(key, size), object, attr, at);
         let mut tables = shard.tables.write();
         if let Some(faster) = tables.find_matching(key, path, attr) {
-            faster.lookup_count.fetch_add(1, Ordering::Relaxed);
+            self.add_lookup(faster);
             let faster = Arc::clone(faster);
             drop(tables);
             faster.refresh_attr(attr, at);
@@ -370,6 +404,9 @@ impl InodeTable {
             inode.ino += SHARDS as u64;
         }
         *inode.lookup_count.get_mut() = 1;
+        if let Some(records) = self.records.get() {
+            *inode.record.get_mut() = inode.keep(&**records);
+        }
         let inode = Arc::new(inode);
         self.bytes.fetch_add(inode.memory_bytes(), Ordering::Relaxed);
         tables.by_ino.insert(inode.ino, Arc::clone(&inode));
@@ -381,7 +418,70 @@ impl InodeTable {
     fn count_lookup(&self, inode: &Inode) -> bool {
         let tables = self.shard_of(inode.ino).tables.read();
         let known = tables.by_ino.get(&inode.ino);
-        known.is_some_and(|inode| inode.lookup_count.fetch_add(1, Ordering::Relaxed) < u64::MAX)
+        known.is_some_and(|inode| self.add_lookup(inode) < u64::MAX)
+    }
+
+    /// Raises the lookup count of an inode by one; returns the count before.
+    fn add_lookup(&self, inode: &Inode) -> u64 {
+        if let Some(records) = self.records.get() {
+            records.add_lookup(inode.record.load(Ordering::Relaxed));
+        }
+        inode.lookup_count.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Keeps all inodes in `records` from now on. To be called before the first request.
+    pub fn keep_records(&self, records: &Arc<dyn KeptRecords>) {
+        let _ = self.records.set(Arc::clone(records));
+    }
+
+    /// Takes over an inode of the process before; false if its number is in use.
+    pub fn adopt(&self, slot: RecordSlot, kept: &KeptInode<'_>) -> bool {
+        let attr = ObjectAttr {
+            kind: kept.kind,
+            size: kept.first.size,
+            mtime: kept.mtime,
+            mode: kept.mode,
+            version: Version::new(kept.first.version),
+            etag: kept.first.etag.map(Into::into),
+        };
+        let id = self.object_id(kept.path, &attr);
+        let key = key_of(kept.kind, id);
+        let object = ObjectRef { id, path: kept.path.into(), version: attr.version.clone(), size: attr.size };
+        // Seen long ago: the next request looks at the source.
+        let mut inode = Inode::new(kept.ino, object, &attr, Duration::ZERO);
+        *inode.lookup_count.get_mut() = kept.lookups.max(1);
+        *inode.record.get_mut() = slot;
+        if let Some(grown) = &kept.grown {
+            let attr = ObjectAttr {
+                size: grown.size,
+                version: Version::new(grown.version),
+                etag: grown.etag.map(Into::into),
+                ..attr
+            };
+            let id = self.object_id(kept.path, &attr);
+            let object = ObjectRef { id, path: kept.path.into(), version: attr.version.clone(), size: attr.size };
+            inode.prepare_growth();
+            if let Some(growth) = inode.growth() {
+                growth.adopt(GrownVersion { object, etag: EtagForm::of_attr(&attr) });
+            }
+        }
+        let mut tables = self.shard_of(kept.ino).tables.write();
+        if tables.by_ino.contains_key(&kept.ino) {
+            return false;
+        }
+        let inode = Arc::new(inode);
+        self.bytes.fetch_add(inode.memory_bytes(), Ordering::Relaxed);
+        tables.by_ino.insert(inode.ino, Arc::clone(&inode));
+        tables.by_key.insert(key, inode);
+        true
+    }
+
+    /// Keeps the present version of an inode that grew.
+    pub fn keep_growth(&self, inode: &Inode) {
+        let Some(records) = self.records.get() else { return };
+        // Of two records of an inode, either is right: the readers so far had bytes of both.
+        let earlier = inode.record.swap(inode.keep(&**records), Ordering::Relaxed);
+        records.remove_record(earlier);
     }
 
     /// The object id of a path without a version.
@@ -401,6 +501,9 @@ impl InodeTable {
             // Saturating: a kernel that forgets more than it looked up must not make the inode immortal.
             let left = |lookups: u64| Some(lookups.saturating_sub(n));
             let before = inode.lookup_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
+            if let Some(records) = self.records.get() {
+                records.sub_lookups(inode.record.load(Ordering::Relaxed), n);
+            }
             if before.is_ok_and(|before| before > n) {
                 return None;
             }
@@ -412,7 +515,11 @@ impl InodeTable {
         let gone = tables.remove_ino(ino);
         // Freed after the lock is released: the last reference may close a backing file.
         drop(tables);
-        let bytes = gone?.memory_bytes();
+        let gone = gone?;
+        if let Some(records) = self.records.get() {
+            records.remove_record(gone.record.load(Ordering::Relaxed));
+        }
+        let bytes = gone.memory_bytes();
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         Some(bytes)
     }

@@ -25,6 +25,12 @@ pub trait RegisterBacking {
         let _ = (uid, gid);
         self.register_file(file)
     }
+
+    /// The registration with this number that a process before has made.
+    fn adopt_registration(&self, id: i32) -> Option<Box<dyn RegisteredBacking>> {
+        let _ = id;
+        None
+    }
 }
 
 /// A registered backing file; withdrawn when dropped.
@@ -89,6 +95,22 @@ impl OpenModes {
             None => self.cached += 1,
         }
         live
+    }
+
+    /// Counts an open that a process before has made.
+    pub fn adopt_open(&mut self, backing: Option<Arc<LiveBacking>>) {
+        match backing {
+            Some(backing) => {
+                self.passthrough += 1;
+                self.live = Some(backing);
+            }
+            None => self.cached += 1,
+        }
+    }
+
+    /// The file that the kernel reads directly.
+    pub fn live_backing(&self) -> Option<Arc<LiveBacking>> {
+        self.live.clone()
     }
 
     /// Whether handles have the inode open in cached mode.

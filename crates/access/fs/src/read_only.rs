@@ -4,8 +4,10 @@ use crate::attr::{FileAttr, InodeEntry, LookupOutcome};
 use crate::errno::{FsError, FsResult};
 use crate::fs::{FileSystem, OpenedFile};
 use crate::inode_limit::LimitedInodes;
+use crate::kept_records::KeptRecords;
 use crate::list::DirItem;
 use crate::name_records::NameRecords;
+use crate::passthrough::RegisterBacking;
 use crate::service::{
     CallerGroups, DirRead, FileEntry, FileService, FsCaller, HandleRef, KernelSide, ListedEntry, StatAttr,
 };
@@ -162,6 +164,16 @@ impl FileService for FileSystem {
 
     fn keep_names(&self, records: Arc<dyn NameRecords>) {
         self.keep_names(records);
+    }
+
+    fn keep_records(
+        &self,
+        records: &Arc<dyn KeptRecords>,
+        takeovers: u64,
+        register: Option<&dyn RegisterBacking>,
+    ) -> bool {
+        self.keep_records(records, takeovers, register);
+        true
     }
 
     fn path_of(&self, ino: u64) -> Option<Vec<u8>> {

@@ -9,6 +9,7 @@ use crate::attr::LookupOutcome;
 use crate::errno::{FsError, FsResult};
 use crate::fs::OpenedFile;
 use crate::inode_limit::LimitedInodes;
+use crate::kept_records::KeptRecords;
 use crate::name_records::NameRecords;
 use crate::passthrough::RegisterBacking;
 use crate::writable::{BeginWait, KernelView, LockRequest, NewNode};
@@ -524,6 +525,17 @@ pub trait FileService: Send + Sync + 'static {
     /// Keeps the names of all inodes in `records` from now on, those of the present ones included. Only the first call has
     /// an effect.
     fn keep_names(&self, records: Arc<dyn NameRecords>) {}
+
+    /// Keeps inodes and handles in `records` from now on, and continues with those of the processes before, whose number is
+    /// `takeovers`; false where that is not supported. Called before the first request.
+    fn keep_records(
+        &self,
+        records: &Arc<dyn KeptRecords>,
+        takeovers: u64,
+        register: Option<&dyn RegisterBacking>,
+    ) -> bool {
+        false
+    }
 
     /// The present path of an inode below the source, for logs; `None` if it has no name, or was forgotten.
     fn path_of(&self, ino: u64) -> Option<Vec<u8>> {

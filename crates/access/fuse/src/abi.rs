@@ -94,6 +94,8 @@ pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;
     pub const STORE: i32 = 4;
+    /// 7.40, Linux 6.9.
+    pub const RESEND: i32 = 7;
     /// 7.45, Linux 6.18.
     pub const PRUNE: i32 = 9;
 }

@@ -37,6 +37,13 @@ impl BackingRegistrar {
     }
 }
 
+impl BackingRegistrar {
+    /// The file that a process before has registered with this number.
+    pub(crate) fn adopt_file(&self, id: i32) -> RegisteredFile {
+        RegisteredFile { id, device: self.device.clone() }
+    }
+}
+
 /// This thread opens files as another user, until this value is dropped. The thread keeps the right to register files.
 struct FileUser {
     uid: u32,

@@ -3,6 +3,7 @@
 
 use crate::buffer::{AnonymousPages, BufferSource, HEAD_LEN};
 use crate::dispatch::RequestRecorder;
+use crate::kept_state::KeptState;
 use crate::options::MountOptions;
 use crate::ring;
 use spurline_types::Stats;
@@ -53,6 +54,15 @@ impl fmt::Display for TransportChoice {
     }
 }
 
+/// The state of a session that outlives this process.
+#[derive(Clone)]
+pub struct KeptSession {
+    /// Where inodes and handles are kept.
+    pub state: Arc<KeptState>,
+    /// Processes that have served the mount before.
+    pub takeovers: u64,
+}
+
 /// What a session that takes changes requests from the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SessionWrites {
@@ -98,6 +108,8 @@ pub struct SessionConfig {
     pub stats: Arc<Stats>,
     /// Records every request, if set.
     pub access_log: Option<Arc<dyn RequestRecorder>>,
+    /// Set for a session that a successor of this process continues; requests come over a single descriptor of /dev/fuse then.
+    pub kept: Option<KeptSession>,
 }
 
 impl Default for SessionConfig {
@@ -118,6 +130,7 @@ impl Default for SessionConfig {
             buffers: Arc::new(AnonymousPages),
             stats: Arc::default(),
             access_log: None,
+            kept: None,
         }
     }
 }
@@ -154,6 +167,9 @@ impl SessionConfig {
     /// the kernel's read-ahead both are equal. /dev/fuse takes a quarter less CPU for reads through the page cache, since data in
     /// memory goes to the kernel without a copy.
     pub(crate) fn choose_transport(&self, cpus: &ring::QueueCpus) -> TransportChoice {
+        if self.kept.is_some() {
+            return dev_choice("a successor can't take the entries of io_uring over (--recover)".into());
+        }
         let least = (cpus.all + 1) as u64 * self.slot_len() as u64;
         let too_many = (least > self.slot_memory).then(|| {
             format!(

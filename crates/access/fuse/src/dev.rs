@@ -137,7 +137,8 @@ pub(crate) fn grow_threads<S: FileService>(shared: &Arc<SessionShared<S>>) {
     let started = shared.config.buffers.allocate(shared.config.slot_len()).and_then(|buffer| {
         let slot = RequestSlot::new(buffer, shared)?;
         // Without permission to open /dev/fuse, the thread shares the session's descriptor.
-        let own = clone_device(&shared.device).ok();
+        // What a channel of this process alone has taken fails with the end of the process, so that a kept session has none.
+        let own = if shared.config.kept.is_none() { clone_device(&shared.device).ok() } else { None };
         shared.spawn_slot("fuse-dev", slot, move |shared, slot| {
             serve_device(shared, slot, own.as_ref().unwrap_or(&shared.device), true);
         })

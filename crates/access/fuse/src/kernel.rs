@@ -2,13 +2,14 @@
 
 use crate::abi::InHeader;
 use crate::backing::{BackingRegistrar, RegisteredFile};
+use crate::config::KeptSession;
 use crate::notify::KernelNotifier;
 use crate::waiting::WaitingSlots;
 use parking_lot::Mutex;
 use spurline_fs::writable::{BeginWait, KernelView};
 use spurline_fs::{
-    CallerGroups, FileService, ForgetCandidate, FsCaller, FsResult, InodeLimiter, KernelSide, RegisterBacking,
-    RegisteredBacking, RequestForgets,
+    CallerGroups, FileService, ForgetCandidate, FsCaller, FsResult, InodeLimiter, KeptRecords, KernelSide,
+    RegisterBacking, RegisteredBacking, RequestForgets,
 };
 use spurline_types::{Error, ErrorKind};
 use std::any::Any;
@@ -45,7 +46,16 @@ pub(crate) struct SessionKernel {
 
 impl SessionKernel {
     /// Begins the life of `service`, before the first request.
-    pub(crate) fn start<S: FileService>(&self, service: &Arc<S>, kernel: NegotiatedKernel) {
+    ///
+    /// With `kept`, the service continues with the inodes and handles of `takeovers` processes before.
+    pub(crate) fn start<S: FileService>(&self, service: &Arc<S>, kernel: NegotiatedKernel, kept: Option<&KeptSession>) {
+        if let Some(kept) = kept {
+            let records = Arc::clone(&kept.state) as Arc<dyn KeptRecords>;
+            let register = kernel.backings.as_ref().map(|backings| backings as &dyn RegisterBacking);
+            if !service.keep_records(&records, kept.takeovers, register) {
+                tracing::error!("this kind of mount keeps no records for the time after its process");
+            }
+        }
         if kernel.direct_mmap {
             service.allow_direct_writes();
         }
@@ -137,6 +147,10 @@ impl RegisterBacking for BackingRegistrations {
 
     fn register_file_as(&self, file: &File, uid: u32, gid: u32) -> io::Result<Box<dyn RegisteredBacking>> {
         self.register(file, Some((uid, gid)))
+    }
+
+    fn adopt_registration(&self, id: i32) -> Option<Box<dyn RegisteredBacking>> {
+        Some(Box::new(self.registrar.adopt_file(id)))
     }
 }
 

@@ -15,6 +15,7 @@ mod dispatch_change;
 mod errno;
 mod failed_reads;
 mod init;
+mod kept_state;
 mod kernel;
 mod mount;
 mod notify;
@@ -28,8 +29,9 @@ mod under_way;
 mod waiting;
 
 pub use buffer::{AnonymousPages, BufferSource, HEAD_LEN, PoolAnnex, SlotBuffer};
-pub use config::{FuseIo, SessionConfig, SessionWrites, TransportChoice, WorkloadHint};
+pub use config::{FuseIo, KeptSession, SessionConfig, SessionWrites, TransportChoice, WorkloadHint};
 pub use dispatch::RequestRecorder;
+pub use kept_state::{KeptAgreement, KeptState};
 pub use mount::{MountError, check_mountpoint, unmount_path};
 pub use notify::KernelNotifier;
 pub use nullfs::NullFs;

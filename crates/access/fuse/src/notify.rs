@@ -97,6 +97,14 @@ impl KernelNotifier {
         }
     }
 
+    /// Makes the kernel queue the requests again that were taken and not answered.
+    ///
+    /// # Errors
+    /// ENODEV after the session's end; EINVAL before Linux 6.9.
+    pub(crate) fn request_again(&self) -> io::Result<()> {
+        self.send(notify::RESEND, &[])
+    }
+
     fn send(&self, code: i32, pieces: &[&[u8]]) -> io::Result<()> {
         let device = self.device.upgrade().ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))?;
         let len = size_of::<OutHeader>() + pieces.iter().map(|piece| piece.len()).sum::<usize>();

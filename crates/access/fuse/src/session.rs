@@ -8,6 +8,7 @@ use crate::dev::{self, ConnectionEnd};
 use crate::dispatch::RequestDispatcher;
 use crate::failed_reads::FailedReads;
 use crate::init::{InitAgreement, negotiate_init};
+use crate::kept_state::KeptAgreement;
 use crate::kernel::{BackingRegistrations, NegotiatedKernel, SessionKernel};
 use crate::mount::{self, MountError, MountedDevice, abort_connection, detach_mount};
 use crate::notify::KernelNotifier;
@@ -21,7 +22,7 @@ use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{fs, io};
@@ -30,6 +31,9 @@ use std::{fs, io};
 const RETRY_EVERY: Duration = Duration::from_millis(50);
 /// How long threads have to notice an aborted connection.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
+
+/// Linux 6.9: requests that a process has taken are sent again to its successor.
+const OLDEST_RESENDING_MINOR: u32 = 40;
 
 /// The kernel sends no request to a buffer smaller than this (FUSE_MIN_READ_BUFFER).
 const MIN_MAX_WRITE: u32 = 8 << 10;
@@ -76,6 +80,10 @@ struct SessionCore {
     minor: Option<u32>,
     /// From INIT on.
     notifier: OnceLock<KernelNotifier>,
+    /// Weak, so that the connection ends with the threads.
+    device: Weak<OwnedFd>,
+    /// A successor of this process continues the session, unless the mount was unmounted.
+    is_kept: bool,
     state: Mutex<SessionState>,
     changed: Condvar,
 }
@@ -213,6 +221,10 @@ impl<S: FileService> SessionShared<S> {
         let started = thread::Builder::new().name(name.into()).spawn(move || {
             // A panic outside a call of the file system: the request stays without a reply, so the connection ends.
             if catch_unwind(AssertUnwindSafe(|| serve(&shared, &mut slot))).is_err() {
+                if shared.core.is_kept {
+                    // The successor gets the request again.
+                    std::process::abort();
+                }
                 shared.connection_ended(ConnectionEnd::Failed(io::Error::other(
                     "a thread that serves requests panicked",
                 )));
@@ -373,6 +385,29 @@ impl FuseSession {
         mountpoint: &Path,
         config: SessionConfig,
     ) -> Result<FuseSession, MountError> {
+        FuseSession::begin(service, mountpoint, config, None)
+    }
+
+    /// Continues the session of a process that has ended, with its connection `device` and the state in [`SessionConfig::kept`].
+    ///
+    /// # Errors
+    /// See [`MountError`].
+    pub fn resume<S: FileService>(
+        service: Arc<S>,
+        mountpoint: &Path,
+        config: SessionConfig,
+        device: OwnedFd,
+    ) -> Result<FuseSession, MountError> {
+        FuseSession::begin(service, mountpoint, config, Some(device))
+    }
+
+    fn begin<S: FileService>(
+        service: Arc<S>,
+        mountpoint: &Path,
+        config: SessionConfig,
+        resumed: Option<OwnedFd>,
+    ) -> Result<FuseSession, MountError> {
+        let is_resumed = resumed.is_some();
         // Everything that can fail within this process comes before the mount.
         let failed = |detail: String| MountError::Session { path: mountpoint.into(), detail };
         let largest = config.max_write;
@@ -388,13 +423,20 @@ impl FuseSession {
         // Before the mount: the kernel writes INIT at mount(2), with the features of that moment.
         let cpus = QueueCpus::detect();
         let chosen = config.choose_transport(&cpus);
-        let MountedDevice { device, path } = mount::mount_device(mountpoint, &config.options, config.max_write)?;
+        let mounted = match resumed {
+            Some(device) => MountedDevice { device, path: mountpoint.to_owned() },
+            None => mount::mount_device(mountpoint, &config.options, config.max_write)?,
+        };
+        let MountedDevice { device, path } = mounted;
         let entry = mounted_at(&path).ok().flatten().filter(|m| m.is_fuse());
+        let device = Arc::new(device);
         let core = Arc::new(SessionCore {
             path,
             number: entry.as_ref().map(|m| m.id),
             minor: entry.map(|m| m.device.1),
             notifier: OnceLock::new(),
+            device: Arc::downgrade(&device),
+            is_kept: config.kept.is_some(),
             state: Mutex::new(SessionState {
                 phase: SessionPhase::Starting,
                 live: 0,
@@ -415,7 +457,7 @@ impl FuseSession {
                 access_log: config.access_log.clone(),
                 failed_reads: FailedReads::default(),
             },
-            device: Arc::new(device),
+            device,
             dev_threads: AtomicUsize::new(1),
             dev_idle: AtomicUsize::new(0),
             waits: SlotWaits::default(),
@@ -427,7 +469,13 @@ impl FuseSession {
         });
         let slot = RequestSlot::new(buffer, &shared).map_err(|e| failed(e.to_string()))?;
         shared
-            .spawn_slot("fuse-dev", slot, move |shared, slot| run_first_slot(shared, slot, &cpus, chosen))
+            .spawn_slot("fuse-dev", slot, move |shared, slot| {
+                if is_resumed {
+                    resume_first_slot(shared, slot, chosen);
+                } else {
+                    run_first_slot(shared, slot, &cpus, chosen);
+                }
+            })
             .map_err(|e| failed(format!("no thread: {e}")))?;
         Ok(session)
     }
@@ -462,6 +510,14 @@ impl FuseSession {
     /// Sends notifications to the kernel; `None` before the session is ready.
     pub fn notifier(&self) -> Option<&KernelNotifier> {
         self.core.notifier.get()
+    }
+
+    /// The connection to the kernel once more, for a keeper; `None` after the end.
+    ///
+    /// # Errors
+    /// When no descriptor is free.
+    pub fn duplicate_device(&self) -> io::Result<Option<OwnedFd>> {
+        self.core.device.upgrade().map(|device| device.try_clone()).transpose()
     }
 
     /// A handle to unmount from another thread, such as a signal handler's.
@@ -529,6 +585,10 @@ fn aborted_outside() -> String {
 
 impl Drop for FuseSession {
     fn drop(&mut self) {
+        if self.core.is_kept {
+            // The keeper decides.
+            return;
+        }
         let (ended, failed) = {
             let state = self.core.state.lock();
             (state.phase == SessionPhase::Ended, state.failure.is_some())
@@ -564,7 +624,23 @@ fn run_first_slot<S: FileService>(
         // Before the reply, so that the file system is ready for the first request.
         let kernel = negotiated_kernel(shared, with);
         let _ = shared.core.notifier.set(kernel.notifier.clone());
-        shared.dispatcher.kernel.start(&shared.dispatcher.service, kernel);
+        if let Some(kept) = &shared.config.kept {
+            if with.minor < OLDEST_RESENDING_MINOR {
+                return Err(format!(
+                    "--recover needs Linux 6.9 (FUSE 7.{OLDEST_RESENDING_MINOR}), and this kernel speaks FUSE 7.{}; mount without \
+                     --recover",
+                    with.minor
+                ));
+            }
+            kept.state.set_agreement(&KeptAgreement {
+                minor: with.minor,
+                passthrough: with.passthrough,
+                create_group: with.create_group,
+                direct_mmap: with.direct_mmap,
+                max_write: shared.config.max_write,
+            });
+        }
+        shared.dispatcher.kernel.start(&shared.dispatcher.service, kernel, shared.config.kept.as_ref());
         Ok(out)
     });
     let (Ok(()), Some(agreed)) = (&shaken, agreed) else {
@@ -601,6 +677,33 @@ fn run_first_slot<S: FileService>(
         }
     });
     dev::serve_device(shared, slot, &shared.device, dev);
+}
+
+/// The first thread of a session that continues another's.
+fn resume_first_slot<S: FileService>(shared: &Arc<SessionShared<S>>, slot: &mut RequestSlot, chosen: TransportChoice) {
+    let kept = shared.config.kept.as_ref();
+    let Some(agreed) = kept.and_then(|kept| kept.state.agreement()) else {
+        return shared.core.record_failure("the process before had agreed nothing with the kernel".into());
+    };
+    let agreed = InitAgreement {
+        minor: agreed.minor,
+        passthrough: agreed.passthrough,
+        uring: false,
+        create_group: agreed.create_group,
+        direct_mmap: agreed.direct_mmap,
+    };
+    let kernel = negotiated_kernel(shared, agreed);
+    let notifier = kernel.notifier.clone();
+    let _ = shared.core.notifier.set(notifier.clone());
+    shared.dispatcher.kernel.start(&shared.dispatcher.service, kernel, kept);
+    if let Err(error) = notifier.request_again() {
+        return shared.core.record_failure(format!("the kernel sends no request again: {error}"));
+    }
+    shared.core.update_state(|s| {
+        s.chosen = Some(chosen);
+        s.phase = SessionPhase::Ready;
+    });
+    dev::serve_device(shared, slot, &shared.device, true);
 }
 
 fn negotiated_kernel<S: FileService>(shared: &Arc<SessionShared<S>>, agreed: InitAgreement) -> NegotiatedKernel {

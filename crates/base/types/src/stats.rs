@@ -160,6 +160,13 @@ sections! {
         stale_handles: Counter "operations" "Requests of NFS clients whose file handle led to no file.",
         threads: Gauge "threads" "Threads of the NFS server, for all of its exports.",
     }
+    /// The life of a mount with `--recover`.
+    recovery: Recovery {
+        restarts: Gauge "processes" "Processes that have served this mount before the present one.",
+        pause_us: Gauge "microseconds" "How long programs waited for the present process.",
+        state_bytes: Gauge "bytes" "Memory of the kept state: names and open files that the kernel refers to.",
+        not_kept: Gauge "records" "Names and open files that the present process could not keep, for want of room.",
+    }
     /// Metadata of the origin.
     metadata: Metadata {
         ops: Counter "operations" "Lookups and listings sent to the origin or to a node.",

@@ -69,6 +69,8 @@ pub struct MountConfig {
     pub access_log: Option<PathBuf>,
     /// Daemonise once the mount is ready.
     pub background: bool,
+    /// Leave a keeper behind, which starts the mount's process again when that dies.
+    pub recover: bool,
 }
 
 /// A cache node, ready to run.
@@ -344,6 +346,7 @@ impl RawMount {
         if writes.is_some() {
             check_changed_source(&self.volume, self.fuse.bucket, "--rw")?;
         }
+        fuse::check_recovery(&self.fuse, writes.is_some())?;
         let name = mountpoint.display().to_string();
         let reader = VolumeReader {
             name: name.clone(),
@@ -360,6 +363,7 @@ impl RawMount {
             log: check_log(self.log),
             access_log: self.fuse.access_log.as_deref().map(absolute_path),
             background: self.background,
+            recover: self.fuse.recover,
         })
     }
 }

@@ -173,6 +173,23 @@ pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault
     Ok(Some(WritesConfig { squash: args.squash, bucket: args.bucket }))
 }
 
+/// Checks that what `--recover` promises holds for this mount.
+pub(crate) fn check_recovery(args: &RawFuse, writable: bool) -> Result<(), Fault> {
+    if args.recover && writable {
+        return Err(Fault::usage(
+            "--recover does not go with --rw yet: a mount that changes its source does not survive the end of its process",
+            "leave --recover or --rw out",
+        ));
+    }
+    if args.recover && args.fuse_io == FuseIo::Uring {
+        return Err(Fault::usage(
+            "--recover does not go with --fuse-io uring: requests in the rings of a process are lost with that process",
+            "leave --fuse-io out: a mount with --recover is served over /dev/fuse",
+        ));
+    }
+    Ok(())
+}
+
 /// The supported mount options without a value.
 pub const MOUNT_OPTIONS: [&str; 14] = [
     "ro",

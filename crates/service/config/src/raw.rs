@@ -386,6 +386,8 @@ pub struct RawFuse {
     pub gid: Option<u32>,
     /// File with a line for each request.
     pub access_log: Option<PathBuf>,
+    /// Leave a keeper behind, which starts the mount's process again.
+    pub recover: bool,
 }
 
 impl Default for RawFuse {
@@ -411,6 +413,7 @@ impl Default for RawFuse {
             uid: None,
             gid: None,
             access_log: None,
+            recover: false,
         }
     }
 }

@@ -120,6 +120,24 @@ impl AdminPeer {
         }
     }
 
+    /// Makes a mount continue with the program at an absolute path; sockets only.
+    ///
+    /// # Errors
+    /// As [`AdminPeer::fetch_stats`]: `Unavailable` and connection errors also after the old process has ended, as agreed; and the
+    /// reason of a refusal.
+    pub fn request_upgrade(&self, program: &Path, limit: Duration) -> Result<()> {
+        match self {
+            AdminPeer::Socket(socket, user) => {
+                let request = json!({"op": "upgrade", "program": program.display().to_string()});
+                send_request_to(socket, *user, &request, limit).map(drop)
+            }
+            AdminPeer::Http(address) => {
+                let text = format!("{address}: a metrics address upgrades nothing");
+                Err(Error::new(ErrorKind::Unsupported, text))
+            }
+        }
+    }
+
     /// Makes a mount keep the names of inodes for an NFS server; sockets only.
     ///
     /// # Errors

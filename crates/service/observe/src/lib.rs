@@ -52,6 +52,15 @@ pub trait AdminTarget: Send + Sync + 'static {
         Err(Error::new(ErrorKind::Unsupported, "this process has no mount"))
     }
 
+    /// Continues the mount with another program. Does not return on success: another process takes this one's place.
+    ///
+    /// # Errors
+    /// When this process has no keeper, or the program can't take over.
+    fn upgrade(&self, program: &std::path::Path) -> Result<()> {
+        let _ = program;
+        Err(Error::new(ErrorKind::Unsupported, "this process is no mount with --recover"))
+    }
+
     /// Whether the process can work now.
     ///
     /// # Errors

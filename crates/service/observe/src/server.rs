@@ -213,11 +213,15 @@ fn reply_to(line: &[u8], target: &dyn AdminTarget) -> Value {
         },
         Some("jobs") => target.jobs(&request),
         Some("export") => target.prepare_export().map(|()| json!("ok")),
+        Some("upgrade") => match request["program"].as_str() {
+            Some(program) => target.upgrade(Path::new(program)).map(|()| json!("ok")),
+            None => return invalid_reply("upgrade needs a program".into()),
+        },
         Some("health") => target.health().map(|()| json!("ok")),
         other => {
             let named = other.unwrap_or("(none)");
             return invalid_reply(format!(
-                "unknown op '{named}'; there are stats, status, info, jobs, export, health, end"
+                "unknown op '{named}'; there are stats, status, info, jobs, export, upgrade, health, end"
             ));
         }
     };

@@ -10,6 +10,7 @@ use spurline_observe::server::AdminServer;
 use spurline_observe::{AdminTarget, usage};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -98,6 +99,9 @@ pub fn open_metrics(
 /// Answers a [`ProcessTarget`]'s query about a path.
 type PathInfo = Box<dyn Fn(&[u8]) -> Result<InfoDocument> + Send + Sync>;
 
+/// Makes a mount continue with the program at a path.
+type UpgradeRequest = Box<dyn Fn(&Path) -> Result<()> + Send + Sync>;
+
 /// An [`AdminTarget`] made of counters and closures.
 pub struct ProcessTarget {
     /// The counters of this process.
@@ -114,6 +118,8 @@ pub struct ProcessTarget {
     pub jobs: std::result::Result<Arc<JobManager>, &'static str>,
     /// Prepares a mount for an NFS server.
     pub export: Option<Box<dyn Fn() -> Result<()> + Send + Sync>>,
+    /// Makes the mount continue with another program, where a keeper holds the mount.
+    pub upgrade: Option<UpgradeRequest>,
     /// Whether the service works.
     pub health: Box<dyn Fn() -> Result<()> + Send + Sync>,
     /// The address of the metrics page, once open.
@@ -159,6 +165,11 @@ impl AdminTarget for ProcessTarget {
     }
     fn prepare_export(&self) -> Result<()> {
         self.export.as_ref().ok_or_else(|| Error::new(ErrorKind::Unsupported, "this process has no mount"))?()
+    }
+    fn upgrade(&self, program: &Path) -> Result<()> {
+        let upgrade = self.upgrade.as_ref();
+        let missing = "the process has no keeper: only a mount with --recover can continue with another program";
+        upgrade.ok_or_else(|| Error::new(ErrorKind::Unsupported, missing))?(program)
     }
     fn health(&self) -> Result<()> {
         (self.health)()

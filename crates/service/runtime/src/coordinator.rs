@@ -110,6 +110,7 @@ pub fn start_coordinator(config: CoordinatorConfig) -> Result<RunningCoordinator
         },
         jobs: Err("a coordinator takes jobs at its port: give --registry coordinator://HOST:PORT and --source URL"),
         export: None,
+        upgrade: None,
         health: Box::new(|| Ok(())),
         metrics_address: OnceLock::new(),
     });

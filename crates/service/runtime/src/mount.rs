@@ -3,6 +3,7 @@
 
 use crate::admin::{AdminServices, ProcessTarget};
 use crate::exported::{ExportedNames, KeepNames, resume_clients};
+use crate::recovery::{KeeperView, MountRecovery};
 use crate::volume::{OpenVolume, open_volume};
 use crate::writes::{
     OpenWrites, describe_losses, describe_unsent, find_reads, lock_word, loss_fault, open_writes, source_abilities,
@@ -15,6 +16,7 @@ use spurline_fs::writable::{WritableConfig, WritableFileSystem};
 use spurline_fs::{FileService, FileSystem};
 use spurline_fuse::{FuseSession, MountOptions, SessionConfig, SessionUnmounter, SessionWrites, UnmountOutcome};
 use spurline_jobs::{JobManager, JobTotals, NoJobRecords};
+use spurline_keeper::MountLife;
 use spurline_mem::{BufferPool, MemTier};
 use spurline_membership::RegistryFollower;
 use spurline_observe::access::{AccessLogWriter, InodePaths};
@@ -55,6 +57,7 @@ pub struct PreparedMount {
     parts: MountServices,
     stop: Arc<MountStop>,
     chosen: Arc<OnceLock<String>>,
+    recovery: Option<MountRecovery>,
 }
 
 /// The file system that serves the kernel's requests. Each kind has another type of session, so that calls are direct.
@@ -108,7 +111,9 @@ pub struct RunningMount {
 /// # Errors
 /// When the mount can't start, or was stopped meanwhile.
 pub fn start_mount(config: MountConfig) -> std::result::Result<RunningMount, Fault> {
-    PreparedMount::open(config)?.start()?.ok_or_else(|| Fault::failed("the mount was stopped while it started", ""))
+    PreparedMount::open(config, None)?
+        .start()?
+        .ok_or_else(|| Fault::failed("the mount was stopped while it started", ""))
 }
 
 impl PreparedMount {
@@ -116,11 +121,17 @@ impl PreparedMount {
     ///
     /// # Errors
     /// When the mountpoint, the volume or an address can't be used.
-    pub fn open(config: MountConfig) -> std::result::Result<Self, Fault> {
+    pub fn open(mut config: MountConfig, life: Option<MountLife>) -> std::result::Result<Self, Fault> {
         let started = Instant::now();
         let options = mount_options(&config)?;
-        // Errors about the mountpoint come before waiting for a server that may be far away.
-        let mountpoint = spurline_fuse::check_mountpoint(&config.mountpoint, &options).map_err(mount_fault)?;
+        let recovery = life.map(|life| MountRecovery::begin(life, &config)).transpose()?;
+        let mountpoint = match recovery.as_ref().and_then(MountRecovery::mountpoint) {
+            // Not served at present: whatever looks at the mountpoint waits.
+            Some(mountpoint) => mountpoint.to_owned(),
+            // Errors about the mountpoint come before waiting for a server that may be far away.
+            None => spurline_fuse::check_mountpoint(&config.mountpoint, &options).map_err(mount_fault)?,
+        };
+        config.mountpoint.clone_from(&mountpoint);
         let stats = Arc::new(Stats::default());
         let volume = open_volume(&config.volume, &stats)?;
         if config.volume.group.is_none() {
@@ -151,7 +162,9 @@ impl PreparedMount {
         };
         let exported = Arc::new(ExportedNames::new(config.volume.source.as_str(), &mountpoint, files.keep_names()));
         exported.open_if_exported();
-        let session = session_config(&config, options, &volume, writes.as_ref(), access_log.clone(), &stats);
+        let mut session = session_config(&config, options, &volume, writes.as_ref(), access_log.clone(), &stats);
+        session.kept = recovery.as_ref().map(MountRecovery::kept_session);
+        let keeper = recovery.as_ref().map(MountRecovery::view);
         // Admin services come before the mount, so that a mount that is visible can be queried, also during the start.
         let chosen = Arc::new(OnceLock::new());
         let jobs = if volume.has_blocks { Some(start_jobs(&volume)?) } else { None };
@@ -172,12 +185,13 @@ impl PreparedMount {
             fuse: Arc::clone(&chosen),
             jobs: jobs.clone(),
             stop: Arc::clone(&stop),
+            keeper,
             stats,
         };
         let target = admin_target(view, started);
         let admin = AdminServices::open(SocketOwner::Mount(&mountpoint), &config.metrics, &target)?;
         let parts = MountServices { admin, jobs, access_log, volume };
-        Ok(PreparedMount { config, files, session, parts, stop, chosen })
+        Ok(PreparedMount { config, files, session, parts, stop, chosen, recovery })
     }
 
     /// Stops the mount, before and after the start. To be connected to signals before [`PreparedMount::start`]: a signal in
@@ -191,10 +205,13 @@ impl PreparedMount {
     /// # Errors
     /// When the kernel refuses the mount.
     pub fn start(self) -> std::result::Result<Option<RunningMount>, Fault> {
-        let PreparedMount { config, files, session, parts, stop, chosen } = self;
-        let session = match files {
-            MountedFiles::Reads(files) => FuseSession::mount(files, &config.mountpoint, session),
-            MountedFiles::Changes(files) => FuseSession::mount(files, &config.mountpoint, session),
+        let PreparedMount { config, files, session, parts, stop, chosen, mut recovery } = self;
+        let at = &config.mountpoint;
+        let session = match (recovery.as_mut().and_then(MountRecovery::take_device), files) {
+            (Some(device), MountedFiles::Reads(files)) => FuseSession::resume(files, at, session, device),
+            (Some(device), MountedFiles::Changes(files)) => FuseSession::resume(files, at, session, device),
+            (None, MountedFiles::Reads(files)) => FuseSession::mount(files, at, session),
+            (None, MountedFiles::Changes(files)) => FuseSession::mount(files, at, session),
         };
         let session = session.map_err(mount_fault)?;
         stop.set_mounted(session.unmounter());
@@ -204,6 +221,9 @@ impl PreparedMount {
                 return Ok(None);
             }
             ready => ready.map_err(mount_fault)?,
+        }
+        if let Some(recovery) = &recovery {
+            recovery.report_served(&session, &config)?;
         }
         resume_clients(config.volume.source.as_str(), session.mountpoint());
         let fuse = chosen.get_or_init(|| session.transport().map_or_else(String::new, |chosen| chosen.to_string()));
@@ -532,6 +552,7 @@ struct MountView {
     fuse: Arc<OnceLock<String>>,
     jobs: Option<Arc<JobManager>>,
     stop: Arc<MountStop>,
+    keeper: Option<Arc<KeeperView>>,
     stats: Arc<Stats>,
 }
 
@@ -553,11 +574,15 @@ impl MountView {
             peers: self.remote.as_deref().map(peer_status::peer_status).unwrap_or_default(),
             group: self.follower.as_deref().map(group::group_status),
             export: self.exported.status(),
+            keeper: self.keeper.as_deref().map(|keeper| Box::new(keeper.status())),
         }
     }
 
     fn set_gauges(&self, stats: &Stats) {
         self.exported.set_counters(&stats.export);
+        if let Some(keeper) = &self.keeper {
+            keeper.set_gauges(&stats.recovery);
+        }
         setup::set_memory_gauges(&self.pool, &self.tier, stats);
         let mut totals = JobTotals::default();
         if let Some(jobs) = &self.jobs {
@@ -587,6 +612,7 @@ fn admin_target(view: MountView, started: Instant) -> Arc<ProcessTarget> {
     let gauges = Arc::clone(&view);
     let info = Arc::clone(&view);
     let health = Arc::clone(&view);
+    let keeper = view.keeper.clone();
     Arc::new(ProcessTarget {
         stats: Arc::clone(&view.stats),
         started,
@@ -595,6 +621,7 @@ fn admin_target(view: MountView, started: Instant) -> Arc<ProcessTarget> {
         role: Box::new(move || ProcessRole::Mount(status.status())),
         jobs: view.jobs.clone().ok_or(WRITABLE_MOUNT_HAS_NO_JOBS),
         export: Some(Box::new(move || view.exported.keep_names())),
+        upgrade: keeper.map(|keeper| Box::new(move |program: &Path| keeper.request_upgrade(program)) as _),
         health: Box::new(move || health.check_health()),
         metrics_address: OnceLock::new(),
     })

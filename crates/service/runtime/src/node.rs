@@ -373,6 +373,7 @@ fn admin_target(view: NodeView, pool: Arc<BufferPool>, tier: Arc<MemTier>, start
         role: Box::new(move || ProcessRole::Node(status.status())),
         jobs: Err("a node runs no jobs, but executes their requests; name a path in a mount"),
         export: None,
+        upgrade: None,
         health: Box::new(move || health.check_disks()),
         metrics_address: OnceLock::new(),
     })

@@ -17,8 +17,8 @@ pub use info::{FileReads, InfoDocument};
 pub use peers::{LocalEnd, PEER_DOWN, PEER_UNKNOWN, PEER_UP, PathSpeedCheck, PathStatus, PeerStatus, PeerUse};
 pub use spurline_volume::info::{BlockCounts, BlockRun, FileInfo, FileRule};
 pub use status::{
-    CacheDiskStatus, CoordinatorStatus, DISK_NORMAL, FUSE_STARTING, GatewayStatus, MountStatus, NodeDescription,
-    NodeStatus, ProcessRole, ProcessStatus, RailStatus, STATE_UP,
+    CacheDiskStatus, CoordinatorStatus, DISK_NORMAL, FUSE_STARTING, GatewayStatus, KeeperStatus, MountStatus,
+    NodeDescription, NodeStatus, ProcessRole, ProcessStatus, RailStatus, STATE_UP,
 };
 pub use writes::{
     FileByteCount, LOCKS_OF_MOUNT, LOCKS_OF_SOURCE, MountWrites, NodeWrites, SourceAbilities, WritesBehind,

@@ -77,6 +77,26 @@ pub struct MountStatus {
     pub group: Option<FollowedGroup>,
     /// The export by the kernel's NFS server; `None` without an export.
     pub export: Option<ExportStatus>,
+    /// The keeper; `None` without `--recover`.
+    pub keeper: Option<Box<KeeperStatus>>,
+}
+
+/// The keeper of a mount, which starts the mount's process again.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KeeperStatus {
+    /// The process number of the keeper.
+    pub pid: u32,
+    /// Processes that have served the mount before.
+    pub restarts: u64,
+    /// Why the process before ended; empty at first.
+    pub cause: String,
+    /// How long programs waited for this process, in milliseconds.
+    pub pause_ms: u64,
+    /// Memory of the kept state.
+    pub state_bytes: u64,
+    /// Inodes and open files that are not kept, for want of room.
+    pub not_kept: u64,
 }
 
 /// The status of a cache node.

@@ -1,0 +1,498 @@
+//! The state of a mount in a memory file, valid after the end of this process at any instruction: what was agreed with the kernel,
+//! the inodes that the kernel refers to, and open handles. Does not know who keeps the file.
+//!
+//! The file is a table of words. A block is a header word and a body; the header says kind and length, so that blocks follow each
+//! other without an index. A body is complete before its header says so, and a removed block keeps its length for ever, so that each
+//! store leaves a table that can be read. Free blocks are found again by reading the table.
+
+use parking_lot::Mutex;
+use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+use spurline_fs::{KeptHandle, KeptInode, KeptRecords, KeptVersion, RecordSlot};
+use spurline_types::{FileKind, unix_time};
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+/// "spurline", and the version of the table.
+const MAGIC: u64 = u64::from_le_bytes(*b"spurline");
+const FORMAT_VERSION: u64 = 1;
+/// Words of the table's own header.
+const HEADER_WORDS: usize = 16;
+const AT_MAGIC: usize = 0;
+const AT_VERSION: usize = 1;
+const AT_MINOR: usize = 2;
+const AT_FLAGS: usize = 3;
+const AT_MAX_WRITE: usize = 4;
+
+/// Lengths of blocks in words, header included. The longest holds the longest path.
+const BLOCK_WORDS: [usize; 11] = [8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024];
+
+const KIND_END: u64 = 0;
+const KIND_FREE: u64 = 1;
+const KIND_INODE: u64 = 2;
+const KIND_HANDLE: u64 = 3;
+const KIND_MOUNT: u64 = 4;
+
+/// Words of an inode before the texts.
+const INODE_WORDS: usize = 10;
+/// The mark of a missing etag in a length.
+const NO_ETAG: u64 = 0xffff;
+/// The table of a mount has at least this length, and at most `u32::MAX` words.
+const TABLE_MIN_BYTES: u64 = 4 << 20;
+const TABLE_MAX_BYTES: u64 = 16 << 30;
+
+/// What was agreed with the kernel, and settings that can't change while the mount lives.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct KeptAgreement {
+    /// The minor version of the kernel's protocol.
+    pub(crate) minor: u32,
+    pub(crate) passthrough: bool,
+    pub(crate) create_group: bool,
+    pub(crate) direct_mmap: bool,
+    /// The largest request.
+    pub max_write: u32,
+}
+
+/// The state of a mount.
+pub struct KeptState {
+    file: OwnedFd,
+    words: &'static [AtomicU64],
+    blocks: Mutex<FreeBlocks>,
+}
+
+#[derive(Default)]
+struct FreeBlocks {
+    free: [Vec<u32>; BLOCK_WORDS.len()],
+    /// The first word that was never used.
+    end: usize,
+    used_words: usize,
+    /// Records for which there was no room.
+    refused: u64,
+}
+
+fn header(kind: u64, class: usize) -> u64 {
+    kind | (class as u64) << 8
+}
+
+impl KeptState {
+    /// An empty state, for records of at most so many bytes.
+    ///
+    /// # Errors
+    /// When the system has no memory file.
+    pub fn create(bytes: u64) -> io::Result<KeptState> {
+        let file = memfd_create("spurline-mount", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, bytes.clamp(TABLE_MIN_BYTES, TABLE_MAX_BYTES))?;
+        let state = KeptState::map(file)?;
+        state.words[AT_VERSION].store(FORMAT_VERSION, Ordering::Relaxed);
+        state.words[AT_MAGIC].store(MAGIC, Ordering::Release);
+        Ok(state)
+    }
+
+    /// The state of a process before.
+    ///
+    /// # Errors
+    /// When the memory file is not the state of a mount, or of another version.
+    pub fn open(file: OwnedFd) -> io::Result<KeptState> {
+        let state = KeptState::map(file)?;
+        let version = state.words[AT_VERSION].load(Ordering::Relaxed);
+        if state.words[AT_MAGIC].load(Ordering::Acquire) != MAGIC {
+            return Err(io::Error::other("the kept memory is not the state of a mount"));
+        }
+        if version != FORMAT_VERSION {
+            return Err(io::Error::other(format!(
+                "the state of the mount has version {version}, and this program reads version {FORMAT_VERSION}: unmount, and mount \
+                 again with this program"
+            )));
+        }
+        state.find_blocks();
+        Ok(state)
+    }
+
+    fn map(file: OwnedFd) -> io::Result<KeptState> {
+        let len = usize::try_from(fstat(&file)?.st_size).map_err(io::Error::other)?;
+        if len < HEADER_WORDS * 8 {
+            return Err(io::Error::other("the kept memory is too short"));
+        }
+        // SAFETY: a new shared mapping at an address of the kernel's choice; the descriptor is open.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_NORESERVE,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the mapping is page-aligned, has `len` bytes, and stays until the process ends; any bytes are valid words, and
+        // all access is atomic. The file is never made shorter.
+        let words = unsafe { std::slice::from_raw_parts(at.cast::<AtomicU64>(), len / 8) };
+        let blocks = Mutex::new(FreeBlocks { end: HEADER_WORDS, ..FreeBlocks::default() });
+        Ok(KeptState { file, words, blocks })
+    }
+
+    /// The memory file once more.
+    ///
+    /// # Errors
+    /// When no descriptor is free.
+    pub fn duplicate_file(&self) -> io::Result<OwnedFd> {
+        self.file.try_clone()
+    }
+
+    /// Memory in use, in bytes.
+    pub fn used_bytes(&self) -> u64 {
+        self.blocks.lock().used_words as u64 * 8
+    }
+
+    /// Records for which there was no room since this process started.
+    pub fn refused_records(&self) -> u64 {
+        self.blocks.lock().refused
+    }
+
+    /// Keeps where the mount is and what it shows.
+    pub fn keep_mount(&self, mountpoint: &Path, settings: &str) -> RecordSlot {
+        let mountpoint = mountpoint.as_os_str().as_encoded_bytes();
+        let lens = mountpoint.len() as u64 | (settings.len() as u64) << 32;
+        self.add_block(KIND_MOUNT, &[lens], &[mountpoint, settings.as_bytes()])
+    }
+
+    /// The mountpoint, and the settings that [`KeptState::keep_mount`] was given.
+    pub fn mount(&self) -> Option<(PathBuf, String)> {
+        let mut found = None;
+        self.for_each_block(|at, kind, class| {
+            if kind == KIND_MOUNT {
+                let lens = self.word(at + 1);
+                let texts = self.bytes_at(at + 2, BLOCK_WORDS[class] - 2);
+                let (place, rest) = texts.split_at((lens as u32 as usize).min(texts.len()));
+                let settings = &rest[..((lens >> 32) as usize).min(rest.len())];
+                let place = <std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(place);
+                found = Some((PathBuf::from(place), String::from_utf8_lossy(settings).into_owned()));
+            }
+        });
+        found
+    }
+
+    pub(crate) fn set_agreement(&self, agreed: &KeptAgreement) {
+        let flags =
+            u64::from(agreed.passthrough) | u64::from(agreed.create_group) << 1 | u64::from(agreed.direct_mmap) << 2;
+        self.words[AT_MAX_WRITE].store(agreed.max_write.into(), Ordering::Relaxed);
+        self.words[AT_FLAGS].store(flags, Ordering::Relaxed);
+        self.words[AT_MINOR].store(agreed.minor.into(), Ordering::Release);
+    }
+
+    /// What was agreed with the kernel; `None` before that.
+    pub fn agreement(&self) -> Option<KeptAgreement> {
+        let minor = self.words[AT_MINOR].load(Ordering::Acquire) as u32;
+        let flags = self.word(AT_FLAGS);
+        (minor > 0).then(|| KeptAgreement {
+            minor,
+            passthrough: flags & 1 != 0,
+            create_group: flags & 2 != 0,
+            direct_mmap: flags & 4 != 0,
+            max_write: self.word(AT_MAX_WRITE) as u32,
+        })
+    }
+
+    fn word(&self, at: usize) -> u64 {
+        self.words[at].load(Ordering::Relaxed)
+    }
+
+    fn bytes_at(&self, at: usize, words: usize) -> Vec<u8> {
+        self.words[at..at + words].iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect()
+    }
+
+    /// Calls `f` with place, kind and class of each block; returns the end.
+    fn for_each_block(&self, mut f: impl FnMut(usize, u64, usize)) -> usize {
+        let mut at = HEADER_WORDS;
+        while at < self.words.len() {
+            let header = self.words[at].load(Ordering::Acquire);
+            let kind = header & 0xff;
+            let class = (header >> 8) as usize;
+            if kind == KIND_END || class >= BLOCK_WORDS.len() || at + BLOCK_WORDS[class] > self.words.len() {
+                break;
+            }
+            f(at, kind, class);
+            at += BLOCK_WORDS[class];
+        }
+        at
+    }
+
+    fn find_blocks(&self) {
+        let mut blocks = FreeBlocks::default();
+        blocks.end = self.for_each_block(|at, kind, class| {
+            if kind == KIND_FREE {
+                blocks.free[class].push(at as u32);
+            } else {
+                blocks.used_words += BLOCK_WORDS[class];
+            }
+        });
+        *self.blocks.lock() = blocks;
+    }
+
+    /// Adds a block of numbers and texts; 0 if there is no room.
+    fn add_block(&self, kind: u64, numbers: &[u64], texts: &[&[u8]]) -> RecordSlot {
+        let text_bytes: usize = texts.iter().map(|text| text.len()).sum();
+        let wanted = 1 + numbers.len() + text_bytes.div_ceil(8);
+        let Some(class) = BLOCK_WORDS.iter().position(|words| *words >= wanted) else {
+            self.blocks.lock().refused += 1;
+            return 0;
+        };
+        let mut blocks = self.blocks.lock();
+        let at = match blocks.free[class].pop() {
+            Some(at) => at as usize,
+            None if blocks.end + BLOCK_WORDS[class] > self.words.len() => {
+                blocks.refused += 1;
+                return 0;
+            }
+            None => {
+                // Under the lock until the header is written: a block after a missing header would be lost.
+                let at = blocks.end;
+                self.words[at].store(header(KIND_FREE, class), Ordering::Release);
+                blocks.end += BLOCK_WORDS[class];
+                at
+            }
+        };
+        blocks.used_words += BLOCK_WORDS[class];
+        drop(blocks);
+        for (place, number) in self.words[at + 1..].iter().zip(numbers) {
+            place.store(*number, Ordering::Relaxed);
+        }
+        let mut place = self.words[at + 1 + numbers.len()..].iter();
+        let mut word = [0; 8];
+        let mut filled = 0;
+        for byte in texts.iter().flat_map(|text| text.iter()) {
+            word[filled] = *byte;
+            filled += 1;
+            if filled == word.len() {
+                if let Some(place) = place.next() {
+                    place.store(u64::from_le_bytes(word), Ordering::Relaxed);
+                }
+                filled = 0;
+            }
+        }
+        if filled > 0
+            && let Some(place) = place.next()
+        {
+            place.store(u64::from_le_bytes(word), Ordering::Relaxed);
+        }
+        self.words[at].store(header(kind, class), Ordering::Release);
+        at as u32
+    }
+
+    fn read_inode(&self, at: usize, class: usize, f: &mut dyn FnMut(RecordSlot, &KeptInode<'_>)) {
+        let packed = self.word(at + 3);
+        let lens = self.word(at + 7);
+        let grown_lens = self.word(at + 9);
+        let texts = self.bytes_at(at + 1 + INODE_WORDS, BLOCK_WORDS[class] - 1 - INODE_WORDS);
+        let mut rest = &*texts;
+        let path = take_text(&mut rest, lens & 0xffff);
+        let first = take_version(&mut rest, self.word(at + 6), lens >> 16);
+        let grown = take_version(&mut rest, self.word(at + 8), grown_lens);
+        let seconds = Duration::from_secs(self.word(at + 4).cast_signed().unsigned_abs());
+        let nanos = Duration::from_nanos(self.word(at + 5));
+        let mtime = if self.word(at + 4).cast_signed() < 0 {
+            SystemTime::UNIX_EPOCH - seconds + nanos
+        } else {
+            SystemTime::UNIX_EPOCH + seconds + nanos
+        };
+        let kind = match packed & 0xff {
+            0 => FileKind::File,
+            1 => FileKind::Directory,
+            _ => FileKind::Symlink,
+        };
+        f(
+            at as u32,
+            &KeptInode {
+                ino: self.word(at + 1),
+                kind,
+                lookups: self.word(at + 2),
+                mtime,
+                mode: (packed >> 8) as u16,
+                path,
+                first,
+                grown: (packed >> 24 & 1 == 1).then_some(grown),
+            },
+        );
+    }
+}
+
+/// The next text of `len` bytes.
+fn take_text<'a>(rest: &mut &'a [u8], len: u64) -> &'a [u8] {
+    let (text, after) = rest.split_at((len as usize).min(rest.len()));
+    *rest = after;
+    text
+}
+
+/// A version by the lengths of its two texts, 16 bits each.
+fn take_version<'a>(rest: &mut &'a [u8], size: u64, lens: u64) -> KeptVersion<'a> {
+    let version = std::str::from_utf8(take_text(rest, lens & 0xffff)).unwrap_or_default();
+    let etag_len = lens >> 16 & 0xffff;
+    let etag = (etag_len != NO_ETAG).then(|| std::str::from_utf8(take_text(rest, etag_len)).unwrap_or_default());
+    KeptVersion { size, version, etag }
+}
+
+fn version_lens(version: &KeptVersion<'_>) -> u64 {
+    version.version.len() as u64 | version.etag.map_or(NO_ETAG, |etag| etag.len() as u64) << 16
+}
+
+impl KeptRecords for KeptState {
+    fn keep_inode(&self, inode: &KeptInode<'_>) -> RecordSlot {
+        let (seconds, nanos) = unix_time(inode.mtime);
+        let kind = match inode.kind {
+            FileKind::File => 0,
+            FileKind::Directory => 1,
+            FileKind::Symlink => 2,
+        };
+        let none = KeptVersion { size: 0, version: "", etag: None };
+        let grown = inode.grown.unwrap_or(none);
+        let packed = kind | u64::from(inode.mode) << 8 | u64::from(inode.grown.is_some()) << 24;
+        let numbers: [u64; INODE_WORDS] = [
+            inode.ino,
+            inode.lookups,
+            packed,
+            seconds.cast_unsigned(),
+            u64::from(nanos),
+            inode.first.size,
+            inode.path.len() as u64 | version_lens(&inode.first) << 16,
+            grown.size,
+            version_lens(&grown),
+            0,
+        ];
+        let texts = [
+            inode.path,
+            inode.first.version.as_bytes(),
+            inode.first.etag.unwrap_or_default().as_bytes(),
+            grown.version.as_bytes(),
+            grown.etag.unwrap_or_default().as_bytes(),
+        ];
+        self.add_block(KIND_INODE, &numbers, &texts)
+    }
+
+    fn add_lookup(&self, slot: RecordSlot) {
+        if slot != 0 {
+            self.words[slot as usize + 2].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn sub_lookups(&self, slot: RecordSlot, n: u64) {
+        if slot != 0 {
+            let left = |lookups: u64| Some(lookups.saturating_sub(n));
+            let _ = self.words[slot as usize + 2].fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
+        }
+    }
+
+    fn keep_handle(&self, handle: &KeptHandle) -> RecordSlot {
+        let backing = u64::from(handle.backing_id.cast_unsigned());
+        self.add_block(KIND_HANDLE, &[handle.fh, handle.ino, backing], &[])
+    }
+
+    fn remove_record(&self, slot: RecordSlot) {
+        if slot == 0 {
+            return;
+        }
+        let at = slot as usize;
+        let class = (self.words[at].load(Ordering::Relaxed) >> 8) as usize;
+        self.words[at].store(header(KIND_FREE, class), Ordering::Release);
+        let mut blocks = self.blocks.lock();
+        blocks.used_words -= BLOCK_WORDS[class];
+        blocks.free[class].push(slot);
+    }
+
+    fn for_each(
+        &self,
+        inode: &mut dyn FnMut(RecordSlot, &KeptInode<'_>),
+        handle: &mut dyn FnMut(RecordSlot, &KeptHandle),
+    ) {
+        self.for_each_block(|at, kind, class| {
+            if kind == KIND_INODE {
+                self.read_inode(at, class, inode);
+            }
+        });
+        self.for_each_block(|at, kind, _| {
+            if kind == KIND_HANDLE {
+                let backing_id = (self.word(at + 3) as u32).cast_signed();
+                handle(at as u32, &KeptHandle { fh: self.word(at + 1), ino: self.word(at + 2), backing_id });
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inode<'a>(ino: u64, path: &'a [u8], grown: Option<KeptVersion<'a>>) -> KeptInode<'a> {
+        KeptInode {
+            ino,
+            kind: FileKind::File,
+            lookups: 1,
+            mtime: SystemTime::UNIX_EPOCH + Duration::from_nanos(1_700_000_000_000_000_005),
+            mode: 0o644,
+            path,
+            first: KeptVersion { size: 9, version: "first-version", etag: Some("an etag") },
+            grown,
+        }
+    }
+
+    #[test]
+    fn a_successor_reads_what_was_kept_and_uses_free_blocks_again() {
+        let state = KeptState::create(0).unwrap();
+        assert!(state.agreement().is_none());
+        let agreed = KeptAgreement { minor: 45, passthrough: true, max_write: 1 << 20, ..KeptAgreement::default() };
+        state.set_agreement(&agreed);
+        state.keep_mount(Path::new("/mnt/a"), "rw=no");
+        let longer = KeptVersion { size: 19, version: "second", etag: None };
+        let long_path = vec![b'p'; 4000];
+        let slots = [
+            state.keep_inode(&inode(5, b"a/b", None)),
+            state.keep_inode(&inode(6, &long_path, Some(longer))),
+            state.keep_inode(&inode(7, b"", None)),
+        ];
+        state.add_lookup(slots[0]);
+        state.add_lookup(slots[0]);
+        state.sub_lookups(slots[1], 7);
+        let handle = KeptHandle { fh: u64::MAX - 1, ino: 5, backing_id: 3 };
+        let closed = state.keep_handle(&KeptHandle { fh: 1, ..handle });
+        state.keep_handle(&handle);
+        state.remove_record(slots[2]);
+        state.remove_record(closed);
+        let used = state.used_bytes();
+        let next = KeptState::open(state.duplicate_file().unwrap()).unwrap();
+        assert_eq!(next.agreement(), Some(agreed));
+        assert_eq!(next.mount(), Some(("/mnt/a".into(), "rw=no".into())));
+        assert_eq!(next.used_bytes(), used);
+        let mut found = Vec::new();
+        let mut handles = Vec::new();
+        next.for_each(
+            &mut |_, kept| {
+                let sizes = (kept.first.size, kept.grown.map(|grown| grown.size));
+                assert_eq!(kept.first, inode(0, b"", None).first);
+                assert_eq!((kept.mtime, kept.mode), (inode(0, b"", None).mtime, 0o644));
+                found.push((kept.ino, kept.lookups, kept.path.to_vec(), sizes));
+            },
+            &mut |_, kept| handles.push(*kept),
+        );
+        assert_eq!(found, [(5, 3, b"a/b".to_vec(), (9, None)), (6, 0, long_path, (9, Some(19)))]);
+        assert_eq!(handles, [handle]);
+        assert_eq!(next.keep_handle(&handle), closed, "a free block of the same length");
+        assert_eq!(next.refused_records(), 0);
+        next.keep_inode(&inode(8, &[b'p'; 9000], None));
+        assert_eq!(next.refused_records(), 1);
+    }
+
+    #[test]
+    fn another_version_is_refused_by_name() {
+        let state = KeptState::create(0).unwrap();
+        state.words[AT_VERSION].store(FORMAT_VERSION + 1, Ordering::Relaxed);
+        let refusal = KeptState::open(state.duplicate_file().unwrap()).err().unwrap().to_string();
+        assert!(refusal.contains("version 2"), "{refusal}");
+        let empty = memfd_create("empty", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&empty, 4096).unwrap();
+        assert!(KeptState::open(empty).is_err());
+    }
+}

@@ -1,0 +1,11 @@
+//! The keeper of a mount: a small process that holds the connection to the kernel and the state of the mount, and starts the
+//! mount's process again when that dies. Both ends of their conversation are here. Knows neither FUSE nor the inside of the state.
+#![forbid(unsafe_code)]
+
+mod life;
+mod messages;
+mod supervise;
+
+pub use life::{KeeperLink, LIFE_VARIABLE, MountLife};
+pub use messages::{KeptDescriptors, LifeOrder, PROTOCOL_VERSION, UPGRADE_ACCEPTED};
+pub use supervise::{KeeperReports, StopRequests, SupervisedProgram, supervise};

@@ -1,0 +1,213 @@
+//! The messages between a keeper and the process of its mount: a word, fields of text, and descriptors. The keeper outlives
+//! releases, so unknown fields are ignored, and a version that differs is refused.
+
+use rustix::cmsg_space;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
+/// The version of the conversation.
+pub const PROTOCOL_VERSION: u32 = 1;
+/// The keeper's answer to an accepted upgrade; any other answer is the reason of a refusal.
+pub const UPGRADE_ACCEPTED: &str = "accepted";
+/// The longest message.
+const MESSAGE_MAX_BYTES: usize = 16 << 10;
+/// Descriptors of a message.
+const DESCRIPTORS_MAX: usize = 2;
+
+/// What outlives a mount's process.
+#[derive(Debug)]
+pub struct KeptDescriptors {
+    /// The connection to the kernel.
+    pub device: OwnedFd,
+    /// The memory file with the state.
+    pub state: OwnedFd,
+}
+
+impl KeptDescriptors {
+    /// The same descriptors once more.
+    ///
+    /// # Errors
+    /// When no descriptor is free.
+    pub fn duplicate(&self) -> io::Result<KeptDescriptors> {
+        Ok(KeptDescriptors { device: self.device.try_clone()?, state: self.state.try_clone()? })
+    }
+}
+
+/// What a keeper tells a process of the mount at its start.
+#[derive(Debug, Default)]
+pub struct LifeOrder {
+    /// The process number of the keeper.
+    pub keeper: u32,
+    /// Processes that have served the mount before.
+    pub takeovers: u64,
+    /// Why the process before ended; empty at first.
+    pub cause: String,
+    /// When the process before ended, in nanoseconds of the monotonic clock.
+    pub ended_at_ns: u64,
+    /// Only check whether this program can take over.
+    pub check_only: bool,
+    /// Absent at first.
+    pub kept: Option<KeptDescriptors>,
+}
+
+/// A message.
+#[derive(Debug)]
+pub(crate) enum KeeperMessage {
+    /// From the keeper, first.
+    Order(LifeOrder),
+    /// The mount exists.
+    Mounted(KeptDescriptors),
+    /// Requests are served.
+    Ready,
+    /// Continue with this program.
+    Upgrade(String),
+    /// From the keeper.
+    UpgradeAnswer(String),
+}
+
+/// A line of a message holds no line break.
+fn field(text: &mut String, key: &str, value: &str) {
+    text.push_str(key);
+    text.push('=');
+    text.push_str(&value.replace('\n', " "));
+    text.push('\n');
+}
+
+fn value_of<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+}
+
+fn malformed(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("a message between a mount and its keeper {what}"))
+}
+
+impl KeeperMessage {
+    pub(crate) fn send(&self, socket: &OwnedFd) -> io::Result<()> {
+        let mut text = String::new();
+        let mut kept = None;
+        match self {
+            KeeperMessage::Order(order) => {
+                text.push_str("order\n");
+                field(&mut text, "protocol", &PROTOCOL_VERSION.to_string());
+                field(&mut text, "keeper", &order.keeper.to_string());
+                field(&mut text, "takeovers", &order.takeovers.to_string());
+                field(&mut text, "cause", &order.cause);
+                field(&mut text, "ended_at_ns", &order.ended_at_ns.to_string());
+                field(&mut text, "check_only", if order.check_only { "yes" } else { "no" });
+                kept = order.kept.as_ref();
+            }
+            KeeperMessage::Mounted(descriptors) => {
+                text.push_str("mounted\n");
+                kept = Some(descriptors);
+            }
+            KeeperMessage::Ready => text.push_str("ready\n"),
+            KeeperMessage::Upgrade(program) => {
+                text.push_str("upgrade\n");
+                field(&mut text, "program", program);
+            }
+            KeeperMessage::UpgradeAnswer(answer) => {
+                text.push_str("upgrade-answer\n");
+                field(&mut text, "answer", answer);
+            }
+        }
+        let sent: Vec<BorrowedFd<'_>> =
+            kept.map(|kept| vec![kept.device.as_fd(), kept.state.as_fd()]).unwrap_or_default();
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !sent.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&sent)) {
+            return Err(malformed("has no room for descriptors"));
+        }
+        sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    /// The next message; `None` at the end of the other side.
+    pub(crate) fn receive(socket: &OwnedFd) -> io::Result<Option<KeeperMessage>> {
+        let mut bytes = vec![0; MESSAGE_MAX_BYTES];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = loop {
+            match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Err(rustix::io::Errno::INTR) => {}
+                received => break received?,
+            }
+        };
+        if received.bytes == 0 {
+            return Ok(None);
+        }
+        let mut descriptors = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(sent) = message {
+                descriptors.extend(sent);
+            }
+        }
+        let text = std::str::from_utf8(&bytes[..received.bytes]).map_err(|_| malformed("is no text"))?;
+        let (word, fields) = text.split_once('\n').unwrap_or((text, ""));
+        let mut descriptors = descriptors.into_iter();
+        let kept = match (descriptors.next(), descriptors.next()) {
+            (Some(device), Some(state)) => Some(KeptDescriptors { device, state }),
+            _ => None,
+        };
+        Ok(Some(match word {
+            "order" => KeeperMessage::Order(parse_order(fields, kept)?),
+            "mounted" => KeeperMessage::Mounted(kept.ok_or_else(|| malformed("lacks descriptors"))?),
+            "ready" => KeeperMessage::Ready,
+            "upgrade" => KeeperMessage::Upgrade(value_of(fields, "program").unwrap_or_default().to_owned()),
+            "upgrade-answer" => KeeperMessage::UpgradeAnswer(value_of(fields, "answer").unwrap_or_default().to_owned()),
+            _ => return Err(malformed("has an unknown word")),
+        }))
+    }
+}
+
+fn parse_order(fields: &str, kept: Option<KeptDescriptors>) -> io::Result<LifeOrder> {
+    let number = |key| value_of(fields, key).and_then(|value| value.parse().ok()).unwrap_or(0);
+    if number("protocol") != u64::from(PROTOCOL_VERSION) {
+        return Err(malformed("has another version: unmount, and mount again with this program"));
+    }
+    Ok(LifeOrder {
+        keeper: number("keeper") as u32,
+        takeovers: number("takeovers"),
+        cause: value_of(fields, "cause").unwrap_or_default().to_owned(),
+        ended_at_ns: number("ended_at_ns"),
+        check_only: value_of(fields, "check_only") == Some("yes"),
+        kept,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use std::fs::File;
+
+    #[test]
+    fn messages_arrive_with_their_descriptors() {
+        let (left, right) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let open = || File::open("/dev/null").unwrap().into();
+        let kept = Some(KeptDescriptors { device: open(), state: open() });
+        let order = LifeOrder {
+            keeper: 7,
+            takeovers: 3,
+            cause: "killed\nby 9".into(),
+            ended_at_ns: 5,
+            kept,
+            ..LifeOrder::default()
+        };
+        KeeperMessage::Order(order).send(&left).unwrap();
+        let Some(KeeperMessage::Order(order)) = KeeperMessage::receive(&right).unwrap() else { panic!("an order") };
+        assert_eq!((order.keeper, order.takeovers, order.ended_at_ns, order.check_only), (7, 3, 5, false));
+        assert_eq!(order.cause, "killed by 9");
+        assert!(order.kept.is_some());
+        KeeperMessage::Upgrade("/usr/bin/spurline".into()).send(&right).unwrap();
+        let got = KeeperMessage::receive(&left).unwrap();
+        assert!(matches!(got, Some(KeeperMessage::Upgrade(program)) if program == "/usr/bin/spurline"));
+        drop(right);
+        assert!(KeeperMessage::receive(&left).unwrap().is_none());
+        assert!(parse_order("protocol=2\n", None).is_err());
+    }
+}

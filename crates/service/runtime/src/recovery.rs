@@ -1,0 +1,170 @@
+//! A mount that outlives its process: the state that a keeper holds, taken over from the process before or made anew. Knows no
+//! signals and no command line.
+
+use rustix::time::{ClockId, clock_gettime};
+use spurline_config::{Fault, MountConfig};
+use spurline_fuse::{FuseSession, KeptSession, KeptState};
+use spurline_keeper::{KeeperLink, KeptDescriptors, LifeOrder, MountLife};
+use spurline_observe::documents::KeeperStatus;
+use spurline_types::stats::Recovery;
+use spurline_types::{Error, ErrorKind, Result};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A process in the life of a mount.
+pub struct MountRecovery {
+    view: Arc<KeeperView>,
+    /// The connection of the process before; `None` for a new mount.
+    device: Option<OwnedFd>,
+    mountpoint: Option<PathBuf>,
+}
+
+/// What the admin services show of the keeper.
+pub struct KeeperView {
+    link: KeeperLink,
+    order: LifeOrder,
+    state: Arc<KeptState>,
+    pause_us: AtomicU64,
+}
+
+/// The settings that can't change while the mount lives, each with its flag.
+fn fixed_settings(config: &MountConfig) -> String {
+    let fuse = &config.fuse;
+    let mut options = fuse.options.clone();
+    options.sort();
+    format!(
+        "SOURCE={}\n--max-write={}\n--rw={}\n-o={}\n",
+        config.volume.source,
+        fuse.max_write,
+        config.volume.writes.is_some(),
+        options.join(",")
+    )
+}
+
+/// The first setting that differs: the flag, the value of the mount, and that of this process.
+fn changed_setting<'a>(kept: &'a str, own: &'a str) -> Option<(&'a str, &'a str, &'a str)> {
+    kept.lines().zip(own.lines()).find_map(|(kept, own)| {
+        let (flag, kept_value) = kept.split_once('=')?;
+        let (_, own_value) = own.split_once('=')?;
+        (kept != own).then_some((flag, kept_value, own_value))
+    })
+}
+
+fn state_fault(error: impl std::fmt::Display) -> Fault {
+    Fault::failed(format!("the state of the mount: {error}"), "")
+}
+
+impl MountRecovery {
+    /// Takes the state of the process before over, or makes one for a new mount.
+    ///
+    /// # Errors
+    /// When the state is of another version, or settings differ that can't change while the mount lives.
+    pub fn begin(life: MountLife, config: &MountConfig) -> std::result::Result<MountRecovery, Fault> {
+        let MountLife { link, mut order } = life;
+        let settings = fixed_settings(config);
+        let mut device = None;
+        let mut mountpoint = None;
+        let state = match order.kept.take() {
+            None => KeptState::create(2 * config.volume.budget.inode_bytes).map_err(state_fault)?,
+            Some(kept) => {
+                let state = KeptState::open(kept.state).map_err(state_fault)?;
+                let (at, kept_settings) = state.mount().ok_or_else(|| state_fault("it names no mountpoint"))?;
+                if let Some((flag, before, now)) = changed_setting(&kept_settings, &settings) {
+                    return Err(Fault::usage(
+                        format!("{flag} can't change while the mount lives: it is '{before}' and would be '{now}'"),
+                        "unmount, and mount again",
+                    ));
+                }
+                mountpoint = Some(at);
+                device = Some(kept.device);
+                state
+            }
+        };
+        let view = KeeperView { link, order, state: Arc::new(state), pause_us: AtomicU64::new(0) };
+        Ok(MountRecovery { view: Arc::new(view), device, mountpoint })
+    }
+
+    /// The mountpoint of a mount that exists.
+    pub fn mountpoint(&self) -> Option<&Path> {
+        self.mountpoint.as_deref()
+    }
+
+    pub(crate) fn view(&self) -> Arc<KeeperView> {
+        Arc::clone(&self.view)
+    }
+
+    pub(crate) fn take_device(&mut self) -> Option<OwnedFd> {
+        self.device.take()
+    }
+
+    pub(crate) fn kept_session(&self) -> KeptSession {
+        KeptSession { state: Arc::clone(&self.view.state), takeovers: self.view.order.takeovers }
+    }
+
+    /// Requests are served: gives a new mount to the keeper, or logs the pause.
+    pub(crate) fn report_served(&self, session: &FuseSession, config: &MountConfig) -> std::result::Result<(), Fault> {
+        let KeeperView { link, order, state, pause_us } = &*self.view;
+        let lost = |error: std::io::Error| Fault::failed(format!("the keeper of the mount: {error}"), "");
+        if self.mountpoint.is_some() {
+            let pause = monotonic_ns().saturating_sub(order.ended_at_ns) / 1000;
+            pause_us.store(pause, Ordering::Relaxed);
+            tracing::warn!(
+                pause_ms = pause / 1000,
+                takeovers = order.takeovers,
+                "the mount goes on with this process after {}; programs waited {} ms",
+                order.cause,
+                pause / 1000
+            );
+        } else {
+            state.keep_mount(session.mountpoint(), &fixed_settings(config));
+            let device = session.duplicate_device().map_err(lost)?;
+            let device = device.ok_or_else(|| Fault::failed("the mount ended while it started", ""))?;
+            let state = state.duplicate_file().map_err(lost)?;
+            link.report_mounted(KeptDescriptors { device, state }).map_err(lost)?;
+        }
+        link.report_ready().map_err(lost)
+    }
+}
+
+impl KeeperView {
+    pub(crate) fn status(&self) -> KeeperStatus {
+        KeeperStatus {
+            pid: self.order.keeper,
+            restarts: self.order.takeovers,
+            cause: self.order.cause.clone(),
+            pause_ms: self.pause_us.load(Ordering::Relaxed) / 1000,
+            state_bytes: self.state.used_bytes(),
+            not_kept: self.state.refused_records(),
+        }
+    }
+
+    pub(crate) fn set_gauges(&self, shown: &Recovery) {
+        shown.restarts.set(self.order.takeovers);
+        shown.pause_us.set(self.pause_us.load(Ordering::Relaxed));
+        shown.state_bytes.set(self.state.used_bytes());
+        shown.not_kept.set(self.state.refused_records());
+    }
+
+    /// Makes the mount continue with another program.
+    pub(crate) fn request_upgrade(&self, program: &Path) -> Result<()> {
+        self.link.request_upgrade(program).map_err(|refusal| Error::new(ErrorKind::Invalid, refusal))
+    }
+}
+
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_setting_that_differs_is_named() {
+        let kept = "SOURCE=/a\n--max-write=1048576\n";
+        assert_eq!(super::changed_setting(kept, kept), None);
+        let own = kept.replace("1048576", "65536");
+        assert_eq!(super::changed_setting(kept, &own), Some(("--max-write", "1048576", "65536")));
+    }
+}

@@ -1,0 +1,80 @@
+//! Continues a mount with another program: the mount's keeper lets that program check the state, and then replaces the process.
+
+use crate::locator::{ANSWER, mount_process};
+use spurline_config::Fault;
+use spurline_observe::client::AdminPeer;
+use spurline_observe::documents::{MountStatus, ProcessRole};
+use spurline_observe::locate::SpurlineMount;
+use spurline_types::ErrorKind;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long the new process may take to serve.
+const TAKEOVER_LIMIT: Duration = Duration::from_secs(60);
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// How long a program may check the state.
+const CHECK_LIMIT: Duration = Duration::from_secs(40);
+
+/// A mount that continues with another program.
+#[derive(Debug)]
+pub struct UpgradedMount {
+    /// The version before.
+    pub before: String,
+    /// The version now.
+    pub after: String,
+    /// How long programs waited, in milliseconds.
+    pub pause_ms: u64,
+}
+
+fn mount_status(peer: &AdminPeer, limit: Duration) -> spurline_types::Result<(Option<u32>, MountStatus)> {
+    let status = peer.fetch_status(limit)?;
+    match status.role {
+        ProcessRole::Mount(mount) => Ok((status.pid, mount)),
+        _ => Err(spurline_types::Error::new(ErrorKind::Invalid, "that process is no mount")),
+    }
+}
+
+/// Continues `mount` with `program`.
+///
+/// # Errors
+/// When the mount has no keeper, the program can't take over, or the program fails; the mount then goes on as before.
+pub fn upgrade_mount(mount: &SpurlineMount, program: &Path) -> Result<UpgradedMount, Fault> {
+    let at = mount.mountpoint.display();
+    let peer = mount_process(mount).map_err(|absent| absent.fault)?;
+    let (old_process, before) = mount_status(&peer, ANSWER)?;
+    let Some(keeper) = before.keeper else {
+        return Err(Fault::failed(
+            format!("{at} has no keeper: only a mount with --recover can continue with another program"),
+            "unmount, and mount again with --recover",
+        ));
+    };
+    match peer.request_upgrade(program, CHECK_LIMIT) {
+        Err(error) if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::Timeout) => {
+            return Err(Fault::failed(format!("{at} goes on as before: {}", error.message()), ""));
+        }
+        // The process has ended before it could answer.
+        _ => {}
+    }
+    let until = Instant::now() + TAKEOVER_LIMIT;
+    while Instant::now() < until {
+        std::thread::sleep(LOOK_INTERVAL);
+        let Ok((process, now)) = mount_status(&peer, ANSWER) else { continue };
+        let Some(kept) = now.keeper.filter(|kept| process != old_process && kept.restarts > keeper.restarts) else {
+            continue;
+        };
+        if now.fuse == spurline_observe::documents::FUSE_STARTING {
+            continue;
+        }
+        if !kept.cause.starts_with("upgrade to") {
+            return Err(Fault::failed(
+                format!("{at} goes on with the program of before: {}", kept.cause),
+                "look at the mount's log",
+            ));
+        }
+        return Ok(UpgradedMount { before: before.version, after: now.version, pause_ms: kept.pause_ms });
+    }
+    Err(Fault::failed(
+        format!("no process of {at} answers after {} s", TAKEOVER_LIMIT.as_secs()),
+        "look at the mount's log",
+    ))
+}
