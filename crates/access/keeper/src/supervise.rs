@@ -4,7 +4,7 @@ use crate::life::LIFE_VARIABLE;
 use crate::messages::{KeeperMessage, KeptDescriptors, LifeOrder, UPGRADE_ACCEPTED};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid};
 use rustix::time::{ClockId, clock_gettime};
 use std::ffi::OsString;
 use std::fs::File;
@@ -25,6 +25,9 @@ const EARLY_DEATH_AGE: Duration = Duration::from_secs(1);
 const RESTART_PAUSE: Duration = Duration::from_millis(100);
 /// The last pause before the start of a process is abandoned.
 const START_PAUSE_MAX: Duration = Duration::from_secs(10);
+/// How long all threads of a process may take to stop, and the interval of looks.
+const HALT_LIMIT: Duration = Duration::from_millis(500);
+const HALT_INTERVAL: Duration = Duration::from_millis(1);
 /// How long a new program may take to check the state.
 const CHECK_LIMIT: Duration = Duration::from_secs(30);
 /// The exit code of a mount that the keeper gave up, or whose process was killed before it had mounted.
@@ -238,6 +241,7 @@ impl Keeper<'_> {
                         Ok(next) => {
                             let _ = KeeperMessage::UpgradeAnswer(UPGRADE_ACCEPTED.into()).send(&ours);
                             upgrade = Some(next);
+                            halt(&child);
                             // Requests that the process has taken are sent again to the next.
                             let _ = child.kill();
                         }
@@ -319,6 +323,21 @@ fn wait_for_end(process: &OwnedFd) -> io::Result<()> {
         match poll(&mut [PollFd::new(process, PollFlags::IN)], None) {
             Err(rustix::io::Errno::INTR) => {}
             polled => return polled.map(drop).map_err(io::Error::from),
+        }
+    }
+}
+
+/// Stops a process that is about to be killed: the kernel then copies no request or answer, which would fail with EIO.
+fn halt(child: &Child) {
+    let process = Pid::from_child(child);
+    if kill_process(process, Signal::STOP).is_err() {
+        return;
+    }
+    let until = Instant::now() + HALT_LIMIT;
+    while Instant::now() < until {
+        match waitid(WaitId::Pid(process), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG) {
+            Ok(None) => std::thread::sleep(HALT_INTERVAL),
+            _ => return,
         }
     }
 }
