@@ -89,6 +89,7 @@ fn admin_target(
         }),
         jobs: Err("a gateway runs no jobs; name a path in a mount, or a coordinator"),
         export: None,
+        upgrade: None,
         health: Box::new(move || setup::check_disks(&disks.as_deref().map(|store| store.disks()).unwrap_or_default())),
         metrics_address: OnceLock::new(),
     })
