@@ -4,6 +4,9 @@ use crate::rig::*;
 use crate::world::*;
 use spurline_testkit::S3Server;
 use std::fs;
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::path::Path;
 
 #[test]
 fn objects_of_a_directory_are_read_with_ranges_and_conditions() {
@@ -131,6 +134,7 @@ fn change_objects(at: &Endpoint, bucket: &str, other: &dyn Fn(&str) -> Option<Ve
         .expect(400, "BadDigest");
     at.send(&format!("PUT {}", path("wrong")), &[("x-amz-checksum-crc32", "AAAAAA==")], b"no").expect(400, "BadDigest");
     at.get(&path("wrong")).expect(404, "NoSuchKey");
+    put_in_chunks(at, bucket);
     let right = [("Content-MD5", "XrY7u+Ae7tCTyyK7j1rNww==")];
     at.send(&format!("PUT {}", path("right")), &right, b"hello world").expect(200, "");
     let source = format!("/{bucket}/d/new");
@@ -148,6 +152,94 @@ fn change_objects(at: &Endpoint, bucket: &str, other: &dyn Fn(&str) -> Option<Ve
     let removed = at.send(&format!("POST /{bucket}?delete"), &[], names.as_bytes()).expect(200, "");
     assert_eq!(removed.elements("Key"), ["empty", "nothing"]);
     assert_eq!(at.get(&format!("/{bucket}?list-type=2")).elements("Key"), [""; 0]);
+}
+
+/// Uploads whose bodies are in chunks: the bytes of the object alone are stored, and checked.
+fn put_in_chunks(at: &Endpoint, bucket: &str) {
+    let path = format!("/{bucket}/chunks");
+    let signed = ("x-amz-content-sha256", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER");
+    let encoded = ("Content-Encoding", "aws-chunked");
+    let announced = ("x-amz-trailer", "x-amz-checksum-crc32");
+    let len = ("x-amz-decoded-content-length", "11");
+    let put = |headers: &[(&str, &str)], body: &str| at.send(&format!("PUT {path}"), headers, body.as_bytes());
+    let body = |sum: &str| format!("6;chunk-signature=0\r\nhello \r\n5\r\nworld\r\n0\r\n{sum}\r\n");
+    let sum = "x-amz-checksum-crc32:DUoRhQ==\r\n";
+    put(&[signed, announced, len], &body(sum)).expect(200, "");
+    assert_eq!(at.get(&path).body, b"hello world");
+    put(&[encoded, len], &body("")).expect(200, "");
+    assert_eq!(at.get(&path).body, b"hello world");
+    let other_sum = "x-amz-checksum-crc32:AAAAAA==\r\n";
+    put(&[signed, announced, len], &body(other_sum)).expect(400, "BadDigest");
+    put(&[signed, announced, len], &body("")).expect(400, "InvalidRequest");
+    put(&[signed, len], "hello world\r\n").expect(400, "InvalidRequest");
+    put(&[signed, len], "b\r\nhello world\r\n").expect(400, "IncompleteBody");
+    put(&[signed, len], "6\r\nhello \r\n0\r\n\r\n").expect(400, "IncompleteBody");
+    put(&[signed], &body("")).expect(411, "MissingContentLength");
+    assert_eq!(at.get(&path).body, b"hello world");
+    at.delete(&path).expect(204, "");
+}
+
+/// Uploads over an object that fail: the object stays. The bytes of uploads lie in `uploads`.
+fn fail_to_replace(at: &Endpoint, bucket: &str, uploads: &Path, other: &dyn Fn(&str) -> Option<Vec<u8>>) {
+    let path = format!("/{bucket}/kept");
+    let old = bytes(21, 6 * MIB);
+    let etag = at.put(&path, &old).expect(200, "").header("etag").unwrap().to_owned();
+    let check_kept = || {
+        let found = at.get(&path).expect(200, "");
+        assert!(found.body == old && found.header("etag") == Some(etag.as_str()), "{etag}: {:?}", found.header("etag"));
+        assert!(other("kept").unwrap() == old);
+    };
+    let new = bytes(22, 6 * MIB);
+    at.send(&format!("PUT {path}"), &[("Content-MD5", "XrY7u+Ae7tCTyyK7j1rNww==")], &new).expect(400, "BadDigest");
+    check_kept();
+    let mut half = TcpStream::connect(&at.address).unwrap();
+    let head = format!("PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", new.len());
+    half.write_all(head.as_bytes()).unwrap();
+    half.write_all(&new[..5 * MIB]).unwrap();
+    drop(half);
+    check_kept();
+
+    // The disk loses bytes of uploads, which shows while an object is being written.
+    let begin =
+        |path: &str| at.send(&format!("POST {path}?uploads"), &[], b"").expect(200, "").elements("UploadId").remove(0);
+    let upload = format!("{path}?uploadId={}", begin(&path));
+    at.put(&format!("{upload}&partNumber=1"), &new[..5 * MIB]).expect(200, "");
+    at.put(&format!("{upload}&partNumber=2"), &new[5 * MIB..]).expect(200, "");
+    let fresh = format!("/{bucket}/fresh");
+    let fresh_upload = format!("{fresh}?uploadId={}", begin(&fresh));
+    at.put(&format!("{fresh_upload}&partNumber=1"), &new).expect(200, "");
+    cut_uploads(at.pid(), uploads, 5 * MIB as u64);
+    let complete = |upload: &str, parts: &str| {
+        let document = format!("<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>");
+        at.send(&format!("POST {upload}"), &[], document.as_bytes())
+    };
+    let first = "<Part><PartNumber>1</PartNumber></Part>";
+    let both = format!("{first}<Part><PartNumber>2</PartNumber></Part>");
+    complete(&upload, &both).expect(500, "InternalError");
+    check_kept();
+    complete(&upload, &both).expect(500, "InternalError");
+    check_kept();
+    complete(&fresh_upload, first).expect(500, "InternalError");
+    at.get(&fresh).expect(404, "NoSuchKey");
+    assert!(other("fresh").is_none());
+    at.delete(&fresh_upload).expect(204, "");
+    // The upload goes on with the part that is whole, and a new one in place of the other.
+    at.put(&format!("{upload}&partNumber=2"), b"end").expect(200, "");
+    complete(&upload, &both).expect(200, "");
+    assert!(other("kept").unwrap() == [&new[..5 * MIB], b"end"].concat());
+    at.put(&path, b"replaced").expect(200, "");
+    assert_eq!(other("kept").unwrap(), b"replaced");
+    at.delete(&path).expect(204, "");
+}
+
+/// Cuts the files of uploads, which have no names.
+fn cut_uploads(pid: u32, uploads: &Path, len: u64) {
+    for open in fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
+        let open = open.unwrap().path();
+        if fs::read_link(&open).is_ok_and(|file| file.starts_with(uploads)) {
+            fs::File::options().write(true).open(open).unwrap().set_len(len).unwrap();
+        }
+    }
 }
 
 /// An upload in parts, with the calls around it.
@@ -194,8 +286,12 @@ fn upload_parts(at: &Endpoint, bucket: &str) -> Vec<u8> {
 fn objects_of_a_directory_are_written_whole() {
     let world = World::new();
     let data = world.dir("data");
-    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &["--writable"]);
-    change_objects(&at, "data", &|key| fs::read(data.join(key)).ok());
+    let uploads = world.dir("uploads");
+    let flags = ["--writable", "--s3-upload-dir", uploads.to_str().unwrap()];
+    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &flags);
+    let other = |key: &str| fs::read(data.join(key)).ok();
+    change_objects(&at, "data", &other);
+    fail_to_replace(&at, "data", &uploads, &other);
     assert_eq!(fs::read_dir(&data).unwrap().count(), 0, "folders go with their last object, and nothing else is left");
     let parts = upload_parts(&at, "data");
     assert!(fs::read(data.join("parts/whole")).unwrap() == parts);
@@ -213,9 +309,13 @@ fn objects_of_a_bucket_are_written_alone_and_through_a_node() {
     let world = World::new();
     let server = S3Server::in_memory().unwrap();
     server.create_bucket("source");
+    let uploads = world.dir("uploads");
+    let upload_dir = ["--s3-upload-dir", uploads.to_str().unwrap()];
     let flags = ["--writable", "--endpoint-url", &server.endpoint()];
-    let at = Endpoint::gateway(&world, "s3://source", &flags);
-    change_objects(&at, "source", &|key| server.bytes("source", key));
+    let at = Endpoint::gateway(&world, "s3://source", &[flags.as_slice(), &upload_dir].concat());
+    let other = |key: &str| server.bytes("source", key);
+    change_objects(&at, "source", &other);
+    fail_to_replace(&at, "source", &uploads, &other);
     let parts = upload_parts(&at, "source");
     assert!(server.bytes("source", "parts/whole").unwrap() == parts);
     drop(at);
@@ -223,8 +323,10 @@ fn objects_of_a_bucket_are_written_alone_and_through_a_node() {
 
     let node = world.node(&["s3://source"], 0, &flags);
     let registry = format!("static:{}", node.address);
-    let at = Endpoint::gateway(&world, "s3://source", &["--writable", "--registry", &registry]);
-    change_objects(&at, "source", &|key| server.bytes("source", key));
+    let flags = ["--writable", "--registry", &registry];
+    let at = Endpoint::gateway(&world, "s3://source", &[flags.as_slice(), &upload_dir].concat());
+    change_objects(&at, "source", &other);
+    fail_to_replace(&at, "source", &uploads, &other);
     upload_parts(&at, "source");
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// An endpoint of a process.
 pub struct Endpoint {
-    _process: Process,
+    process: Process,
     /// `127.0.0.1:PORT`.
     pub address: String,
 }
@@ -25,7 +25,11 @@ impl Endpoint {
         let process = Process::start(command, &world.log_path("endpoint"));
         let line = process.wait_for("serving S3 on ");
         let address = line.split("://").last().unwrap().trim().to_owned();
-        Endpoint { _process: process, address }
+        Endpoint { process, address }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
     }
 
     pub fn url(&self) -> String {

@@ -92,6 +92,46 @@ obstore.delete(store, 'by-obstore/one')
 files.rm('data/by-s3fs', recursive=True)
 "#;
 
+/// Uploads of boto3 to an endpoint without keys, over TLS: the bodies are in chunks, with a checksum behind.
+const BY_BOTO3_WITHOUT_KEYS: &str = r#"
+import boto3, io, os
+sent = []
+s3 = boto3.client('s3', verify=os.environ['CERT'])
+s3.meta.events.register('before-send.s3', lambda request, **_: sent.append(request.headers.get('Content-Encoding')))
+big = os.urandom(9 << 20)
+s3.put_object(Bucket='data', Key='small', Body=b'small')
+s3.upload_fileobj(io.BytesIO(big), 'data', 'big')
+assert b'aws-chunked' in sent, sent
+assert s3.get_object(Bucket='data', Key='small')['Body'].read() == b'small'
+assert s3.get_object(Bucket='data', Key='big')['Body'].read() == big
+"#;
+
+#[test]
+fn clients_with_any_keys_write_where_the_endpoint_has_none() {
+    let Some(bin) = s3_clients() else { return };
+    let world = World::new();
+    let data = world.dir("data");
+    let certified = rcgen::generate_simple_self_signed(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+    let cert = world.file("cert.pem", certified.cert.pem().as_bytes());
+    let key = world.file("key.pem", certified.signing_key.serialize_pem().as_bytes());
+    let words = ["--writable", "--s3-tls-cert", cert.to_str().unwrap(), "--s3-tls-key", key.to_str().unwrap()];
+    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &words);
+    let url = format!("https://{}", at.address);
+    let keys = || ClientKeys { id: "any", secret: "any" };
+    succeed(s3_client(&bin.join("python"), &url, keys()).env("CERT", &cert).args(["-c", BY_BOTO3_WITHOUT_KEYS]));
+    assert_eq!(fs::read(data.join("small")).unwrap(), b"small");
+    let aws = || {
+        let mut command = s3_client(&bin.join("aws"), &url, keys());
+        command.env("AWS_CA_BUNDLE", &cert).args(["s3", "cp", "--quiet"]);
+        command
+    };
+    succeed(aws().arg(data.join("big")).arg("s3://data/by-aws"));
+    assert!(fs::read(data.join("by-aws")).unwrap() == fs::read(data.join("big")).unwrap());
+    let local = world.path("local");
+    succeed(aws().arg("s3://data/by-aws").arg(&local));
+    assert!(fs::read(local).unwrap() == fs::read(data.join("big")).unwrap());
+}
+
 #[test]
 fn clients_of_others_read_and_write() {
     let (Some(bin), Some(libraries)) = (s3_clients(), s3_libraries()) else { return };

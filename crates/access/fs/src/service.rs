@@ -271,6 +271,15 @@ pub trait FileService: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Drops the changes of a file that are not published, where a file is published whole: its close publishes nothing. The file
+    /// is only closed then.
+    ///
+    /// # Errors
+    /// `EBADF` when it is not open; `ENOSYS` where no file has such changes.
+    fn discard(&self, file: HandleRef) -> FsResult<()> {
+        Err(FsError::NotServed)
+    }
+
     /// Opens a directory.
     ///
     /// # Errors

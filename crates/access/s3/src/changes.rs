@@ -205,7 +205,6 @@ impl<'a> BucketChanges<'a> {
     ) -> Result<(), WriteFailure> {
         let no_kernel = KernelSide::default();
         let known = if absent { None } else { self.lookup(parent, name)? };
-        let is_new = known.is_none();
         let (held, fh) = match known {
             Some(known) if known.is_folder() => return Err(FsError::IsADirectory.into()),
             Some(known) => {
@@ -223,11 +222,10 @@ impl<'a> BucketChanges<'a> {
         };
         let file = HandleRef { ino: held.ino, fh };
         let written = self.write_bytes(file, bytes).and_then(|()| Ok(self.files.fsync(file, false)?));
-        if written.is_err() && is_new {
-            let _ = self.files.remove(parent.ino, name.as_bytes(), false, &self.caller);
-        }
+        let discarded = if written.is_err() { self.files.discard(file) } else { Ok(()) };
         let released = self.files.release(fh);
         written?;
+        discarded?;
         released?;
         Ok(())
     }

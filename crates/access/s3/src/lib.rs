@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod access_keys;
+mod aws_chunked;
 mod bucket;
 mod changes;
 mod chunks;

@@ -1,5 +1,6 @@
 //! The calls of S3 on the buckets of an endpoint; all others are answered with `NotImplemented`. Knows no socket and no signature.
 
+use crate::aws_chunked::{BodyFraming, names_chunks};
 use crate::bucket::OpenBucket;
 use crate::changes::{BucketChanges, NewBytes, WriteCondition};
 use crate::chunks::{ObjectRange, PieceMemory, open_stream};
@@ -177,6 +178,9 @@ fn write_condition(if_match: Option<ETagCondition>, if_none_match: Option<&ETagC
 fn body_len(content_length: Option<i64>, headers: &http::HeaderMap) -> S3Result<u64> {
     let decoded = headers.get("x-amz-decoded-content-length").and_then(|value| value.to_str().ok());
     let decoded = decoded.and_then(|text| text.parse().ok());
+    if decoded.is_none() && names_chunks(headers) {
+        return Err(s3_error!(MissingContentLength, "a body in chunks requires x-amz-decoded-content-length"));
+    }
     let len = decoded.or_else(|| content_length.and_then(|len| u64::try_from(len).ok()));
     len.ok_or_else(|| S3ErrorCode::MissingContentLength.into())
 }
@@ -369,7 +373,7 @@ impl S3 for BucketService {
             content_md5: input.content_md5.take(),
             given: checksums_of!(input),
             trailer,
-            trailing_headers: request.trailing_headers,
+            framing: BodyFraming::of(&request.headers, request.trailing_headers),
         };
         let received = receive(input.body, len, &self.staging, None, checks).await?;
         let etag = self.put(bucket, input.key, NewBytes::Staged(vec![received.staged]), condition).await?;
@@ -481,7 +485,7 @@ impl S3 for BucketService {
             content_md5: input.content_md5.take(),
             given: checksums_of!(input),
             trailer,
-            trailing_headers: request.trailing_headers,
+            framing: BodyFraming::of(&request.headers, request.trailing_headers),
         };
         let received = receive(input.body.take(), len, &self.staging, Some(file), checks).await?;
         let sums = received.checksums.clone();

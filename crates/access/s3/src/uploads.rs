@@ -1,13 +1,15 @@
 //! The bytes of uploads until they are written to the source: small bodies in memory, others in files without a name, which the
 //! kernel removes with this process. Uploads in parts, with a file for each. Knows no source.
 
+use crate::aws_chunked::BodyFraming;
 use crate::errors::lost_thread;
 use futures::StreamExt as _;
+use http::HeaderMap;
 use parking_lot::Mutex;
 use s3s::checksum::ChecksumHasher;
 use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
 use s3s::dto::{Checksum, ETag, StreamingBlob, Timestamp};
-use s3s::{S3Error, S3ErrorCode, S3Result, TrailingHeaders, s3_error};
+use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -88,7 +90,7 @@ pub(crate) struct BodyChecks {
     pub given: Checksum,
     /// The names of checksums that follow the body.
     pub trailer: Option<String>,
-    pub trailing_headers: Option<TrailingHeaders>,
+    pub framing: BodyFraming,
 }
 
 /// A body that was received.
@@ -110,30 +112,34 @@ const CHECKSUM_FIELDS: [ChecksumField; 5] = [
 ];
 
 impl BodyChecks {
+    /// Whether the checksum with this name follows the body.
+    fn announces(&self, name: &str) -> bool {
+        let trailer = self.trailer.as_deref().unwrap_or_default();
+        trailer.split(',').any(|word| word.trim().eq_ignore_ascii_case(name))
+    }
+
     fn hasher(&self) -> ChecksumHasher {
-        let trailer = self.trailer.as_deref().unwrap_or_default().to_ascii_lowercase();
-        let follows = |name: &str| trailer.split(',').any(|word| word.trim() == name);
         let mut hasher = ChecksumHasher::default();
-        if self.given.checksum_crc32.is_some() || follows("x-amz-checksum-crc32") {
+        if self.given.checksum_crc32.is_some() || self.announces("x-amz-checksum-crc32") {
             hasher.crc32 = Some(Crc32::new());
         }
-        if self.given.checksum_crc32c.is_some() || follows("x-amz-checksum-crc32c") {
+        if self.given.checksum_crc32c.is_some() || self.announces("x-amz-checksum-crc32c") {
             hasher.crc32c = Some(Crc32c::new());
         }
-        if self.given.checksum_crc64nvme.is_some() || follows("x-amz-checksum-crc64nvme") {
+        if self.given.checksum_crc64nvme.is_some() || self.announces("x-amz-checksum-crc64nvme") {
             hasher.crc64nvme = Some(Crc64Nvme::new());
         }
-        if self.given.checksum_sha1.is_some() || follows("x-amz-checksum-sha1") {
+        if self.given.checksum_sha1.is_some() || self.announces("x-amz-checksum-sha1") {
             hasher.sha1 = Some(Sha1::new());
         }
-        if self.given.checksum_sha256.is_some() || follows("x-amz-checksum-sha256") {
+        if self.given.checksum_sha256.is_some() || self.announces("x-amz-checksum-sha256") {
             hasher.sha256 = Some(Sha256::new());
         }
         hasher
     }
 
     /// Compares what was received with what the client has said.
-    fn compare(mut self, md5: Option<Md5>, found: &mut Checksum) -> S3Result<Checksum> {
+    fn compare(mut self, trailer: &HeaderMap, md5: Option<Md5>, found: &mut Checksum) -> S3Result<Checksum> {
         if let (Some(wanted), Some(md5)) = (&self.content_md5, md5) {
             use base64::Engine as _;
             let md5 = base64::prelude::BASE64_STANDARD.encode(md5.finalize());
@@ -141,10 +147,14 @@ impl BodyChecks {
                 return Err(S3ErrorCode::BadDigest.into());
             }
         }
-        let trailing = self.trailing_headers.take().and_then(|headers| headers.take()).unwrap_or_default();
         for (name, field) in CHECKSUM_FIELDS {
-            if let Some(value) = trailing.get(name).and_then(|value| value.to_str().ok()) {
+            if let Some(value) = trailer.get(name).and_then(|value| value.to_str().ok()) {
                 *field(&mut self.given) = Some(value.to_owned());
+            } else if self.announces(name) {
+                return Err(s3_error!(
+                    InvalidRequest,
+                    "x-amz-trailer announces {name}, and the body has no such trailer"
+                ));
             }
             let wanted = field(&mut self.given);
             let found = field(found);
@@ -177,14 +187,15 @@ impl StagingDir {
 /// Receives a body of `len` bytes into `file`, or if there is none, into memory or a file of its own.
 ///
 /// # Errors
-/// `IncompleteBody`, `BadDigest`, and errors of the disk.
+/// `IncompleteBody`, `BadDigest`, `InvalidRequest` for a body that is framed otherwise than its headers say, and errors of the disk.
 pub(crate) async fn receive(
     body: Option<StreamingBlob>,
     len: u64,
     dir: &StagingDir,
     file: Option<StagingFile>,
-    checks: BodyChecks,
+    mut checks: BodyChecks,
 ) -> S3Result<ReceivedBody> {
+    let mut framing = std::mem::take(&mut checks.framing);
     let mut hasher = checks.hasher();
     let mut md5 = checks.content_md5.is_some().then(Md5::new);
     let in_memory = file.is_none() && len <= GATHERED_BYTES as u64;
@@ -203,27 +214,29 @@ pub(crate) async fn receive(
             let next =
                 next.map_err(|_| s3_error!(RequestTimeout, "the client sent no byte of the body for a minute"))?;
             let Some(chunk) = next else { break };
-            let chunk = chunk.map_err(body_error)?;
-            received += chunk.len() as u64;
-            if received > len {
-                return Err(s3_error!(IncompleteBody, "the body is longer than its {len} bytes"));
-            }
-            hasher.update(&chunk);
-            if let Some(md5) = &mut md5 {
-                md5.update(&chunk);
-            }
-            gathered.extend_from_slice(&chunk);
-            if let Some(file) = file.as_ref().filter(|_| gathered.len() >= GATHERED_BYTES) {
-                let count = gathered.len() as u64;
-                gathered = write_gathered(file, offset + written, gathered).await?;
-                written += count;
+            let mut chunk = chunk.map_err(body_error)?;
+            while let Some(piece) = framing.next_piece(&mut chunk)? {
+                received += piece.len() as u64;
+                if received > len {
+                    return Err(s3_error!(IncompleteBody, "the body is longer than its {len} bytes"));
+                }
+                hasher.update(&piece);
+                if let Some(md5) = &mut md5 {
+                    md5.update(&piece);
+                }
+                gathered.extend_from_slice(&piece);
+                if let Some(file) = file.as_ref().filter(|_| gathered.len() >= GATHERED_BYTES) {
+                    let count = gathered.len() as u64;
+                    gathered = write_gathered(file, offset + written, gathered).await?;
+                    written += count;
+                }
             }
         }
     }
     if received < len {
         return Err(s3_error!(IncompleteBody, "the body ended after {received} of {len} bytes"));
     }
-    let checksums = checks.compare(md5, &mut hasher.finalize())?;
+    let checksums = checks.compare(&framing.finish()?, md5, &mut hasher.finalize())?;
     let place = match file {
         None => StagedPlace::Memory(gathered.into()),
         Some(file) => {

@@ -576,6 +576,10 @@ pub trait WritableFile: WritableObject {
         false
     }
 
+    /// Drops the changes that are not published, where a flush publishes them: nothing is published by this open file any more, and it
+    /// is only closed then.
+    fn discard(&self) {}
+
     /// The identity of the file now, where a change of the bytes is another object for the source; `None` where the identity
     /// stays.
     fn new_identity(&self) -> Option<FileIdentity> {

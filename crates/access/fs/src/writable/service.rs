@@ -102,6 +102,10 @@ impl FileService for WritableFileSystem {
         self.release(fh)
     }
 
+    fn discard(&self, file: HandleRef) -> FsResult<()> {
+        self.discard(file.ino, file.fh)
+    }
+
     fn opendir(&self, ino: u64, caller: &FsCaller<'_>) -> FsResult<u64> {
         self.opendir(ino, caller)
     }

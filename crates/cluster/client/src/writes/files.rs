@@ -7,7 +7,7 @@ use super::open_file::{
 };
 use super::{CAPABILITIES, no_capabilities};
 use spurline_proto::{WriteAnswer, WriteCall};
-use spurline_types::errno::{ENODATA, EXDEV};
+use spurline_types::errno::{EIO, ENODATA, EXDEV};
 use spurline_types::open_flags::O_APPEND;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
@@ -394,6 +394,15 @@ impl WritableFile for RemoteFile {
 
     fn publishes_at_flush(&self) -> bool {
         self.files.publishes()
+    }
+
+    fn discard(&self) {
+        if self.files.publishes() {
+            // A piece that is on its way could reach the process after the next open of the path.
+            let _ = self.files.send_all(&self.opened.bytes);
+            let dropped = Error::new(ErrorKind::Io(EIO), "the changes of this open file were dropped");
+            self.files.fail_changes(&self.opened.bytes, dropped);
+        }
     }
 
     fn new_identity(&self) -> Option<FileIdentity> {

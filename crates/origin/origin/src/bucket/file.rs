@@ -183,6 +183,10 @@ impl WritableFile for BucketFile {
         true
     }
 
+    fn discard(&self) {
+        self.object.discard();
+    }
+
     fn new_identity(&self) -> Option<FileIdentity> {
         Some(self.object.identity())
     }

@@ -86,7 +86,7 @@ struct ObjectFacts {
     attrs_changed: bool,
     /// The time of the last change was set since the last write.
     mtime_is_set: bool,
-    /// Removed or replaced by this process: nothing is published any more.
+    /// Removed or replaced by this process, or its changes were dropped: nothing is published any more.
     removed: bool,
     /// Another writer has changed the object; every later call that publishes fails with this.
     conflict: Option<Error>,
@@ -300,6 +300,11 @@ impl OpenObject {
         self.facts.lock().removed = true;
         let upload = self.changes.lock().upload.take();
         self.abort(upload);
+    }
+
+    /// Drops the changes. The name leads to the published object, if there is one, and the next open begins there.
+    pub fn discard(&self) {
+        self.note_removed();
     }
 
     /// The object has another name now, in this version.
