@@ -1,7 +1,7 @@
 //! `net serve`, `ping`, `bw` and `lat` as people run them: between two hosts (network namespaces), as an ordinary user,
 //! and with each end stopped, killed or cut off midway.
 
-use crate::world::{Hosts, Process, World, finish, ip, is_root, refused, skip};
+use crate::world::{Hosts, Process, World, eventually, finish, ip, is_root, refused, skip};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
@@ -315,6 +315,9 @@ fn a_link_that_goes_down_midway() {
     let out: Value = serde_json::from_str(&bw.log()).unwrap();
     assert!(out["error"].as_str().unwrap().contains("nothing moved for 2.0 s"), "{out}");
     ip(&format!("-n {} link set spl0 up", hosts.0)).unwrap();
+    // The kernel asks for the host's link address again: "No route to host" until the answer.
+    let few = ["bw", &peer, "-n", "64K"];
+    eventually("a way to the host", || finish(&mut net(&world, Some(&hosts.1), &few)).status.success());
     served.still_serves(&world, Some(&hosts.1));
 }
 
