@@ -125,7 +125,8 @@ pub(crate) fn remove_name(files: &dyn FileService, path: &[u8], is_folder: bool)
 /// # Errors
 /// Failures of the source.
 pub(crate) fn rename_path(files: &dyn FileService, from: &[u8], to: &[u8]) -> Result<(), CallFailure> {
-    let (from, to) = (normal_path(from), normal_path(to));
+    let from = normal_path(from);
+    let to = normal_path(to);
     let (old_folder, old_name) = split_name(&from)?;
     let (new_folder, new_name) = split_name(&to)?;
     let old = find_folder(files, old_folder, false)?;

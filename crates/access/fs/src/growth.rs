@@ -86,7 +86,8 @@ impl InodeGrowth {
         &self,
         volume: &dyn Volume,
         inode: &Inode,
-        (id, attr): (ObjectId, &ObjectAttr),
+        id: ObjectId,
+        attr: &ObjectAttr,
         opens: impl Fn() -> Option<G>,
     ) -> bool {
         let mut refused = self.refused.lock();
@@ -132,7 +133,8 @@ fn equal_blocks(volume: &dyn Volume, old: &ObjectRef, new: &ObjectRef, blocks: R
     if end.saturating_sub(at) > MOST_COMPARED {
         return false;
     }
-    let (mut one, mut other) = (vec![0; PIECE], vec![0; PIECE]);
+    let mut one = vec![0; PIECE];
+    let mut other = vec![0; PIECE];
     while at < end {
         let len = PIECE.min(usize::try_from(end - at).unwrap_or(PIECE));
         match (volume.read(old, at, &mut one[..len]), volume.read(new, at, &mut other[..len])) {
@@ -151,7 +153,8 @@ fn same_bytes(a: &ReadData, one: &[u8], b: &ReadData, other: &[u8]) -> bool {
             ReadData::Shared(slice) => slice,
         }
     }
-    let (a, b) = (bytes(a, one), bytes(b, other));
+    let a = bytes(a, one);
+    let b = bytes(b, other);
     a.len() == one.len() && a == b
 }
 

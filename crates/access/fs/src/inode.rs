@@ -39,7 +39,8 @@ const RECORD_BYTES: usize = 128;
 type InodeKey = (u64, u64);
 
 fn key_of(kind: FileKind, id: ObjectId) -> InodeKey {
-    let (low, high) = (id.0 as u64, (id.0 >> 64) as u64);
+    let low = id.0 as u64;
+    let high = (id.0 >> 64) as u64;
     match kind {
         FileKind::Symlink => (low, high ^ 1 << 63),
         FileKind::File | FileKind::Directory => (low, high),
@@ -145,9 +146,11 @@ struct SeenAttr {
 
 impl Inode {
     fn new(ino: u64, object: ObjectRef, attr: &ObjectAttr, at: Duration) -> Self {
-        let (etag, growth) = (EtagForm::of_attr(attr), OnceLock::new());
+        let etag = EtagForm::of_attr(attr);
+        let growth = OnceLock::new();
         let seen = Mutex::new(SeenAttr { mtime: attr.mtime, mode: attr.mode, at });
-        let (lookup_count, opens) = (AtomicU64::new(0), Mutex::default());
+        let lookup_count = AtomicU64::new(0);
+        let opens = Mutex::default();
         let record = AtomicU32::new(0);
         Inode { ino, kind: attr.kind, object, etag, growth, lookup_count, record, seen, opens }
     }
@@ -315,7 +318,8 @@ impl InodeTable {
         };
         let object = ObjectRef::new(source, b"", no_version.clone(), 0);
         let root = Arc::new(Inode::new(ROOT, object, &attr, Duration::ZERO));
-        let (shards, bytes) = ((0..SHARDS).map(|_| InodeShard::default()).collect(), AtomicU64::new(0));
+        let shards = (0..SHARDS).map(|_| InodeShard::default()).collect();
+        let bytes = AtomicU64::new(0);
         InodeTable { source: source.to_owned(), no_version, root, shards, bytes, records: OnceLock::new() }
     }
 

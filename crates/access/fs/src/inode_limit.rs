@@ -304,7 +304,9 @@ fn limit_inodes(inodes: &dyn LimitedInodes, kernel: &dyn RequestForgets) {
 
 /// Waits for the forgets of a round; false when the limiter is stopped.
 fn wait_for_forgets(inodes: &dyn LimitedInodes, target: u64) -> bool {
-    let (began, mut bytes, mut changed) = (Instant::now(), inodes.inode_memory(), Instant::now());
+    let began = Instant::now();
+    let mut bytes = inodes.inode_memory();
+    let mut changed = Instant::now();
     while bytes > target && began.elapsed() < ROUND && changed.elapsed() < QUIET {
         if !inodes.limit_alarm().pause(QUIET / 10) {
             return false;

@@ -76,7 +76,8 @@ impl FileSystem {
             }
         }
         let now = || self.now();
-        let (volume, page) = (&*self.volume, self.config.list_page.max(1));
+        let volume = &*self.volume;
+        let page = self.config.list_page.max(1);
         let lister = ListContext { volume, stats: &self.stats, path, page, now: &now, starts: &self.starts };
         let handed_out = position > from;
         // Without inodes in listings a walk takes longer, so that forgets catch up.
@@ -103,7 +104,8 @@ impl FileSystem {
         while position == start || state.is_loaded(position - DOTS) {
             let Some((listed, at)) = state.entry_at(position - DOTS, lister)? else { break };
             position += 1;
-            let (name, kind) = (&*listed.name, listed.attr.kind);
+            let name = &*listed.name;
+            let kind = listed.attr.kind;
             let taken = with_child(lister.path, name, |path| {
                 if plus {
                     let inode = self.intern_inode(path, &listed.attr, at);

@@ -180,7 +180,8 @@ impl ReadAhead {
     /// Joins `at` with the runs that its end has reached.
     fn join_runs(&mut self, at: usize) {
         for other in set_bits(self.used & !(1 << at)) {
-            let (run, next) = (&self.runs[at], &self.runs[other]);
+            let run = &self.runs[at];
+            let next = &self.runs[other];
             if next.start < run.start || next.start > run.end {
                 continue;
             }

@@ -6,7 +6,7 @@ mod objects;
 use objects::{MemorySource, NoReads, writable_config};
 use parking_lot::Mutex;
 use spurline_fs::writable::*;
-use spurline_fs::{CallerGroups, FileService, FsCaller, FsResult, HandleRef, KernelSide, ROOT};
+use spurline_fs::{CallerGroups, FileService, FileWrite, FsCaller, FsResult, HandleRef, KernelSide, ROOT};
 use spurline_types::{Error, ErrorKind, Stats};
 use spurline_volume::writes::{AttrChange, FileLock, LockFamily, LockKind, LockRange, WritePlace};
 use std::any::Any;
@@ -51,6 +51,10 @@ fn mount(source: &Arc<MemorySource>) -> WritableFileSystem {
     WritableFileSystem::new(Arc::new(NoReads), Arc::clone(source) as _, writable_config(u64::MAX), stats).unwrap()
 }
 
+fn bytes_at(offset: u64, data: &[u8]) -> FileWrite<'_> {
+    FileWrite { offset, place: WritePlace::Offset, data, lose_privileges: false }
+}
+
 fn find(fs: &WritableFileSystem, name: &[u8]) -> u64 {
     match fs.lookup(ROOT, name, &CALLER).unwrap() {
         NodeLookup::Found(entry) => entry.ino,
@@ -68,11 +72,11 @@ fn the_length_of_a_locked_file_is_in_the_kernel_before_its_holder_goes_on() {
     let ino = find(&two, b"f");
     let ours = two.open(ino, libc::O_RDWR, &CALLER, None).unwrap();
     let refresh = || {
-        two.refresh_locked((ino, ours.fh), &kernel).unwrap();
+        two.refresh_locked(HandleRef { ino, fh: ours.fh }, &kernel).unwrap();
         kernel.take()
     };
     let write = |offset, data: &[u8]| {
-        one.write((entry.ino, theirs.fh), (offset, WritePlace::Offset), data, None).unwrap();
+        one.write(HandleRef { ino: entry.ino, fh: theirs.fh }, &bytes_at(offset, data), &CALLER).unwrap();
     };
     assert_eq!(refresh(), [Notified::Pages], "it is empty");
     write(0, b"ab");
@@ -84,7 +88,7 @@ fn the_length_of_a_locked_file_is_in_the_kernel_before_its_holder_goes_on() {
     find(&two, b"f");
     assert_eq!(refresh(), [Notified::Pages, Notified::Byte(2, b'c')]);
     // What the kernel wrote itself.
-    two.write((ino, ours.fh), (3, WritePlace::Offset), b"d", None).unwrap();
+    two.write(HandleRef { ino, fh: ours.fh }, &bytes_at(3, b"d"), &CALLER).unwrap();
     assert_eq!(refresh(), [Notified::Pages]);
     // Another has cut it, which the kernel may have seen, and it grew again.
     let set = AttrChange { size: Some(1), ..AttrChange::default() };
@@ -110,10 +114,10 @@ fn an_open_of_a_file_that_grew_puts_its_length_into_the_kernel_once() {
         kernel.take()
     };
     assert_eq!(open(), []);
-    one.write((entry.ino, theirs.fh), (0, WritePlace::Offset), b"ab", None).unwrap();
+    one.write(HandleRef { ino: entry.ino, fh: theirs.fh }, &bytes_at(0, b"ab"), &CALLER).unwrap();
     assert_eq!(open(), [Notified::Pages, Notified::Byte(1, b'b')]);
     assert_eq!(open(), [], "the kernel's attributes are no older");
-    one.write((entry.ino, theirs.fh), (0, WritePlace::Offset), b"x", None).unwrap();
+    one.write(HandleRef { ino: entry.ino, fh: theirs.fh }, &bytes_at(0, b"x"), &CALLER).unwrap();
     assert_eq!(open(), [Notified::Attr], "the length is the same");
 }
 
@@ -166,7 +170,7 @@ fn a_kernel_that_opens_a_grown_file_gets_its_length_before_the_answer() {
     let two = mount(&source);
     let (entry, theirs) = one.create(ROOT, b"f", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
     let ino = find(&two, b"f");
-    one.write((entry.ino, theirs.fh), (0, WritePlace::Offset), b"ab", None).unwrap();
+    one.write(HandleRef { ino: entry.ino, fh: theirs.fh }, &bytes_at(0, b"ab"), &CALLER).unwrap();
     let open = |side: &KernelSide<'_>| FileService::open(&two, ino, libc::O_RDONLY as u32, &CALLER, side).unwrap();
     open(&KernelSide::default());
     let full = KernelSide { view: Some(&kernel), waits: Some(&FullSlots(true)), backings: None };

@@ -7,7 +7,7 @@ mod records;
 use objects::{MemorySource, NoReads, ROOT_OBJECT, writable_config};
 use records::MemoryRecords;
 use spurline_fs::writable::*;
-use spurline_fs::{CallerGroups, FsCaller, ROOT};
+use spurline_fs::{CallerGroups, DirName, FsCaller, ROOT};
 use spurline_types::Stats;
 use std::sync::Arc;
 
@@ -55,7 +55,8 @@ impl Rig {
     }
 
     fn rename(&self, from: (u64, &str), to: (u64, &str)) {
-        let (from, to) = ((from.0, from.1.as_bytes()), (to.0, to.1.as_bytes()));
+        let from = DirName { parent: from.0, name: from.1.as_bytes() };
+        let to = DirName { parent: to.0, name: to.1.as_bytes() };
         self.fs.rename(from, to, 0, &CALLER).unwrap();
     }
 

@@ -5,7 +5,7 @@ mod objects;
 
 use objects::{MemorySource, NoReads, writable_config};
 use spurline_fs::writable::*;
-use spurline_fs::{CallerGroups, FsCaller, FsResult, ROOT};
+use spurline_fs::{CallerGroups, FsCaller, FsResult, HandleRef, ROOT};
 use spurline_types::Stats;
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::writes::{FileLock, LockFamily, LockKind, LockRange};
@@ -173,14 +173,14 @@ impl LockModel<'_> {
             }
         };
         let conflicts = self.known.find_conflict(&modelled).is_some();
-        let at = (self.ino, open.fh);
+        let at = HandleRef { ino: self.ino, fh: open.fh };
         let slots = Some(&self.session as &dyn BeginWait);
         if asked.family == LockFamily::Posix && kind != LockKind::Unlock && self.below(3) == 0 {
             let found = self.session.fs.test_lock(at, &asked, 1, slots).unwrap();
             assert_eq!(found.is_some(), conflicts, "{asked:?}: {found:?}");
             return;
         }
-        match self.session.fs.set_lock(at, &request(asked), &CALLER, (slots, false)) {
+        match self.session.fs.set_lock(at, &request(asked), &CALLER, slots, false) {
             Ok(_) => {
                 assert!(!conflicts, "{asked:?} got past a lock");
                 self.known.set_range(KnownLock { lock: modelled, pid: 0 });
@@ -213,7 +213,7 @@ fn run(seed: u64) {
     let last = fs.open(entry.ino, libc::O_RDWR, &CALLER, None).unwrap();
     for family in [LockFamily::Posix, LockFamily::Flock] {
         let whole = lock(family, FIRST_FILE_OWNER, 0..100, LockKind::Write);
-        fs.set_lock((entry.ino, last.fh), &request(whole), &CALLER, (None, false)).unwrap();
+        fs.set_lock(HandleRef { ino: entry.ino, fh: last.fh }, &request(whole), &CALLER, None, false).unwrap();
     }
     fs.release(last.fh).unwrap();
 }
@@ -257,8 +257,8 @@ fn a_lock_that_is_set_again_at_once_is_neither_refused_nor_left_behind() {
                     let (family, owner) =
                         if flock { (LockFamily::Flock, opened.fh) } else { (LockFamily::Posix, owner) };
                     let whole = lock(family, owner, 0..u64::MAX >> 1, LockKind::Write);
-                    let at = (entry.ino, opened.fh);
-                    let set = fs.set_lock(at, &request(whole), &CALLER, (Some(&NeverCertain), false));
+                    let at = HandleRef { ino: entry.ino, fh: opened.fh };
+                    let set = fs.set_lock(at, &request(whole), &CALLER, Some(&NeverCertain), false);
                     set.unwrap_or_else(|error| panic!("program {program}, round {round}: {error}"));
                     fs.flush(entry.ino, opened.fh, program, &CALLER).unwrap();
                     closed.send(opened.fh).unwrap();

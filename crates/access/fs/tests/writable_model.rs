@@ -6,7 +6,7 @@ mod objects;
 
 use objects::{MemorySource, NoReads, ObjectTree, RENAME_EXCHANGE, ROOT_OBJECT, identity_of, writable_config};
 use spurline_fs::writable::*;
-use spurline_fs::{CallerGroups, FsCaller, ROOT};
+use spurline_fs::{CallerGroups, DirName, DirRead, FilePosition, FileWrite, FsCaller, HandleRef, ROOT};
 use spurline_types::Stats;
 use spurline_volume::ReadData;
 use spurline_volume::locks::{KnownLock, KnownLocks};
@@ -17,6 +17,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const NAMES: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
 const CALLER: FsCaller<'static> = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, groups: CallerGroups::Unknown };
+
+fn in_directory(parent: u64, name: &[u8]) -> DirName<'_> {
+    DirName { parent, name }
+}
+
+fn bytes_at(offset: u64, data: &[u8]) -> FileWrite<'_> {
+    FileWrite { offset, place: WritePlace::Offset, data, lose_privileges: false }
+}
 
 fn file_system() -> (WritableFileSystem, Arc<MemorySource>, Arc<Stats>) {
     let (source, stats) = (Arc::new(MemorySource::default()), Arc::new(Stats::default()));
@@ -191,7 +199,10 @@ impl Model {
         let (old, new) = (self.draw.name(), self.draw.name());
         let flags = [0, 0, 1, RENAME_EXCHANGE][self.draw.below(4)];
         let wanted = self.tree.rename((from.1, old), (to.1, new), flags);
-        let renamed = self.fs.rename((from.0, old), (to.0, new), flags, &CALLER).map_err(|error| error.errno());
+        let renamed = self
+            .fs
+            .rename(in_directory(from.0, old), in_directory(to.0, new), flags, &CALLER)
+            .map_err(|error| error.errno());
         assert_eq!(renamed, wanted);
     }
 
@@ -229,7 +240,7 @@ impl Model {
         let (offset, len) = (self.draw.below(3000) as u64, self.draw.below(2000) + 1);
         if self.draw.below(2) == 0 {
             let data: Vec<u8> = (0..len).map(|_| self.draw.below(256) as u8).collect();
-            assert_eq!(self.fs.write((ino, fh), (offset, WritePlace::Offset), &data, None).unwrap(), len);
+            assert_eq!(self.fs.write(HandleRef { ino, fh }, &bytes_at(offset, &data), &CALLER).unwrap(), len);
             self.tree.write(object, offset, &data).unwrap();
         } else {
             let mut read = vec![0; len];
@@ -311,8 +322,9 @@ impl Model {
         let mut at = 0;
         loop {
             let (before, mut left) = (at, room + 1);
+            let read = DirRead { directory: HandleRef { ino, fh }, from: at, names_max: max, plus };
             self.fs
-                .readdir((ino, fh), at, max, plus, &CALLER, &mut |listed, entry| {
+                .readdir(&read, &CALLER, &mut |listed, entry| {
                     if left == 0 {
                         return false;
                     }
@@ -344,12 +356,12 @@ impl Model {
         let known = self.locks.entry(object).or_default();
         let conflict = known.find_conflict(&lock);
         if lock.family == LockFamily::Posix && kind != LockKind::Unlock && self.draw.below(3) == 0 {
-            let found = self.fs.test_lock((ino, fh), &lock, 1, None).unwrap();
+            let found = self.fs.test_lock(HandleRef { ino, fh }, &lock, 1, None).unwrap();
             assert_eq!(found.is_some(), conflict.is_some());
             return;
         }
         let request = LockRequest { lock, pid: 7, number: 1 };
-        match self.fs.set_lock((ino, fh), &request, &CALLER, (None, false)) {
+        match self.fs.set_lock(HandleRef { ino, fh }, &request, &CALLER, None, false) {
             Ok(_) => {
                 assert!(conflict.is_none(), "{lock:?} got past {conflict:?}");
                 known.set_range(KnownLock { lock, pid: 0 });
@@ -409,7 +421,7 @@ fn renames_of_directories_are_hidden_from_calls_below_them() {
         scope.spawn(|| {
             for n in 0..3000 {
                 let (from, to) = (tops[n % 2], tops[(n + 1) % 2]);
-                fs.rename((from, b"moved"), (to, b"moved"), 0, &CALLER).unwrap();
+                fs.rename(in_directory(from, b"moved"), in_directory(to, b"moved"), 0, &CALLER).unwrap();
             }
             stop.store(true, Ordering::Release);
         });
@@ -420,7 +432,7 @@ fn renames_of_directories_are_hidden_from_calls_below_them() {
                 while !stop.load(Ordering::Acquire) {
                     assert_eq!(fs.getattr(file.ino, None, &CALLER).unwrap().0.identity, file.attr.identity);
                     assert!(matches!(fs.lookup(below, b"file", &CALLER).unwrap(), NodeLookup::Found(_)));
-                    fs.write((file.ino, opened.fh), (0, WritePlace::Offset), b"x", None).unwrap();
+                    fs.write(HandleRef { ino: file.ino, fh: opened.fh }, &bytes_at(0, b"x"), &CALLER).unwrap();
                     let made = fs.make(below, &own, NewNode::Node { mode: libc::S_IFREG, rdev: 0 }, &CALLER).unwrap();
                     fs.remove(below, &own, false, &CALLER).unwrap();
                     fs.forget(made.ino, 1);
@@ -440,15 +452,19 @@ fn what_a_source_cannot_do_is_refused() {
     let link = fs.make(ROOT, b"link", NewNode::Symlink { target: b"file" }, &CALLER).map(drop);
     assert_eq!(errno(link), Some(libc::EPERM));
     fs.make(ROOT, b"folder", NewNode::Directory { mode: 0o755 }, &CALLER).unwrap();
-    assert_eq!(errno(fs.rename((ROOT, b"folder"), (ROOT, b"other"), 0, &CALLER)), Some(libc::EXDEV));
+    assert_eq!(
+        errno(fs.rename(in_directory(ROOT, b"folder"), in_directory(ROOT, b"other"), 0, &CALLER)),
+        Some(libc::EXDEV)
+    );
     let (file, opened) = fs.create(ROOT, b"file", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
-    let exchange = fs.rename((ROOT, b"file"), (ROOT, b"folder"), RENAME_EXCHANGE, &CALLER);
+    let exchange = fs.rename(in_directory(ROOT, b"file"), in_directory(ROOT, b"folder"), RENAME_EXCHANGE, &CALLER);
     assert_eq!(errno(exchange), Some(libc::EXDEV));
-    assert_eq!(errno(fs.rename((ROOT, b"file"), (ROOT, b"other"), 0, &CALLER)), None);
+    assert_eq!(errno(fs.rename(in_directory(ROOT, b"file"), in_directory(ROOT, b"other"), 0, &CALLER)), None);
     assert_eq!(errno(fs.setxattr(file.ino, b"user.a", b"1", 0, &CALLER)), Some(libc::EOPNOTSUPP));
     assert_eq!(errno(fs.getxattr(file.ino, b"user.a", &CALLER).map(drop)), Some(libc::EOPNOTSUPP));
     assert_eq!(errno(fs.lseek(file.ino, opened.fh, 0, libc::SEEK_HOLE as u32).map(drop)), Some(libc::EINVAL));
-    let copied = fs.copy_file_range((file.ino, opened.fh, 0), (file.ino, opened.fh, 9), 1, &CALLER);
+    let position = |offset| FilePosition { file: HandleRef { ino: file.ino, fh: opened.fh }, offset };
+    let copied = fs.copy_file_range(position(0), position(9), 1, &CALLER);
     assert_eq!(errno(copied.map(drop)), Some(libc::EOPNOTSUPP));
     // Programs that copy files need success.
     let set = AttrChange { mode: Some(0o600), uid: Some(7), size: Some(5), ..AttrChange::default() };

@@ -421,7 +421,8 @@ fn run_passes(
     // For an unnamed list, the link shows its directory.
     let shown = || std::fs::read_link(spool).unwrap_or_else(|_| spool.to_owned());
     let cant = |e: std::io::Error| Error::io(format_args!("{}", shown().display()), &e);
-    let (published, all) = (AtomicU64::new(if listed { files } else { first }), AtomicBool::new(listed));
+    let published = AtomicU64::new(if listed { files } else { first });
+    let all = AtomicBool::new(listed);
     let mut list = if listed { None } else { Some(ListWriter::new(std::fs::File::create(spool).map_err(cant)?)) };
     let filter = spec.file_filter().map_err(|e| Error::new(ErrorKind::Invalid, e))?;
     let pass = |kind, list: Option<&mut ListWriter>, save: &mut dyn FnMut(&JobRun)| {
@@ -495,7 +496,8 @@ impl JobWork<'_> {
         save: &mut dyn FnMut(&JobRun),
     ) -> Result<()> {
         let threads = thread_count(self.spec);
-        let (waiter, ended) = (std::thread::current(), AtomicUsize::new(0));
+        let waiter = std::thread::current();
+        let ended = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             let walk = |list| {
                 move || {
@@ -506,7 +508,8 @@ impl JobWork<'_> {
             let walker = list.map(|list| spawn_worker(scope, "job-walk", walk(list))).transpose()?;
             let mut workers = Vec::with_capacity(threads);
             for _ in 0..threads {
-                let (waiter, ended) = (waiter.clone(), &ended);
+                let waiter = waiter.clone();
+                let ended = &ended;
                 let work = move || {
                     let result = self.work_units();
                     ended.fetch_add(1, Ordering::AcqRel);
@@ -541,7 +544,8 @@ impl JobWork<'_> {
 
     fn write_list(&self, list: &mut ListWriter, filter: &crate::FileFilter) -> Result<()> {
         // Since the last position of the walk.
-        let (mut since, mut failed) = (FileCounts::default(), Vec::new());
+        let mut since = FileCounts::default();
+        let mut failed = Vec::new();
         let place = self.run.inner.lock().course.settled().place.clone();
         walk_files(self.target, self.spec, filter, self.run, place, &mut |found| {
             match found {
@@ -597,7 +601,8 @@ impl JobWork<'_> {
     fn take_units(&self, batch: &mut Vec<WorkUnit>, requests: &mut usize) -> Result<()> {
         let mut feed = self.feed.lock();
         feed.requests -= std::mem::take(requests);
-        let (mut most, mut room) = (0, 0);
+        let mut most = 0;
+        let mut room = 0;
         while self.advance_feed(&mut feed)? {
             let Some((file, rest)) = &feed.current else { break };
             let wanted = if file.object.size <= SHORT { self.at_once } else { 1 };
@@ -687,7 +692,8 @@ impl JobWork<'_> {
     /// Makes a file the current one; a file without blocks is finished at once.
     fn begin_file(&self, feed: &mut UnitFeed, number: u64, record: FileRecord) {
         // A file that was being written is loaded at its version after the writer closed it.
-        let (unsettled, version) = (record.version.is_unsettled(), Version::new(record.version.settled_text()));
+        let unsettled = record.version.is_unsettled();
+        let version = Version::new(record.version.settled_text());
         let object = ObjectRef::new(self.target.source(), &record.path, version, record.size);
         let blocks = if self.spec.metadata_only { 0 } else { object.block_count(self.target.block_size()) };
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
@@ -827,7 +833,8 @@ impl JobWork<'_> {
             Err(error) => worked.1 = Some(error),
         }
         if file.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let (did, error) = (worked.0, worked.1.take());
+            let did = worked.0;
+            let error = worked.1.take();
             drop(worked);
             self.finish_file(file, did, error);
         }
@@ -835,7 +842,8 @@ impl JobWork<'_> {
 
     fn finish_file(&self, file: &PendingFile, did: WorkDone, error: Option<Error>) {
         let mut inner = self.run.inner.lock();
-        let (size, moved) = (file.object.size, did.moved);
+        let size = file.object.size;
+        let moved = did.moved;
         let bytes_pinned = if self.spec.action == JobAction::Free { did.held } else { 0 };
         match (self.pass, error) {
             (FilePass::Verify, None) => inner.progress.files_verified += 1,

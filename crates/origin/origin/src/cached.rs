@@ -209,7 +209,8 @@ impl CachedOrigin {
         stats: Arc<Stats>,
     ) -> Self {
         let state: Arc<Mutex<MetadataState>> = Arc::default();
-        let (held, ttl) = (Arc::downgrade(&state), config.ttl);
+        let held = Arc::downgrade(&state);
+        let ttl = config.ttl;
         in_common.register_holder(Box::new(move |in_common| {
             let Some(state) = held.upgrade() else { return false };
             if let Some(mut state) = state.try_lock() {
@@ -303,7 +304,8 @@ impl CachedOrigin {
         // names may be dropped at any time.
         let whole = complete.elapsed() < negative_ttl.min(self.config.ttl);
         (whole && !state.names.contains_key(path)).then(|| {
-            let (name, folder) = (String::from_utf8_lossy(name), String::from_utf8_lossy(folder));
+            let name = String::from_utf8_lossy(name);
+            let folder = String::from_utf8_lossy(folder);
             Err(Error::new(ErrorKind::NotFound, format!("'{name}' is not in '{folder}'")))
         })
     }
@@ -360,9 +362,12 @@ impl CachedOrigin {
         if state.late_requests >= MOST_LATE {
             return false;
         }
-        let (inner, shared, stats) = (Arc::clone(&self.inner), Arc::downgrade(&self.state), Arc::clone(&self.stats));
+        let inner = Arc::clone(&self.inner);
+        let shared = Arc::downgrade(&self.state);
+        let stats = Arc::clone(&self.stats);
         let sent = std::thread::Builder::new().name("origin-late".into()).spawn(move || {
-            let (at, deadline) = (Instant::now(), Instant::now() + LATE_LIMIT);
+            let at = Instant::now();
+            let deadline = Instant::now() + LATE_LIMIT;
             let answer = match &late {
                 LateRequest::Name(path) => inner.lookup(path, deadline).map(Ok),
                 LateRequest::Page((path, cursor, max)) => inner.list(path, cursor.as_deref(), *max, deadline).map(Err),
@@ -673,7 +678,8 @@ fn is_requested(inner: &dyn OriginStore, path: &[u8]) -> bool {
 fn end_outage(state: &mut MetadataState, stats: &Stats, url: &str) {
     let Some(outage) = state.outage.take() else { return };
     stats.metadata.silent_origins.sub(1);
-    let (seconds, stale) = (outage.since.elapsed().as_secs_f64(), outage.stale_answers);
+    let seconds = outage.since.elapsed().as_secs_f64();
+    let stale = outage.stale_answers;
     tracing::info!("{url} responds again after {seconds:.1} s; {stale} answers were stale");
 }
 

@@ -54,10 +54,12 @@ impl CallerIdentities {
     /// # Errors
     /// `PermissionDenied` for a squash to another user without the right to change users.
     pub fn new(squash: Option<Squash>) -> Result<Self> {
-        let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+        let uid = geteuid().as_raw();
+        let gid = getegid().as_raw();
         // On a thread of its own: a failure in between must not leave this one as another user.
         let tried = std::thread::spawn(move || {
-            let (other, group) = (Uid::from_raw(65534), Gid::from_raw(65534));
+            let other = Uid::from_raw(65534);
+            let group = Gid::from_raw(65534);
             set_thread_groups(&[])?;
             set_thread_res_gid(None::<Gid>, group, None::<Gid>)?;
             set_thread_res_uid(None::<Uid>, other, None::<Uid>)

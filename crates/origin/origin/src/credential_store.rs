@@ -124,8 +124,10 @@ impl CredentialStore {
     }
 
     fn load(&self, forced: bool) -> PendingCredential {
-        let (source, context) = (Arc::clone(&self.source), self.context.clone());
-        let (files, state) = (Arc::clone(&self.files), Arc::clone(&self.state));
+        let source = Arc::clone(&self.source);
+        let context = self.context.clone();
+        let files = Arc::clone(&self.files);
+        let state = Arc::clone(&self.state);
         let runtime = self.runtime.get().cloned().unwrap_or_else(Handle::current);
         let task = runtime.spawn(async move {
             // Before the load: a change during it is noticed at the next check.

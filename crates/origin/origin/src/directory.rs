@@ -121,7 +121,8 @@ impl DirectoryOrigin {
         f: impl FnOnce(&DirectoryReader, &[u8]) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let started = Instant::now();
-        let (inner, owned) = (Arc::clone(&self.inner), path.to_vec());
+        let inner = Arc::clone(&self.inner);
+        let owned = path.to_vec();
         let answer = self
             .pool
             .call_until(deadline, move || f(&inner, &owned))
@@ -250,7 +251,9 @@ impl DirectoryOrigin {
     ) -> Result<SettledAnswer<()>> {
         let (full, filled) = mpsc::sync_channel::<FilePiece>(2);
         let (empty, emptied) = mpsc::sync_channel::<Vec<u8>>(2);
-        let (inner, wanted, len) = (Arc::clone(&self.inner), object.clone(), sink.spare().len());
+        let inner = Arc::clone(&self.inner);
+        let wanted = object.clone();
+        let len = sink.spare().len();
         if !self.pool.submit(move || inner.send_pieces(&wanted, offset, len, waited, &full, &emptied)) {
             return Err(self.pool_error("reading", &object.path, NoAnswer::Queued));
         }

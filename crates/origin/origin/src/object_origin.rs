@@ -168,10 +168,12 @@ impl ObjectOrigin {
     ) -> Result<T, RequestFailure> {
         // It ends before the caller's deadline, so that the failure can still be reported.
         let limit = self.config.timeout.min(retry.time_left().saturating_sub(REPORT_MARGIN));
-        let (end, patience) = (Instant::now() + limit, self.config.resend_after());
+        let end = Instant::now() + limit;
+        let patience = self.config.resend_after();
         let mut under_way = FuturesUnordered::new();
         under_way.push(send());
-        let (mut sent, mut failed) = (1, None);
+        let mut sent = 1;
+        let mut failed = None;
         let mut next = retry.allows(sent).then(|| Instant::now() + patience);
         loop {
             let wake = next.filter(|_| under_way.len() < MAX_PARALLEL_ATTEMPTS).map_or(end, |next| next.min(end));
@@ -671,7 +673,8 @@ fn verify_answer(
     if *range == wanted || (!body.partial && wanted.start == 0 && range.start == 0) {
         return Ok(());
     }
-    let (got, wanted) = (shown_range(range), shown_range(&wanted));
+    let got = shown_range(range);
+    let wanted = shown_range(&wanted);
     if body.partial {
         let message = format!("{} answered a read of the bytes {wanted} with the bytes {got}", place());
         return Err(RequestFailure::transient(ErrorKind::Unavailable, message));

@@ -265,8 +265,9 @@ impl ObjectBackend for ObjectStoreBackend {
             };
             let answer = self.store.get_opts(&self.parse_path(key)?, options).await;
             let answer = answer.map_err(|e| self.classify_error(&what, &e))?;
-            let (etag, total, mtime) =
-                (answer.meta.e_tag.clone(), Some(answer.meta.size), Some(whole_seconds(&answer.meta)));
+            let etag = answer.meta.e_tag.clone();
+            let total = Some(answer.meta.size);
+            let mtime = Some(whole_seconds(&answer.meta));
             let range = Some(answer.range.clone());
             let name = self.name.clone();
             let stream = answer.into_stream().map(move |chunk| {

@@ -167,7 +167,8 @@ impl S3Backend {
         })?;
         let clock_offset_s = self.clock_offset_s.load(Ordering::Relaxed);
         if let Some(credential) = &credential {
-            let (method, uri) = (request.method().clone(), request.uri().clone());
+            let method = request.method().clone();
+            let uri = request.uri().clone();
             let at = shifted(SystemTime::now(), clock_offset_s);
             let signed = if body.is_empty() {
                 SignedBody::Empty
@@ -234,7 +235,8 @@ impl S3Backend {
         let status = response.status();
         let header = |name: &str| response.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
         let retry_after = header(RETRY_AFTER.as_str()).and_then(|v| v.parse().ok()).map(Duration::from_secs);
-        let (region, date) = (header("x-amz-bucket-region"), header("date"));
+        let region = header("x-amz-bucket-region");
+        let date = header("date");
         let server = header("server");
         let location = header("location").and_then(|l| self.parse_location(asked, &l));
         let body = read_document(response).await.unwrap_or_default();

@@ -128,7 +128,9 @@ pub(crate) enum PageError {
 /// Parses the answer to ListObjectsV2. Names that are not UTF-8 are counted in the second part.
 pub(crate) fn parse_list(document: &[u8]) -> Result<(RawPage, u64), PageError> {
     let mut page = RawPage::default();
-    let (mut seen_root, mut encoded, mut truncated) = (false, false, None);
+    let mut seen_root = false;
+    let mut encoded = false;
+    let mut truncated = None;
     let empty = || RawObject { key: String::new(), size: 0, mtime: SystemTime::UNIX_EPOCH, etag: None };
     let mut object = empty();
     let mut well = true;

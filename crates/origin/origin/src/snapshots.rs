@@ -44,7 +44,8 @@ impl SortedNames {
 
     /// The index of the first name after `cursor`.
     pub(crate) fn index_after(&self, cursor: &[u8]) -> usize {
-        let (mut low, mut high) = (0, self.len());
+        let mut low = 0;
+        let mut high = self.len();
         while low < high {
             let middle = low + (high - low) / 2;
             if self.get(middle) <= cursor { low = middle + 1 } else { high = middle }

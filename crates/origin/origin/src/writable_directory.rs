@@ -277,7 +277,8 @@ impl WritableSource {
                 rustix::fs::unlinkat(&dir, at.name, AtFlags::REMOVEDIR).map(|()| None)
             }),
             Change::Rename { from, to, flags } => self.run("rename", from.name, caller, || {
-                let (old, new) = (self.open_folder(from.directory)?, self.open_folder(to.directory)?);
+                let old = self.open_folder(from.directory)?;
+                let new = self.open_folder(to.directory)?;
                 let flags = RenameFlags::from_bits_retain(flags);
                 match flags.is_empty() {
                     true => rustix::fs::renameat(&old, from.name, &new, to.name),
@@ -313,7 +314,8 @@ pub(crate) fn change_attr(
 ) -> rustix::io::Result<()> {
     // The owner first: it clears set-user-ID bits, which the mode may set again.
     if set.uid.is_some() || set.gid.is_some() {
-        let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
+        let uid = set.uid.map(Uid::from_raw);
+        let gid = set.gid.map(Gid::from_raw);
         rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
     }
     if let Some(mode) = set.mode {

@@ -60,7 +60,10 @@ fn plan_tensors(bytes: u64) -> Vec<TensorPlan> {
     } else {
         32
     };
-    let (hidden, inner, keys, words) = (4096 / shrink, 14_336 / shrink, 1024 / shrink, 128_256 / shrink);
+    let hidden = 4096 / shrink;
+    let inner = 14_336 / shrink;
+    let keys = 1024 / shrink;
+    let words = 128_256 / shrink;
     let mut tensors = vec![TensorPlan { name: "model.embed_tokens.weight".into(), shape: vec![words, hidden] }];
     let mut total = 2 * tensors[0].bytes();
     for layer in 0.. {

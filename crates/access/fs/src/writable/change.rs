@@ -2,6 +2,7 @@
 
 use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error};
 use crate::errno::{FsError, FsResult};
+use crate::service::DirName;
 use spurline_volume::capabilities::LimitedCall;
 use spurline_volume::writes::{AttrChange, Change, NamePath, NodeAttr, NodePath, OpenAttrCall, SourceSpace};
 use std::time::Duration;
@@ -107,28 +108,28 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32, caller: &FsCaller) -> FsResult<()> {
+    pub fn rename(&self, from: DirName<'_>, to: DirName<'_>, flags: u32, caller: &FsCaller) -> FsResult<()> {
         let exchange = flags & RENAME_EXCHANGE != 0;
-        if self.nodes.is_directory(from.0, from.1) || exchange && self.nodes.is_directory(to.0, to.1) {
+        if self.nodes.is_directory(from.parent, from.name) || exchange && self.nodes.is_directory(to.parent, to.name) {
             self.can.check(LimitedCall::RenameDirectory)?;
         }
-        let _changing = [from.0, to.0].map(|directory| self.directory_attrs.changing(directory));
+        let _changing = [from.parent, to.parent].map(|directory| self.directory_attrs.changing(directory));
         // Until the table has the new name, paths below the old one lead nowhere.
         let under_way = self.nodes.begin_rename();
         let renamed = self.while_moving(1, || {
-            let old = self.nodes.resolve(from.0).ok_or_else(|| self.missing(from.0))?;
-            let new = self.nodes.resolve(to.0).ok_or_else(|| self.missing(to.0))?;
+            let old = self.nodes.resolve(from.parent).ok_or_else(|| self.missing(from.parent))?;
+            let new = self.nodes.resolve(to.parent).ok_or_else(|| self.missing(to.parent))?;
             Ok(self.as_caller(caller, false, |caller| {
                 let old = NodePath { path: &old.path, expected: Some(old.identity) };
                 let new = NodePath { path: &new.path, expected: Some(new.identity) };
-                let from = NamePath { directory: old, name: from.1 };
-                let to = NamePath { directory: new, name: to.1 };
+                let from = NamePath { directory: old, name: from.name };
+                let to = NamePath { directory: new, name: to.name };
                 self.source.change(&Change::Rename { from, to, flags }, caller)
             })?)
         })?;
         self.nodes.rename(from, to, exchange);
         if let Some(attr) = renamed
-            && let Some(ino) = self.nodes.node_at(to.0, to.1)
+            && let Some(ino) = self.nodes.node_at(to.parent, to.name)
         {
             self.nodes.set_identity(ino, attr.identity);
         }

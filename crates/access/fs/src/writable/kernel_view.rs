@@ -7,6 +7,7 @@
 //! the file is stored there. A length that shrank corrects itself at the first short read.
 
 use super::{BeginWait, FsResult, OpenedNode, WritableFileSystem};
+use crate::service::HandleRef;
 use parking_lot::Mutex;
 use spurline_types::{Error, Result};
 use spurline_volume::writes::{Caller, FileLock, LockKind, WritableFile};
@@ -145,7 +146,8 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; the source's errno; the kernel's.
-    pub fn refresh_locked(&self, (ino, fh): (u64, u64), kernel: &dyn KernelView) -> FsResult<()> {
+    pub fn refresh_locked(&self, handle: HandleRef, kernel: &dyn KernelView) -> FsResult<()> {
+        let HandleRef { ino, fh } = handle;
         let file = self.file(ino, fh)?;
         let _one = self.refreshes.of(ino).lock();
         // First: a page that is read until the byte is stored has the bytes up to there.

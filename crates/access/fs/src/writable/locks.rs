@@ -14,6 +14,7 @@
 use super::open::OpenNodeFile;
 use super::{FsCaller, WritableFileSystem, errno_error};
 use crate::errno::{FsError, FsResult};
+use crate::service::HandleRef;
 use parking_lot::{Condvar, Mutex};
 use spurline_types::{ErrorKind, Result};
 use spurline_volume::locks::{KnownLock, KnownLocks, LAST_BYTE, LockOwner};
@@ -338,11 +339,13 @@ impl WritableFileSystem {
     /// errno.
     pub fn set_lock(
         &self,
-        (ino, fh): (u64, u64),
+        handle: HandleRef,
         request: &LockRequest,
         caller: &FsCaller,
-        (slots, wait): (Option<&dyn BeginWait>, bool),
+        slots: Option<&dyn BeginWait>,
+        wait: bool,
     ) -> FsResult<bool> {
+        let HandleRef { ino, fh } = handle;
         let file = self.file(ino, fh)?;
         self.locks.note_closing(ino, fh, false);
         let started = Instant::now();
@@ -350,11 +353,11 @@ impl WritableFileSystem {
         let mut pause = FIRST_PAUSE;
         loop {
             let seen = self.locks.releases();
-            let mut attempt = self.try_lock((ino, fh), &file, request, caller, false);
+            let mut attempt = self.try_lock(handle, &file, request, caller, false);
             if let LockAttempt::Closing(closing) = attempt
                 && slots.is_none_or(|slots| slots.has_all_closes(closing))
             {
-                attempt = self.try_lock((ino, fh), &file, request, caller, true);
+                attempt = self.try_lock(handle, &file, request, caller, true);
             }
             match attempt {
                 LockAttempt::Done => {
@@ -372,7 +375,7 @@ impl WritableFileSystem {
             if waiting.is_none() {
                 waiting = Some(slots.map(BeginWait::begin_wait).transpose()?);
                 if wait {
-                    self.give_up_flock((ino, fh), &file, request, caller);
+                    self.give_up_flock(handle, &file, request, caller);
                 }
             }
             self.locks.wait_release(seen, request.number, longest)?;
@@ -382,11 +385,11 @@ impl WritableFileSystem {
 
     /// As in the kernel, a `flock(2)` that waits for another type has given up the old one: two that share a lock and both
     /// want it alone would wait for each other.
-    fn give_up_flock(&self, at: (u64, u64), file: &Arc<OpenNodeFile>, request: &LockRequest, caller: &FsCaller) {
+    fn give_up_flock(&self, handle: HandleRef, file: &Arc<OpenNodeFile>, request: &LockRequest, caller: &FsCaller) {
         if request.lock.family == LockFamily::Flock {
             let lock = FileLock { kind: LockKind::Unlock, ..request.lock };
             // Without an old lock this does nothing.
-            let _ = self.try_lock(at, file, &LockRequest { lock, ..*request }, caller, false);
+            let _ = self.try_lock(handle, file, &LockRequest { lock, ..*request }, caller, false);
         }
     }
 
@@ -399,12 +402,13 @@ impl WritableFileSystem {
     /// One attempt. `closes_known`: see [`WritableFileSystem::may_be_closed`].
     fn try_lock(
         &self,
-        (ino, fh): (u64, u64),
+        handle: HandleRef,
         file: &Arc<OpenNodeFile>,
         request: &LockRequest,
         caller: &FsCaller,
         closes_known: bool,
     ) -> LockAttempt {
+        let HandleRef { ino, fh } = handle;
         let lock = &request.lock;
         let unlocks = lock.kind == LockKind::Unlock;
         let own = self.locks.begin_call(ino, lock.owner());
@@ -442,11 +446,12 @@ impl WritableFileSystem {
     /// `BadHandle`; `EINTR` after an interruption of request `number`; the source's errno.
     pub fn test_lock(
         &self,
-        (ino, fh): (u64, u64),
+        handle: HandleRef,
         lock: &FileLock,
         number: u64,
         slots: Option<&dyn BeginWait>,
     ) -> FsResult<Option<LockConflict>> {
+        let HandleRef { ino, fh } = handle;
         let file = self.file(ino, fh)?;
         self.locks.note_closing(ino, fh, false);
         let started = Instant::now();
@@ -454,11 +459,11 @@ impl WritableFileSystem {
         let mut pause = FIRST_PAUSE;
         loop {
             let seen = self.locks.releases();
-            let mut found = self.find_conflict((ino, fh), &file, lock, false)?;
+            let mut found = self.find_conflict(handle, &file, lock, false)?;
             if let Some(KnownConflict::Closing(closing, _)) = found
                 && slots.is_none_or(|slots| slots.has_all_closes(closing))
             {
-                found = self.find_conflict((ino, fh), &file, lock, true)?;
+                found = self.find_conflict(handle, &file, lock, true)?;
             }
             match found {
                 None => return Ok(None),
@@ -479,11 +484,12 @@ impl WritableFileSystem {
     /// A lock in the way, by the table or else by the source.
     fn find_conflict(
         &self,
-        (ino, fh): (u64, u64),
+        handle: HandleRef,
         file: &Arc<OpenNodeFile>,
         lock: &FileLock,
         closes_known: bool,
     ) -> FsResult<Option<KnownConflict>> {
+        let HandleRef { ino, fh } = handle;
         let own = self.locks.begin_call(ino, lock.owner());
         let _call = OwnerCall { table: &self.locks, ino, owner: lock.owner(), set: None };
         let conflict = self.locks.find_conflict(ino, lock, |carrier| self.may_be_closed(carrier, closes_known));
@@ -508,7 +514,8 @@ impl WritableFileSystem {
     }
 
     /// A process closed a descriptor of the file: it loses all of its locks of the file.
-    pub(super) fn release_process_locks(&self, (ino, fh): (u64, u64), owner: u64) {
+    pub(super) fn release_process_locks(&self, handle: HandleRef, owner: u64) {
+        let HandleRef { ino, fh } = handle;
         if self.locks.is_empty() {
             return;
         }

@@ -4,6 +4,7 @@
 use super::kernel_view::KernelSize;
 use crate::inode::{ROOT, usable_number};
 use crate::name_records::NameRecords;
+use crate::service::DirName;
 use parking_lot::RwLock;
 use spurline_types::Stats;
 use spurline_volume::writes::{FileIdentity, FileTime, KnownNames, NodeAttr, S_IFDIR, S_IFMT};
@@ -157,7 +158,8 @@ impl NodeTable {
             records: None,
             bytes: 0,
         };
-        let (begun, ended) = (AtomicU64::new(0), AtomicU64::new(0));
+        let begun = AtomicU64::new(0);
+        let ended = AtomicU64::new(0);
         NodeTable { tree: RwLock::new(tree), begun, ended, since: Instant::now() }
     }
 
@@ -203,7 +205,8 @@ impl NodeTable {
 
     /// Calls `f` with every node that the kernel knows and `is_open` does not, but the root.
     pub fn for_each_idle(&self, is_open: impl Fn(u64) -> bool, mut f: impl FnMut(IdleNode<'_>)) {
-        let (tree, now) = (self.tree.read(), self.now_ms());
+        let tree = self.tree.read();
+        let now = self.now_ms();
         for (ino, node) in &tree.nodes {
             if *ino == ROOT || node.lookups == 0 || is_open(*ino) {
                 continue;
@@ -250,7 +253,8 @@ impl NodeTable {
     /// The node of an object that was seen as `name` in `parent`: existing or new, with one more reference. Without a
     /// name, it has none yet.
     pub fn intern(&self, name: Option<(u64, &[u8])>, attr: &NodeAttr) -> u64 {
-        let (identity, now) = (attr.identity, self.now_ms());
+        let identity = attr.identity;
+        let now = self.now_ms();
         if let Some((parent, name)) = name {
             // The usual case changes no name.
             let tree = self.tree.read();
@@ -352,23 +356,24 @@ impl NodeTable {
     }
 
     /// Applies a rename that the source has made.
-    pub fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), exchange: bool) {
+    pub fn rename(&self, from: DirName<'_>, to: DirName<'_>, exchange: bool) {
         let mut tree = self.tree.write();
-        let (moved, other) = (tree.child(from.0, from.1), tree.child(to.0, to.1));
+        let moved = tree.child(from.parent, from.name);
+        let other = tree.child(to.parent, to.name);
         // Two names of one object: the source changes nothing.
         if moved.is_some() && moved == other {
             return;
         }
         if !exchange {
-            tree.mark_removed(to.0, to.1);
+            tree.mark_removed(to.parent, to.name);
         }
-        tree.unbind(from.0, from.1);
-        tree.unbind(to.0, to.1);
+        tree.unbind(from.parent, from.name);
+        tree.unbind(to.parent, to.name);
         if let Some(moved) = moved {
-            tree.bind(to.0, to.1, moved);
+            tree.bind(to.parent, to.name, moved);
         }
         if let Some(other) = other.filter(|_| exchange) {
-            tree.bind(from.0, from.1, other);
+            tree.bind(from.parent, from.name, other);
         }
     }
 
@@ -468,7 +473,8 @@ impl NodeTree {
     /// The path of a node, or of `last` in it.
     fn path_of(&self, ino: u64, last: Option<&Arc<[u8]>>) -> Option<Vec<u8>> {
         let mut parts: Vec<&Arc<[u8]>> = Vec::with_capacity(16);
-        let (mut at, mut len) = (ino, 0);
+        let mut at = ino;
+        let mut len = 0;
         if let Some(last) = last {
             len = last.len() + 1;
             parts.push(last);
@@ -640,6 +646,10 @@ mod tests {
         table.resolve(ino).map(|node| String::from_utf8(node.path).unwrap())
     }
 
+    fn in_root(name: &[u8]) -> DirName<'_> {
+        DirName { parent: ROOT, name }
+    }
+
     #[test]
     fn a_rename_moves_a_tree_and_hard_links_share_an_inode() {
         let table = NodeTable::new(object(1), Arc::default());
@@ -650,7 +660,7 @@ mod tests {
         assert_eq!(table.intern(Some((ROOT, b"link")), &seen(4)), file);
         assert_eq!(table.paths_of(object(4)), [&b"link"[..], b"a/b/file"]);
         assert!(table.paths_of(object(5)).is_empty());
-        table.rename((ROOT, b"a"), (ROOT, b"z"), false);
+        table.rename(in_root(b"a"), in_root(b"z"), false);
         assert_eq!(path(&table, b).unwrap(), "z/b");
         table.unbind(ROOT, b"link");
         assert_eq!(path(&table, file).unwrap(), "z/b/file");
@@ -670,9 +680,9 @@ mod tests {
         let table = NodeTable::new(object(1), Arc::default());
         let a = table.intern(Some((ROOT, b"a")), &seen(2));
         let b = table.intern(Some((ROOT, b"b")), &seen(3));
-        table.rename((ROOT, b"a"), (ROOT, b"b"), true);
+        table.rename(in_root(b"a"), in_root(b"b"), true);
         assert_eq!((path(&table, a).unwrap(), path(&table, b).unwrap()), ("b".into(), "a".into()));
-        table.rename((ROOT, b"a"), (ROOT, b"b"), false);
+        table.rename(in_root(b"a"), in_root(b"b"), false);
         assert_eq!((path(&table, a), path(&table, b).unwrap()), (None, "b".into()));
         // Another host has put another object there.
         let other = table.intern(Some((ROOT, b"b")), &seen(9));

@@ -10,12 +10,13 @@ use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error, has_lost_name}
 use crate::errno::{FsError, FsResult};
 use crate::inode_limit::LimitedInodes as _;
 use crate::passthrough::{LiveBacking, RegisterBacking};
+use crate::service::{DirRead, FilePosition, FileWrite, HandleRef};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, ObjectRef, Result};
 use spurline_volume::ReadData;
 use spurline_volume::capabilities::{LimitedCall, LockScope};
 use spurline_volume::writes::{
-    CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, WritableDirectory, WritableFile, WritePlace,
+    CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, WritableDirectory, WritableFile,
 };
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -148,7 +149,7 @@ impl WritableFileSystem {
         };
         let attr = file.attr_at_open()?;
         let version = self.find_version(ino, &*file, flags, &attr).map(|object| OpenedVersion { object, events });
-        self.add_open(ino, NewOpen { file, flags, made: false, version }, &attr, (caller, register))
+        self.add_open(ino, NewOpen { file, flags, made: false, version }, &attr, caller, register)
     }
 
     /// Makes and opens a file in `parent`; raises its lookup count.
@@ -178,7 +179,7 @@ impl WritableFileSystem {
         if attr.size == 0 {
             self.nodes.note_bare(entry.ino, self.config.attr_ttl);
         }
-        self.finish_create(entry, file, flags, (caller, register))
+        self.finish_create(entry, file, flags, caller, register)
     }
 
     /// Makes a file without a name in `parent`; raises its lookup count.
@@ -197,7 +198,7 @@ impl WritableFileSystem {
             self.source.create_unnamed(at, flags as u32, mode, caller)
         })?;
         let entry = self.node_entry(self.nodes.intern(None, &attr), attr);
-        self.finish_create(entry, file, flags, (caller, register))
+        self.finish_create(entry, file, flags, caller, register)
     }
 
     fn finish_create(
@@ -205,11 +206,12 @@ impl WritableFileSystem {
         entry: NodeEntry,
         file: Box<dyn WritableFile>,
         flags: i32,
-        kernel: (&FsCaller, Option<&dyn RegisterBacking>),
+        caller: &FsCaller,
+        register: Option<&dyn RegisterBacking>,
     ) -> FsResult<(NodeEntry, OpenedNode)> {
         self.stats.fuse.change_ops.add(1);
         let new = NewOpen { file, flags, made: entry.attr.size == 0, version: None };
-        match self.add_open(entry.ino, new, &entry.attr, kernel) {
+        match self.add_open(entry.ino, new, &entry.attr, caller, register) {
             Ok(opened) => Ok((entry, opened)),
             Err(error) => {
                 self.forget(entry.ino, 1);
@@ -223,7 +225,8 @@ impl WritableFileSystem {
         ino: u64,
         new: NewOpen,
         attr: &NodeAttr,
-        (caller, register): (&FsCaller, Option<&dyn RegisterBacking>),
+        caller: &FsCaller,
+        register: Option<&dyn RegisterBacking>,
     ) -> FsResult<OpenedNode> {
         let NewOpen { file, flags, made, version } = new;
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
@@ -242,8 +245,8 @@ impl WritableFileSystem {
         let backing = match (&state.live, register) {
             (Some(live), _) if state.passthrough > 0 => Some(Arc::clone(live)),
             (_, Some(register)) => {
-                let user = self.config.squash.unwrap_or((caller.uid, caller.gid));
-                register_source(&*file, user, register)
+                let (uid, gid) = self.config.squash.unwrap_or((caller.uid, caller.gid));
+                register_source(&*file, uid, gid, register)
             }
             _ => None,
         };
@@ -294,7 +297,9 @@ impl WritableFileSystem {
         self.stats.fuse.open_handles.add(1);
         // Writes that overlap are made one after the other, unless the program goes around the page cache itself.
         let parallel = flags & libc::O_DIRECT != 0;
-        let (keep_cache, moved, attr) = (seen.same, seen.moved, *attr);
+        let keep_cache = seen.same;
+        let moved = seen.moved;
+        let attr = *attr;
         Ok(OpenedNode { fh, keep_cache, moved, attr, direct_io, parallel, flush, backing })
     }
 
@@ -398,28 +403,21 @@ impl WritableFileSystem {
         }
     }
 
-    /// Writes `data`; returns the number of bytes written. `lose_privileges`: the caller has no right to keep the file's
-    /// set-user-ID and set-group-ID bits.
+    /// Writes; returns the number of bytes written.
     ///
     /// # Errors
     /// `BadHandle`; the source's errno.
-    pub fn write(
-        &self,
-        (ino, fh): (u64, u64),
-        (offset, place): (u64, WritePlace),
-        data: &[u8],
-        lose_privileges: Option<&FsCaller>,
-    ) -> FsResult<usize> {
+    pub fn write(&self, handle: HandleRef, write: &FileWrite<'_>, caller: &FsCaller) -> FsResult<usize> {
         let started = Instant::now();
-        let file = self.file(ino, fh)?;
-        let caller = lose_privileges.map(|caller| Caller {
+        let file = self.file(handle.ino, handle.fh)?;
+        let loses_privileges = write.lose_privileges.then(|| Caller {
             uid: caller.uid,
             gid: caller.gid,
             pid: caller.pid,
             ..Caller::default()
         });
-        let written = file.file.write_placed(place, offset, data, caller.as_ref())?;
-        file.kernel_size.note_written(offset + written as u64);
+        let written = file.file.write_placed(write.place, write.offset, write.data, loses_privileges.as_ref())?;
+        file.kernel_size.note_written(write.offset + written as u64);
         let stats = &self.stats.fuse;
         stats.write_ops.add(1);
         stats.write_bytes.add(written as u64);
@@ -437,7 +435,7 @@ impl WritableFileSystem {
         // The bytes first: the next owner of the lock reads them.
         let flushed = if file.writes && is_close { file.file.flush() } else { Ok(()) };
         self.follow_identity(&file);
-        self.release_process_locks((ino, fh), owner);
+        self.release_process_locks(HandleRef { ino, fh }, owner);
         Ok(flushed?)
     }
 
@@ -473,16 +471,13 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; the source's errno; `EXDEV` and `EOPNOTSUPP` make the kernel read and write.
-    pub fn copy_file_range(
-        &self,
-        from: (u64, u64, u64),
-        to: (u64, u64, u64),
-        len: u64,
-        caller: &FsCaller,
-    ) -> FsResult<u64> {
+    pub fn copy_file_range(&self, from: FilePosition, to: FilePosition, len: u64, caller: &FsCaller) -> FsResult<u64> {
         self.can.check(LimitedCall::Copy)?;
-        let (input, output) = (self.file(from.0, from.1)?, self.file(to.0, to.1)?);
-        Ok(self.as_caller(caller, false, |caller| input.file.copy_range(from.2, &*output.file, to.2, len, caller))?)
+        let input = self.file(from.file.ino, from.file.fh)?;
+        let output = self.file(to.file.ino, to.file.fh)?;
+        Ok(self.as_caller(caller, false, |caller| {
+            input.file.copy_range(from.offset, &*output.file, to.offset, len, caller)
+        })?)
     }
 
     /// The next data or hole.
@@ -527,7 +522,7 @@ impl WritableFileSystem {
         Ok(())
     }
 
-    /// Passes up to `max` names from position `from` to `take`, until it returns false; no name is the end. With
+    /// Passes the names that `read` requests to `take`, until it returns false; no name is the end. With
     /// `plus`, each name that could be looked up has its entry, whose lookup count was raised by one; it is lowered
     /// again if `take` refuses the name.
     ///
@@ -535,18 +530,16 @@ impl WritableFileSystem {
     /// `BadHandle`; the source's errno.
     pub fn readdir(
         &self,
-        (ino, fh): (u64, u64),
-        from: u64,
-        max: usize,
-        plus: bool,
+        read: &DirRead,
         caller: &FsCaller,
         take: &mut dyn FnMut(&ListedName, Option<NodeEntry>) -> bool,
     ) -> FsResult<()> {
+        let HandleRef { ino, fh } = read.directory;
         let open = self.directory(ino, fh)?;
         // Attributes would make inodes faster than the kernel forgets them.
-        let plus = plus && !self.is_far_over_limit();
+        let plus = read.plus && !self.is_far_over_limit();
         let names: Result<Vec<ListedName>> =
-            self.as_caller(caller, false, |caller| open.directory.read(from, max, plus, caller));
+            self.as_caller(caller, false, |caller| open.directory.read(read.from, read.names_max, plus, caller));
         for listed in names? {
             let entry = listed.attr.map(|attr| self.intern(ino, &listed.name, attr));
             if !take(&listed, entry) {
@@ -571,7 +564,8 @@ impl WritableFileSystem {
 /// Gives the source's file to the kernel, which uses it with the rights of the first that opened it.
 fn register_source(
     file: &dyn WritableFile,
-    (uid, gid): (u32, u32),
+    uid: u32,
+    gid: u32,
     register: &dyn RegisterBacking,
 ) -> Option<Arc<LiveBacking>> {
     let backing = file.backing()?;

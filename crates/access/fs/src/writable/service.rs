@@ -116,7 +116,6 @@ impl FileService for WritableFileSystem {
         caller: &FsCaller<'_>,
         take: &mut dyn FnMut(&ListedEntry<'_>) -> bool,
     ) -> FsResult<()> {
-        let HandleRef { ino, fh } = read.directory;
         let mut take_name = |listed: &ListedName, entry: Option<NodeEntry>| {
             take(&ListedEntry {
                 name: &listed.name,
@@ -126,7 +125,7 @@ impl FileService for WritableFileSystem {
                 entry: entry.as_ref().map(|entry| self.file_entry(entry)),
             })
         };
-        self.readdir((ino, fh), read.from, read.names_max, read.plus, caller, &mut take_name)
+        self.readdir(read, caller, &mut take_name)
     }
 
     fn releasedir(&self, fh: u64) -> FsResult<()> {
@@ -173,7 +172,7 @@ impl FileService for WritableFileSystem {
     }
 
     fn rename(&self, from: DirName<'_>, to: DirName<'_>, flags: u32, caller: &FsCaller<'_>) -> FsResult<()> {
-        self.rename((from.parent, from.name), (to.parent, to.name), flags, caller)
+        self.rename(from, to, flags, caller)
     }
 
     fn create(
@@ -200,8 +199,7 @@ impl FileService for WritableFileSystem {
     }
 
     fn write(&self, file: HandleRef, write: &FileWrite<'_>, caller: &FsCaller<'_>) -> FsResult<usize> {
-        let caller = write.lose_privileges.then_some(caller);
-        self.write((file.ino, file.fh), (write.offset, write.place), write.data, caller)
+        self.write(file, write, caller)
     }
 
     fn flush(&self, file: HandleRef, lock_owner: u64, caller: &FsCaller<'_>) -> FsResult<()> {
@@ -221,8 +219,6 @@ impl FileService for WritableFileSystem {
     }
 
     fn copy_file_range(&self, from: FilePosition, to: FilePosition, len: u64, caller: &FsCaller<'_>) -> FsResult<u64> {
-        let from = (from.file.ino, from.file.fh, from.offset);
-        let to = (to.file.ino, to.file.fh, to.offset);
         self.copy_file_range(from, to, len, caller)
     }
 
@@ -241,7 +237,7 @@ impl FileService for WritableFileSystem {
         number: u64,
         kernel: &KernelSide<'_>,
     ) -> FsResult<Option<LockConflict>> {
-        self.test_lock((file.ino, file.fh), lock, number, kernel.waits)
+        self.test_lock(file, lock, number, kernel.waits)
     }
 
     fn set_lock(
@@ -252,7 +248,7 @@ impl FileService for WritableFileSystem {
         caller: &FsCaller<'_>,
         kernel: &KernelSide<'_>,
     ) -> FsResult<()> {
-        let HandleRef { ino, fh } = file;
+        let ino = file.ino;
         let stores = kernel.view.filter(|_| self.has_stores_to_write(ino, &request.lock));
         let begun = match stores {
             Some(view) => WaitingView { view, waits: kernel.waits }.drop_before_lock(ino, &request.lock)?,
@@ -260,9 +256,9 @@ impl FileService for WritableFileSystem {
         };
         let one_wait = BegunWait(kernel.waits);
         let waits = if begun.is_some() { Some(&one_wait as _) } else { kernel.waits };
-        let stale = self.set_lock((ino, fh), request, caller, (waits, wait))?;
+        let stale = self.set_lock(file, request, caller, waits, wait)?;
         if let Some(view) = kernel.view.filter(|_| stale)
-            && let Err(error) = self.refresh_locked((ino, fh), &WaitingView { view, waits })
+            && let Err(error) = self.refresh_locked(file, &WaitingView { view, waits })
         {
             tracing::debug!(ino, "the kernel keeps pages of a file that was locked: {error}");
         }
