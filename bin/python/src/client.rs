@@ -249,10 +249,9 @@ impl NativeClient {
     /// The attributes of `path`, behind symbolic links, with the path without links.
     fn find<'py>(&self, py: Python<'py>, path: Vec<u8>) -> PyResult<NamedAttr<'py>> {
         let wanted = path.clone();
-        let find = move |open: &OpenSource| {
+        let found = self.parts()?.run(py, move |open| {
             find_path(open.volume(), &wanted).map_err(|error| CallFailure::from(error).of_path(&wanted))
-        };
-        let found = self.parts()?.run(py, find)?;
+        })?;
         Ok(named_attr(py, &found.path, &found.attr))
     }
 
@@ -279,14 +278,13 @@ impl NativeClient {
         cursor: Option<Vec<u8>>,
         most: usize,
     ) -> PyResult<(Vec<NamedAttr<'py>>, Option<Bound<'py, PyBytes>>)> {
-        let list = move |open: &OpenSource| {
+        let page = self.parts()?.run(py, move |open| {
             let listed = match &cursor {
                 Some(cursor) => open.volume().list(&path, Some(cursor), most),
                 None => find_path(open.volume(), &path).and_then(|found| open.volume().list(&found.path, None, most)),
             };
             listed.map_err(|error| CallFailure::from(error).of_path(&path))
-        };
-        let page = self.parts()?.run(py, list)?;
+        })?;
         let entries = page.entries.iter().map(|DirEntry { name, attr }| named_attr(py, name, attr)).collect();
         Ok((entries, page.next.map(|next| PyBytes::new(py, &next))))
     }

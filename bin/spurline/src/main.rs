@@ -62,7 +62,6 @@ fn main() -> ExitCode {
 }
 
 fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
-    let done = |()| ExitCode::SUCCESS;
     match command {
         CliCommand::Mount(args) => {
             habits::check_mount_options(&args.fuse.options)?;
@@ -81,7 +80,7 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
             )? {
                 StartOutcome::Waited(code) => Ok(code),
                 StartOutcome::Run(ready) if config.recover && !background::has_keeper() => keeper::run(ready),
-                StartOutcome::Run(ready) => mount::run(config, ready).map(done),
+                StartOutcome::Run(ready) => mount::run(config, ready).map(success),
             }
         }
         CliCommand::Node(words) => {
@@ -103,7 +102,7 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
                 &service,
             )? {
                 StartOutcome::Waited(code) => Ok(code),
-                StartOutcome::Run(ready) => node::run(config, ready).map(done),
+                StartOutcome::Run(ready) => node::run(config, ready).map(success),
             }
         }
         CliCommand::Gateway(args) => run_gateway(*args),
@@ -112,12 +111,12 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
             let config = RawCoordinator::from(*args).check(&host)?;
             match start_service(&config.log, config.background, &[], Duration::ZERO, &host, "coordinator")? {
                 StartOutcome::Waited(code) => Ok(code),
-                StartOutcome::Run(ready) => coordinator::run(config, ready).map(done),
+                StartOutcome::Run(ready) => coordinator::run(config, ready).map(success),
             }
         }
-        CliCommand::Umount(args) => umount::run(args).map(done),
-        CliCommand::Upgrade(args) => upgrade::run(args).map(done),
-        CliCommand::Stats(args) => stats::run(args).map(done),
+        CliCommand::Umount(args) => umount::run(args).map(success),
+        CliCommand::Upgrade(args) => upgrade::run(args).map(success),
+        CliCommand::Stats(args) => stats::run(args).map(success),
         CliCommand::Info(args) => info::run(args),
         CliCommand::Status(args) => status::run(args),
         CliCommand::Load(args) => jobs::load_files(args),
@@ -131,9 +130,9 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
         CliCommand::Net(args) => net::run(args),
         CliCommand::K8s(args) => k8s::run(args),
         CliCommand::Demo(args) => demo::run(args),
-        CliCommand::Completions(args) => generate::print_completions(args).map(done),
-        CliCommand::Man(args) => generate::write_man_pages(args).map(done),
-        CliCommand::ConfigReference => generate::config_reference().map(done),
+        CliCommand::Completions(args) => generate::print_completions(args).map(success),
+        CliCommand::Man(args) => generate::write_man_pages(args).map(success),
+        CliCommand::ConfigReference => generate::config_reference().map(success),
     }
 }
 
@@ -179,4 +178,8 @@ fn start_service(
         tracing::warn!("{warning}");
     }
     Ok(StartOutcome::Run(ready))
+}
+
+fn success(_done: ()) -> ExitCode {
+    ExitCode::SUCCESS
 }

@@ -6,7 +6,7 @@ use crate::error::{BenchError, Result};
 use crate::stop;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -134,18 +134,8 @@ pub fn run_to_exit(command: Command, limit: Duration) -> Result<ExitedChild> {
         .spawn()
         .map_err(|e| BenchError::io(format_args!("can't start {name}"), &e))?;
     // A reader per pipe, so that neither pipe fills up.
-    let drain = |pipe: Option<Box<dyn std::io::Read + Send>>| {
-        std::thread::spawn(move || {
-            let mut bytes = Vec::new();
-            if let Some(mut pipe) = pipe {
-                // A killed child leaves partial output.
-                let _ = pipe.read_to_end(&mut bytes);
-            }
-            String::from_utf8_lossy(&bytes).into_owned()
-        })
-    };
-    let out = drain(child.stdout.take().map(|p| Box::new(p) as _));
-    let err = drain(child.stderr.take().map(|p| Box::new(p) as _));
+    let out = read_to_end_apart(child.stdout.take());
+    let err = read_to_end_apart(child.stderr.take());
     let status = wait_for_exit(&mut child, &name, limit);
     if status.is_err() {
         // The group, for tools such as fio that fork.
@@ -308,6 +298,18 @@ impl Drop for ServerProcess {
     fn drop(&mut self) {
         self.end(Duration::from_secs(5));
     }
+}
+
+/// Reads a pipe to its end in a thread of its own.
+fn read_to_end_apart(pipe: Option<impl std::io::Read + Send + 'static>) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            // A killed child leaves partial output.
+            let _ = pipe.read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
 }
 
 #[cfg(test)]

@@ -33,3 +33,18 @@ impl From<spurline_types::Error> for BenchError {
         BenchError::Failed(error.to_string())
     }
 }
+
+/// The file of a failure of the operating system.
+pub trait FileContext<T> {
+    /// The failure as [`BenchError::io`] has it.
+    ///
+    /// # Errors
+    /// That of the operating system.
+    fn in_file(self, path: &std::path::Path) -> Result<T>;
+}
+
+impl<T> FileContext<T> for std::io::Result<T> {
+    fn in_file(self, path: &std::path::Path) -> Result<T> {
+        self.map_err(|error| BenchError::io(path.display(), &error))
+    }
+}

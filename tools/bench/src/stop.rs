@@ -19,14 +19,15 @@ fn stop_flag() -> &'static Arc<AtomicBool> {
 /// When the system refuses handlers.
 pub fn catch_signals() -> Result<()> {
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        let set = || -> std::io::Result<()> {
-            // In this order, the first signal only sets the flag, and the second ends the process.
-            signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(stop_flag()))?;
-            signal_hook::flag::register(signal, Arc::clone(stop_flag()))?;
-            Ok(())
-        };
-        set().map_err(|e| BenchError::io("can't catch signals", &e))?;
+        catch_signal(signal).map_err(|e| BenchError::io("can't catch signals", &e))?;
     }
+    Ok(())
+}
+
+/// The first signal only sets the flag, and the second ends the process: the order of the two calls does that.
+fn catch_signal(signal: i32) -> std::io::Result<()> {
+    signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(stop_flag()))?;
+    signal_hook::flag::register(signal, Arc::clone(stop_flag()))?;
     Ok(())
 }
 

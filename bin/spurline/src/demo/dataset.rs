@@ -52,12 +52,9 @@ pub fn make_dataset(to: &Path, limit: u64, control: &DemoControl) -> Result<Demo
         let path = PathBuf::from(format!("part-{:02}", number % 16)).join(format!("{number:05}-{name}"));
         let Ok(source) = File::open(&from) else { continue };
         let place = to.join(&path);
-        let wrong = |e: std::io::Error| {
-            Fault::failed(format!("{}: {e}", place.display()), "give more room with --dir, or a smaller --size")
-        };
-        std::fs::create_dir_all(place.parent().unwrap_or(to)).map_err(wrong)?;
-        let target = File::create(&place).map_err(wrong)?;
-        let (bytes, checksum) = copy_file(source, &target, |n| bar.inc(n)).map_err(wrong)?;
+        std::fs::create_dir_all(place.parent().unwrap_or(to)).map_err(|e| copy_error(&place, &e))?;
+        let target = File::create(&place).map_err(|e| copy_error(&place, &e))?;
+        let (bytes, checksum) = copy_file(source, &target, |n| bar.inc(n)).map_err(|e| copy_error(&place, &e))?;
         files.push(SampleFile { path, bytes, checksum });
     }
     bar.finish_and_clear();
@@ -129,4 +126,8 @@ fn choose_files(root: &Path, limit: u64, control: &DemoControl) -> Result<Vec<(P
         }
     }
     Ok(chosen)
+}
+
+fn copy_error(place: &Path, error: &std::io::Error) -> Fault {
+    Fault::failed(format!("{}: {error}", place.display()), "give more room with --dir, or a smaller --size")
 }

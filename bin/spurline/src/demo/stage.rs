@@ -68,14 +68,14 @@ impl DemoStage {
     /// When the directory can't be made.
     pub fn new(parent: Option<&Path>, limit: Duration) -> Result<Self, Fault> {
         let parent = parent.map_or_else(std::env::temp_dir, Path::to_owned);
-        let wrong = |e: std::io::Error| {
-            Fault::missing(format!("a directory in {}: {e}", parent.display()), "name a writable one with --dir")
-        };
         // Mount tables have canonical paths.
-        let parent = values::absolute_path(&parent).canonicalize().map_err(wrong)?;
-        let dir = tempfile::Builder::new().prefix("spurline-demo-").tempdir_in(&parent).map_err(wrong)?;
+        let parent = values::absolute_path(&parent).canonicalize().map_err(|e| directory_error(&parent, &e))?;
+        let dir = tempfile::Builder::new()
+            .prefix("spurline-demo-")
+            .tempdir_in(&parent)
+            .map_err(|e| directory_error(&parent, &e))?;
         for part in ["data", "cache", "mnt"] {
-            std::fs::create_dir(dir.path().join(part)).map_err(wrong)?;
+            std::fs::create_dir(dir.path().join(part)).map_err(|e| directory_error(&parent, &e))?;
         }
         let exe =
             std::env::current_exe().map_err(|e| Fault::failed(format!("this program can't find itself: {e}"), ""))?;
@@ -338,4 +338,8 @@ fn terminate_child(child: &Child) {
     if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, Signal::TERM);
     }
+}
+
+fn directory_error(parent: &Path, error: &std::io::Error) -> Fault {
+    Fault::missing(format!("a directory in {}: {error}", parent.display()), "name a writable one with --dir")
 }

@@ -119,13 +119,13 @@ pub fn run(args: BwArgs) -> Result<ExitCode, Fault> {
     let outcome = measure::run_measurement(&mut session, &plan, &limits, &raised, &mut |now| {
         let since = now.elapsed.saturating_sub(last.elapsed).as_secs_f64();
         if since >= 0.2 {
-            let rate = |now: u64, last: u64| format!("{:.2} GB/s", now.saturating_sub(last) as f64 / since / 1e9);
             let mut words = format!("{:.1} s", now.elapsed.as_secs_f64());
             for (word, now, last) in
                 [("read", now.read_bytes, last.read_bytes), ("written", now.write_bytes, last.write_bytes)]
             {
                 if now > 0 {
-                    words.push_str(&format!("   {word} {} ({})", human_bytes(now), rate(now, last)));
+                    let rate = now.saturating_sub(last) as f64 / since / 1e9;
+                    words.push_str(&format!("   {word} {} ({rate:.2} GB/s)", human_bytes(now)));
                 }
             }
             live.set_message(words);

@@ -78,18 +78,20 @@ fn of_end(tree: &HostTree, interfaces: &[String], here: bool) -> Vec<RelatedFind
         names.extend(host.physical_interfaces(interface).iter().map(|i| i.name.as_str()));
         names.extend(host.ports_of(interface).iter().map(|(device, _)| device.name.as_str()));
     }
-    let cause = |f: &HostFinding| RelatedFinding { id: f.id, subject: f.subject.clone(), here };
     let found = examine(tree, &DoctorOptions::default());
-    found.iter().filter(|f| bears_on(f, &names)).map(cause).collect()
+    found
+        .iter()
+        .filter(|f| bears_on(f, &names))
+        .map(|f| RelatedFinding { id: f.id, subject: f.subject.clone(), here })
+        .collect()
 }
 
 /// Whether a finding may slow down traffic over the interfaces and devices of these names.
 fn bears_on(finding: &HostFinding, names: &[&str]) -> bool {
     let weighs = finding.severity != Severity::Info || finding.id == id::IPOIB_MODE;
-    let about = || {
-        finding.subject.split(|c: char| !(c.is_alphanumeric() || "_-.@".contains(c))).any(|word| names.contains(&word))
-    };
-    weighs && (OF_A_HOST.contains(&finding.id) || (OF_A_PORT.contains(&finding.id) && about()))
+    let mut words = finding.subject.split(|c: char| !(c.is_alphanumeric() || "_-.@".contains(c)));
+    let is_about = OF_A_PORT.contains(&finding.id) && words.any(|word| names.contains(&word));
+    weighs && (is_about || OF_A_HOST.contains(&finding.id))
 }
 
 #[cfg(test)]

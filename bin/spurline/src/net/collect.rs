@@ -28,15 +28,12 @@ pub struct CollectArgs {
 /// When the file can't be written.
 pub fn run(args: CollectArgs) -> Result<ExitCode, Fault> {
     let tree = args.from.tree()?.with_recording();
-    let failed = |e: std::io::Error| {
-        Fault::failed(format!("{}: {e}", args.output.display()), "name a file in a directory that is writable")
-    };
-    let (packed, files) = pack_facts(&tree).map_err(failed)?;
+    let (packed, files) = pack_facts(&tree).map_err(|e| output_error(&args.output, &e))?;
     if args.output.as_os_str() == "-" {
-        std::io::stdout().write_all(&packed).map_err(failed)?;
+        std::io::stdout().write_all(&packed).map_err(|e| output_error(&args.output, &e))?;
         return Ok(ExitCode::SUCCESS);
     }
-    std::fs::write(&args.output, &packed).map_err(failed)?;
+    std::fs::write(&args.output, &packed).map_err(|e| output_error(&args.output, &e))?;
     let left_out = tree.left_out();
     anstream::eprintln!(
         "{}: {} files, {}; addresses and names of interfaces are in it, keys and passwords are not",
@@ -72,4 +69,8 @@ pub(super) fn pack_facts(tree: &HostTree) -> std::io::Result<(Vec<u8>, usize)> {
     let mut packed = Vec::new();
     archive::write_archive(&entries, &mut packed)?;
     Ok((packed, entries.len()))
+}
+
+fn output_error(output: &std::path::Path, error: &std::io::Error) -> Fault {
+    Fault::failed(format!("{}: {error}", output.display()), "name a file in a directory that is writable")
 }

@@ -23,9 +23,8 @@ pub fn styled_cell(text: impl Into<String>, style: Style) -> StyledCell {
 /// Appends the rows to `out`; a column that has only `-` is left out.
 pub fn append_table(out: &mut String, rows: &[Vec<StyledCell>]) {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let texts = |c: usize| rows.iter().skip(1).filter_map(move |r| r.get(c)).map(|c| c.text.as_str());
     let kept: Vec<(usize, usize)> = (0..columns)
-        .filter(|c| texts(*c).any(|t| t != "-"))
+        .filter(|c| rows.iter().skip(1).filter_map(|r| r.get(*c)).any(|cell| cell.text != "-"))
         .map(|c| (c, rows.iter().filter_map(|r| r.get(c)).map(|c| c.text.chars().count()).max().unwrap_or(0)))
         .collect();
     for row in rows {

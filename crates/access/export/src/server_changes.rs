@@ -2,7 +2,7 @@
 //! administrator could type.
 
 use crate::kernel_server::is_exported;
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, IoContext, Result};
 use std::io::Read as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -73,11 +73,10 @@ impl ServerChange {
     pub(crate) fn make(&self) -> Result<Vec<String>> {
         match self {
             ServerChange::Write { path, text } => {
-                let failed = |e: std::io::Error| Error::io(path.display(), &e);
                 if let Some(folder) = path.parent() {
-                    std::fs::create_dir_all(folder).map_err(failed)?;
+                    std::fs::create_dir_all(folder).io_context(path.display())?;
                 }
-                std::fs::write(path, text).map_err(failed)?;
+                std::fs::write(path, text).io_context(path.display())?;
             }
             ServerChange::Remove(path) => match std::fs::remove_file(path) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(path.display(), &e)),
@@ -157,10 +156,9 @@ struct CommandOutcome {
 fn run_command(words: &[&str]) -> Result<CommandOutcome> {
     let (program, rest) = words.split_first().expect("a command has a program");
     let line = words.join(" ");
-    let failed = |e: std::io::Error| Error::io(&line, &e);
     let mut command = Command::new(program);
     command.args(rest).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(failed)?;
+    let mut child = command.spawn().io_context(&line)?;
     let mut errors = child.stderr.take().expect("it is a pipe");
     let (sender, receiver) = std::sync::mpsc::channel();
     // A separate thread: a command that hangs in the kernel does not end when killed.
@@ -171,10 +169,10 @@ fn run_command(words: &[&str]) -> Result<CommandOutcome> {
             let _ = errors.read_to_end(&mut text);
             let _ = sender.send(text);
         })
-        .map_err(failed)?;
+        .io_context(&line)?;
     let end = Instant::now() + COMMAND_LIMIT;
     let status = loop {
-        if let Some(status) = child.try_wait().map_err(failed)? {
+        if let Some(status) = child.try_wait().io_context(&line)? {
             break status;
         }
         if Instant::now() >= end {

@@ -164,8 +164,8 @@ impl FileSystem {
         }
         let Some(growth) = inode.growth().filter(|_| inode.kind == attr.kind) else { return false };
         let id = self.inodes.object_id(inode.path(), attr);
-        let opens = || Some(inode.opens.lock()).filter(|opens| opens.is_cached());
-        let published = growth.try_publish(&*self.volume, inode, id, attr, opens);
+        let published = growth
+            .try_publish(&*self.volume, inode, id, attr, || Some(inode.opens.lock()).filter(|opens| opens.is_cached()));
         if published {
             self.inodes.keep_growth(inode);
         }

@@ -88,8 +88,11 @@ fn split_handle(fh: u64) -> (usize, usize, u32) {
 
 impl<T> HandleTable<T> {
     pub fn new() -> Self {
-        let shard = |_| RwLock::new(HandleShard { slots: Vec::new(), free: Vec::new() });
-        HandleTable { shards: std::array::from_fn(shard), turn: AtomicUsize::new(0), first_uses: AtomicU32::new(0) }
+        HandleTable {
+            shards: std::array::from_fn(|_| RwLock::new(HandleShard { slots: Vec::new(), free: Vec::new() })),
+            turn: AtomicUsize::new(0),
+            first_uses: AtomicU32::new(0),
+        }
     }
 
     /// Drops all handles.

@@ -188,15 +188,23 @@ impl Inode {
 
     /// Whether `attr`, seen at this inode's path, is this inode.
     pub fn matches(&self, attr: &ObjectAttr) -> bool {
-        let same = |current: &ObjectRef| current.size == attr.size && current.version == attr.version;
-        self.kind == attr.kind && (self.kind == FileKind::Directory || same(&self.current()))
+        if self.kind != attr.kind {
+            return false;
+        }
+        if self.kind == FileKind::Directory {
+            return true;
+        }
+        let current = self.current();
+        current.size == attr.size && current.version == attr.version
     }
 
     /// Whether this inode may be opened when its path shows `attr`. While a file is being written, the origin marks
     /// each observation as a version of its own.
     pub fn may_match(&self, attr: &ObjectAttr) -> bool {
-        let same = || attr.version.settled_text() == self.current().version.settled_text();
-        self.matches(attr) || (self.kind == attr.kind && attr.version.is_unsettled() && same())
+        self.matches(attr)
+            || (self.kind == attr.kind
+                && attr.version.is_unsettled()
+                && attr.version.settled_text() == self.current().version.settled_text())
     }
 
     /// Stores what the volume reported at `at`; ignores a report older than the last.
@@ -334,8 +342,8 @@ impl InodeTable {
     /// The number of the inode of `path` with these attributes, which the kernel need not reference.
     pub fn number_of(&self, path: &[u8], attr: &ObjectAttr) -> u64 {
         let size = if attr.kind == FileKind::Directory { 0 } else { attr.size };
-        let new = || number_of(key_of(attr.kind, self.object_id(path, attr)), size);
-        self.find_known(path, attr).map_or_else(new, |inode| inode.ino)
+        self.find_known(path, attr)
+            .map_or_else(|| number_of(key_of(attr.kind, self.object_id(path, attr)), size), |inode| inode.ino)
     }
 
     /// The number of the directory at `path`, if the kernel references one.
@@ -503,8 +511,9 @@ impl InodeTable {
             let tables = shard.tables.read();
             let inode = tables.by_ino.get(&ino)?;
             // Saturating: a kernel that forgets more than it looked up must not make the inode immortal.
-            let left = |lookups: u64| Some(lookups.saturating_sub(n));
-            let before = inode.lookup_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
+            let before = inode
+                .lookup_count
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |lookups| Some(lookups.saturating_sub(n)));
             if let Some(records) = self.records.get() {
                 records.sub_lookups(inode.record.load(Ordering::Relaxed), n);
             }

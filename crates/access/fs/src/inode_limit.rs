@@ -2,7 +2,7 @@
 //! not used for longest. It knows neither how the kernel is reached nor what an inode is used for.
 
 use crate::fs::{FileSystem, parent_of};
-use crate::inode::Inode;
+use crate::inode::{Inode, InodeTable};
 use parking_lot::{Condvar, Mutex};
 use spurline_types::{FileKind, Stats};
 use std::io;
@@ -247,18 +247,20 @@ impl LimitedInodes for FileSystem {
             }
             cold.push(Arc::clone(inode));
         });
-        let candidate = |inode: Arc<Inode>| {
-            let (path, folder) = (inode.path(), parent_of(inode.path()));
-            let name = if folder.is_empty() { path } else { &path[folder.len() + 1..] };
-            ForgetCandidate {
-                ino: inode.ino,
-                directory: inode.kind == FileKind::Directory,
-                parent: self.inodes.directory_ino(folder),
-                name: name.into(),
-            }
-        };
-        send_forgets(kernel, &self.stats, cold.into_iter().map(candidate))?;
+        send_forgets(kernel, &self.stats, cold.into_iter().map(|inode| forget_candidate(&self.inodes, &inode)))?;
         Ok(newest.is_none())
+    }
+}
+
+fn forget_candidate(inodes: &InodeTable, inode: &Inode) -> ForgetCandidate {
+    let path = inode.path();
+    let folder = parent_of(path);
+    let name = if folder.is_empty() { path } else { &path[folder.len() + 1..] };
+    ForgetCandidate {
+        ino: inode.ino,
+        directory: inode.kind == FileKind::Directory,
+        parent: inodes.directory_ino(folder),
+        name: name.into(),
     }
 }
 
@@ -321,7 +323,6 @@ fn wait_for_forgets(inodes: &dyn LimitedInodes, target: u64) -> bool {
 }
 
 fn report_excess(inodes: &dyn LimitedInodes, bytes: u64) {
-    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     tracing::warn!(
         "the kernel keeps {} inodes of this mount, which take {} MiB of memory here; {} MiB of --buffer-size are set aside \
              for them. Programs have these files open, or work in these folders; before Linux 6.18 the kernel also keeps \
@@ -330,4 +331,8 @@ fn report_excess(inodes: &dyn LimitedInodes, bytes: u64) {
         mib(bytes),
         mib(inodes.inode_limit())
     );
+}
+
+fn mib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
 }

@@ -75,10 +75,9 @@ impl FileSystem {
                 return Ok(());
             }
         }
-        let now = || self.now();
         let volume = &*self.volume;
         let page = self.config.list_page.max(1);
-        let lister = ListContext { volume, stats: &self.stats, path, page, now: &now, starts: &self.starts };
+        let lister = ListContext { volume, stats: &self.stats, path, page, now: &|| self.now(), starts: &self.starts };
         let handed_out = position > from;
         // Without inodes in listings a walk takes longer, so that forgets catch up.
         let plus = plus && !self.is_far_over_limit();

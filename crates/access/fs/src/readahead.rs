@@ -137,8 +137,11 @@ impl ReadAhead {
         }
         let start = self.runs[at].start;
         let first = self.block_of(start);
-        let behind = |other: &ReadRun| other.window > 0 && other.end <= start && first <= other.frontier;
-        let Some(other) = set_bits(others).find(|other| behind(&self.runs[*other])) else { return };
+        let behind = set_bits(others).find(|other| {
+            let other = &self.runs[*other];
+            other.window > 0 && other.end <= start && first <= other.frontier
+        });
+        let Some(other) = behind else { return };
         let led = self.runs[other];
         self.runs[other] = ReadRun { window: 0, read: 0, ..led };
         let run = &mut self.runs[at];
@@ -231,8 +234,8 @@ impl ReadAhead {
         if from >= self.blocks || near > run.window / 2 {
             return None;
         }
-        let is_live = |run: &ReadRun| run.window > 0 && self.reads.wrapping_sub(run.touched) < LIVE;
-        let live = set_bits(self.used).filter(|at| is_live(&self.runs[*at])).count();
+        let used = set_bits(self.used).map(|at| &self.runs[at]);
+        let live = used.filter(|run| run.window > 0 && self.reads.wrapping_sub(run.touched) < LIVE).count();
         let live = live as u32 + u32::from(run.window == 0);
         let limit = limit();
         // Every live run gets at least one block: it needs the block after its own soon in any case.

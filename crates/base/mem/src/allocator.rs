@@ -15,8 +15,7 @@ const KEPT_FREE_BYTES: i32 = 1 << 20;
 pub fn limit_heaps() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        let set_by_user = |name| std::env::var_os(name).is_some();
-        if set_by_user("MALLOC_ARENA_MAX") || set_by_user("GLIBC_TUNABLES") {
+        if is_set_by_user("MALLOC_ARENA_MAX") || is_set_by_user("GLIBC_TUNABLES") {
             return;
         }
         // SAFETY: each call only changes a parameter of the allocator, under a lock.
@@ -26,4 +25,8 @@ pub fn limit_heaps() {
             libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_FREE_BYTES);
         }
     }
+}
+
+fn is_set_by_user(variable: &str) -> bool {
+    std::env::var_os(variable).is_some()
 }

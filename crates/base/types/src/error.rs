@@ -189,6 +189,21 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// The operation or the file of a failure of the operating system.
+pub trait IoContext<T> {
+    /// The failure as [`Error::io`] has it, with `what` failed.
+    ///
+    /// # Errors
+    /// That of the operating system.
+    fn io_context(self, what: impl fmt::Display) -> Result<T>;
+}
+
+impl<T> IoContext<T> for std::io::Result<T> {
+    fn io_context(self, what: impl fmt::Display) -> Result<T> {
+        self.map_err(|error| Error::io(what, &error))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

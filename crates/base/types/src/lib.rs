@@ -21,7 +21,7 @@ pub mod url;
 
 pub use attr::{DirEntry, FileKind, ListPage, ObjectAttr, unix_time};
 pub use congestion::Congestion;
-pub use error::{Error, ErrorKind, Result, RetryAdvice};
+pub use error::{Error, ErrorKind, IoContext, Result, RetryAdvice};
 pub use fault::Fault;
 pub use host_port::HostPort;
 pub use id::{BlockId, ObjectId, ObjectRef, SourceTag, Version};

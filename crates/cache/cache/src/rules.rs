@@ -81,19 +81,14 @@ impl FolderRules {
 
 /// Whether the file `path` of `source` is `folder` or below.
 fn is_below(folder: &str, source: &str, path: &[u8]) -> bool {
-    let starts = |whole: &[u8], with: &[u8]| {
-        whole
-            .strip_prefix(with)
-            .is_some_and(|rest| with.is_empty() || with.ends_with(b"/") || matches!(rest, [] | [b'/', ..]))
-    };
     let source = source.trim_end_matches('/');
-    let in_source = |path: &[u8], below| starts(path, &url::path_in(source, below));
+    let in_source = |path: &[u8], below| is_at_or_below(path, &url::path_in(source, below));
     match folder.strip_prefix(source) {
         Some("") => true,
         // The URL of the root of all files has no trailing slash to match.
         Some(below) if source.ends_with(':') => in_source(path, below.trim_start_matches('/')),
         Some(below) if below.starts_with('/') => in_source(path, &below[1..]),
-        _ => starts(source.as_bytes(), folder.as_bytes()),
+        _ => is_at_or_below(source.as_bytes(), folder.as_bytes()),
     }
 }
 
@@ -213,6 +208,11 @@ impl CacheContext {
     pub fn bytes_under_rule(&self, rule: &FolderRule) -> u64 {
         self.enabled_store().map_or(0, |store| store.class_used(rule.class()))
     }
+}
+
+fn is_at_or_below(path: &[u8], folder: &[u8]) -> bool {
+    path.strip_prefix(folder)
+        .is_some_and(|rest| folder.is_empty() || folder.ends_with(b"/") || matches!(rest, [] | [b'/', ..]))
 }
 
 #[cfg(test)]

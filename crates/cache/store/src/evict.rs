@@ -198,10 +198,10 @@ impl StoreCore {
         }
         let key = self.file_key(block.object, block.index, whole);
         let mut shard = self.index.shard_of(&block.object).write();
-        let is_here = |entry: &BlockEntry| {
+        let is_here = shard.get(block).is_some_and(|entry| {
             entry.disk == disk.number && self.file_key(block.object, block.index, entry.flags & WHOLE != 0) == key
-        };
-        if shard.get(block).is_some_and(is_here) {
+        });
+        if is_here {
             return true;
         }
         if self.count_in_file(&shard, disk, &key, 1) == 0 {

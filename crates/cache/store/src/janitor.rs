@@ -202,37 +202,38 @@ fn rewrite_log(core: &StoreCore, disk: &CacheDisk) -> bool {
         }
         journal.begin_rewrite();
     }
-    let rewrite = || -> io::Result<()> {
-        let file = IndexJournal::new_file(&disk.root)?;
-        let mut len = 0u64;
-        let mut records = 0;
-        let mut pending = log::encode_header(core.config.block_size).to_vec();
-        // No shard is locked while the disk is written to: readers need the shards.
-        for part in 0..PARTS {
-            core.index.for_each_in_part(part, |block, entry| {
-                if entry.disk == disk.number && entry.is_readable() {
-                    log::push_put(&mut pending, &block, entry.len, entry.flags, &entry.crcs);
-                    records += 1 + core.push_class(&mut pending, &block);
-                }
-            });
-            file.write_all_at(&pending, len)?;
-            len += pending.len() as u64;
-            pending.clear();
-        }
-        // Most is synced before writers have to wait for the rest.
-        file.sync_data()?;
-        // The directory may belong to another process by now.
-        if let Some(why) = disk.root_lock.lost_reason(&disk.root) {
-            return Err(io::Error::other(why));
-        }
-        disk.journal.lock().finish_rewrite(file, len, records)
-    };
-    let result = rewrite();
+    let result = write_new_log(core, disk);
     if let Err(error) = &result {
         disk.journal.lock().abandon_rewrite();
         core.write_failed(disk, "rewriting the index log", error);
     }
     result.is_ok()
+}
+
+fn write_new_log(core: &StoreCore, disk: &CacheDisk) -> io::Result<()> {
+    let file = IndexJournal::new_file(&disk.root)?;
+    let mut len = 0u64;
+    let mut records = 0;
+    let mut pending = log::encode_header(core.config.block_size).to_vec();
+    // No shard is locked while the disk is written to: readers need the shards.
+    for part in 0..PARTS {
+        core.index.for_each_in_part(part, |block, entry| {
+            if entry.disk == disk.number && entry.is_readable() {
+                log::push_put(&mut pending, &block, entry.len, entry.flags, &entry.crcs);
+                records += 1 + core.push_class(&mut pending, &block);
+            }
+        });
+        file.write_all_at(&pending, len)?;
+        len += pending.len() as u64;
+        pending.clear();
+    }
+    // Most is synced before writers have to wait for the rest.
+    file.sync_data()?;
+    // The directory may belong to another process by now.
+    if let Some(why) = disk.root_lock.lost_reason(&disk.root) {
+        return Err(io::Error::other(why));
+    }
+    disk.journal.lock().finish_rewrite(file, len, records)
 }
 
 /// A pass over the data folders after start, a folder in each step.

@@ -166,13 +166,14 @@ pub fn open_root(path: &Path, block_size: u32) -> Result<CacheRoot> {
 
 /// Allocates the probe's space while there is some: a disk that is merely full must not look broken in a probe.
 pub fn reserve_probe(path: &Path) {
-    let reserve = || -> std::io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path.join("probe"))?;
-        if file.metadata()?.len() < PROBE { file.write_all(&[0; PROBE as usize]) } else { Ok(()) }
-    };
-    if let Err(error) = reserve() {
+    if let Err(error) = allocate_probe(path) {
         tracing::debug!("{}: no room for the probe yet: {error}", path.display());
     }
+}
+
+fn allocate_probe(path: &Path) -> std::io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path.join("probe"))?;
+    if file.metadata()?.len() < PROBE { file.write_all(&[0; PROBE as usize]) } else { Ok(()) }
 }
 
 fn check_format(path: &Path, block_size: u32) -> Result<u64> {

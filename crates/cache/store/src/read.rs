@@ -320,8 +320,9 @@ impl StoreCore {
     /// Drops a block, unless the block was evicted or rewritten during the read. Returns whether the block was dropped.
     fn drop_block(&self, disk: &CacheDisk, place: &BlockPlace, why: &str) -> bool {
         let mut shard = self.index.shard_of(&place.block.object).write();
-        let same = |e: &BlockEntry| e.generation == place.generation && e.disk == place.disk;
-        if !shard.get(&place.block).is_some_and(same) || shard.begin_removal(&place.block).is_none() {
+        let entry = shard.get(&place.block);
+        let is_same = entry.is_some_and(|entry| entry.generation == place.generation && entry.disk == place.disk);
+        if !is_same || shard.begin_removal(&place.block).is_none() {
             return false;
         }
         drop(shard);

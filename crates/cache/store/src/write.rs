@@ -456,7 +456,7 @@ impl StoreCore {
         }
         // A leaving block is marked before the removal is logged, so a served block has no removal in the log yet. Of two
         // concurrent changes of the class, the last writer logs the valid class.
-        let record = |out: &mut Vec<u8>| {
+        if let Err(error) = disk.append_log_with(Vec::with_capacity(64), |out| {
             if here().is_none_or(|(now, _)| now != number) {
                 return 0;
             }
@@ -464,8 +464,7 @@ impl StoreCore {
                 log::push_class(out, &block, UNCLASSIFIED, 0);
             }
             1
-        };
-        if let Err(error) = disk.append_log_with(Vec::with_capacity(64), record) {
+        }) {
             self.write_failed(disk, "writing to the index log", &error);
         }
         let mut shard = self.index.shard_of(&block.object).write();

@@ -136,8 +136,6 @@ impl HedgedReads {
     }
 
     fn claim_slot(&self) -> Option<&FlightSlot> {
-        let take =
-            |slot: &FlightSlot| slot.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
         if self.slots.is_empty() {
             return None;
         }
@@ -147,9 +145,10 @@ impl HedgedReads {
             at = NEXT.fetch_add(1, Ordering::Relaxed) % SLOTS;
         }
         for _ in 0..LOOKS {
-            if take(&self.slots[at]) {
+            let slot = &self.slots[at];
+            if slot.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 PLACE.set(at);
-                return Some(&self.slots[at]);
+                return Some(slot);
             }
             at = (at + 1) % SLOTS;
         }
@@ -295,8 +294,8 @@ impl HedgeThread {
             return Ok(None);
         }
         let watched = Arc::clone(inner);
-        let run = move || LateReadWatcher::new(&watched).run();
-        let thread = std::thread::Builder::new().name("late-reads".into()).spawn(run);
+        let thread =
+            std::thread::Builder::new().name("late-reads".into()).spawn(move || LateReadWatcher::new(&watched).run());
         let thread = thread.map_err(|e| Error::io("can't start the thread that watches reads", &e))?;
         Ok(Some(HedgeThread { inner: Arc::clone(inner), thread: Some(thread) }))
     }

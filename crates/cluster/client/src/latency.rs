@@ -51,11 +51,14 @@ impl ReadTimes {
         }
         let enough = (count as f64 * share).ceil() as u64;
         let mut sum = 0;
-        let within = |n: &u64| {
-            sum += n;
-            sum >= enough
-        };
-        let at = self.long.iter().position(within).unwrap_or(BUCKETS - 1);
+        let at = self
+            .long
+            .iter()
+            .position(|n| {
+                sum += n;
+                sum >= enough
+            })
+            .unwrap_or(BUCKETS - 1);
         floor.mul_f64(2f64.powf((at + 1) as f64 / 4.0))
     }
 }
@@ -116,7 +119,6 @@ impl LatencyTracker {
 
     /// Halves the weight of the recorded times.
     pub(crate) fn fade(&self) {
-        let halve = |n: &AtomicU64| n.store(n.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
         halve(&self.reads);
         self.long.iter().for_each(halve);
     }
@@ -213,6 +215,10 @@ impl LatencyTracker {
         (known.until, known.trying) = (now + TRIAL, true);
         true
     }
+}
+
+fn halve(count: &AtomicU64) {
+    count.store(count.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
 }
 
 #[cfg(test)]

@@ -127,15 +127,16 @@ fn match_by_name<'a>(old: &[Arc<Member>], members: &'a [Arc<Member>]) -> Vec<(&'
     fn by_name(list: &[Arc<Member>]) -> HashMap<&str, usize> {
         list.iter().enumerate().map(|(at, member)| (member.name.as_str(), at)).collect()
     }
-    let rising = |list: &[Arc<Member>]| list.is_sorted_by(|a, b| a.name < b.name);
-    if rising(old) && rising(members) {
+    if is_sorted_by_name(old) && is_sorted_by_name(members) {
         // Registries return sorted lists: merging both lists costs less than a map.
         let mut rest = old.iter().enumerate().peekable();
-        let place = |member: &'a Arc<Member>| {
-            while rest.next_if(|(_, known)| known.name < member.name).is_some() {}
-            (member, rest.next_if(|(_, known)| known.name == member.name).map(|(at, _)| at))
-        };
-        return members.iter().map(place).collect();
+        return members
+            .iter()
+            .map(|member| {
+                while rest.next_if(|(_, known)| known.name < member.name).is_some() {}
+                (member, rest.next_if(|(_, known)| known.name == member.name).map(|(at, _)| at))
+            })
+            .collect();
     }
     let known = by_name(old);
     let last = by_name(members);
@@ -247,4 +248,8 @@ impl GroupMembers {
     pub fn has_rail_factory(&self) -> bool {
         self.workshop.make_rails.get().is_some()
     }
+}
+
+fn is_sorted_by_name(members: &[Arc<Member>]) -> bool {
+    members.is_sorted_by(|a, b| a.name < b.name)
 }

@@ -250,11 +250,10 @@ impl NodeRails {
     /// Connects a path that is due: one data channel and one heartbeat channel.
     pub(crate) fn connect_path(&self, current: &RailSet, path: usize) {
         let connector = &*current.connectors[path];
-        let greeted = || {
-            connector.prepare_device()?;
+        let connected = connector.prepare_device().and_then(|()| {
             self.connect_channel(connector, &self.config.source, Instant::now() + self.config.connect_timeout)
-        };
-        let made = greeted().and_then(|(channel, welcome)| {
+        });
+        let made = connected.and_then(|(channel, welcome)| {
             let expected = current.instance.load(Ordering::Acquire);
             if expected != 0 && welcome.instance != 0 && welcome.instance != expected {
                 let why = format!(

@@ -68,11 +68,13 @@ impl PathMonitor {
     /// Waits until every node's rails are known and every path was tried, or until `deadline`, so that the first
     /// reads find their paths.
     pub fn wait_first(&self, deadline: Instant) {
-        let decided =
-            || self.members.snapshot().existing_peers().filter_map(|peer| peer.rails()).all(|rails| rails.is_decided());
-        while !decided() && Instant::now() < deadline {
+        while !self.all_decided() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    fn all_decided(&self) -> bool {
+        self.members.snapshot().existing_peers().filter_map(|peer| peer.rails()).all(|rails| rails.is_decided())
     }
 }
 

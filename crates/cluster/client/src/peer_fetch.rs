@@ -76,9 +76,8 @@ impl GroupPeerFetch {
             let now = Instant::now();
             let had = std::mem::replace(&mut known.members, members.to_vec());
             known.changed = now;
-            let names = |list: &[Arc<Member>]| list.iter().map(|m| m.name.clone()).collect::<HashSet<_>>();
-            let had = names(&had);
-            let has = names(members);
+            let had: HashSet<_> = had.iter().map(|member| member.name.clone()).collect();
+            let has: HashSet<_> = members.iter().map(|member| member.name.clone()).collect();
             known.came.retain(|name, at| has.contains(name) && at.elapsed() < self.settles);
             if !had.is_empty() {
                 known.came.extend(has.difference(&had).map(|name| (name.clone(), now)));
@@ -110,8 +109,9 @@ impl GroupPeerFetch {
         ranked.retain(|at| view.members()[*at as usize].name != self.own_name && Some(*at) != drained);
         let known = self.members.lock();
         if owns && !known.came.is_empty() {
-            let lately = |at: &Instant| at.elapsed() < self.settles;
-            ranked.sort_by_key(|at| known.came.get(&view.members()[*at as usize].name).is_some_and(lately));
+            ranked.sort_by_key(|at| {
+                known.came.get(&view.members()[*at as usize].name).is_some_and(|at| at.elapsed() < self.settles)
+            });
         }
         drop(known);
         if let Some(at) = drained.filter(|at| view.members()[*at as usize].name != self.own_name) {

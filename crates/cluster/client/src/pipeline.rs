@@ -108,8 +108,10 @@ impl PipelineState {
     ) -> Result<std::ops::Range<u64>, PipelineFull> {
         self.reads += 1;
         let room = most.saturating_sub(self.asked.len() + self.reserved) as u64;
-        let near = |next: u64| offset + NEAR * piece >= next && offset <= next + NEAR * piece;
-        let stream = self.streams.iter_mut().find(|s| s.object == object && s.next.is_none_or(near));
+        let distance_max = NEAR * piece;
+        let stream = self.streams.iter_mut().find(|stream| {
+            stream.object == object && stream.next.is_none_or(|next| offset.abs_diff(next) <= distance_max)
+        });
         let Some(stream) = stream else { return Ok(0..0) };
         let end = offset + piece;
         let next = stream.next.map_or(end, |next| next.max(end));
@@ -204,8 +206,11 @@ impl PipelinedReads {
                 self.changed.wait_until(&mut state, due);
                 continue;
             }
-            let stale = |asked: &mut PipelinedAnswer| asked.since + STALE <= Instant::now();
-            let given_up: Vec<ClaimedAnswer> = state.asked.extract_if(.., stale).map(ClaimedAnswer::from).collect();
+            let given_up: Vec<ClaimedAnswer> = state
+                .asked
+                .extract_if(.., |asked| asked.since + STALE <= Instant::now())
+                .map(ClaimedAnswer::from)
+                .collect();
             // Their readers are gone or slow: the expected offsets are unknown.
             state.streams.clear();
             parking_lot::MutexGuard::unlocked(&mut state, || drop(given_up));

@@ -81,11 +81,12 @@ impl CopyCounts {
 
     /// The number for the file at `path`.
     pub fn copies_of(&self, path: &[u8]) -> u32 {
-        let at_or_below = |prefix: &[u8]| {
-            prefix.is_empty() || path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
-        };
-        self.below.iter().find(|(prefix, _)| at_or_below(prefix)).map_or(self.all, |(_, copies)| *copies)
+        self.below.iter().find(|(folder, _)| is_at_or_below(path, folder)).map_or(self.all, |(_, copies)| *copies)
     }
+}
+
+fn is_at_or_below(path: &[u8], folder: &[u8]) -> bool {
+    folder.is_empty() || path.strip_prefix(folder).is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
 }
 
 /// Location of a reader.

@@ -10,7 +10,7 @@ use crate::read_plan::{CallPlan, HolderChoice, HolderOrder, LateNodes, OwnedChoi
 use crate::remote::{GroupClient, SCRATCH};
 use crate::split::{self, SPLIT_FROM};
 use spurline_mem::BlockFill;
-use spurline_proto::{NodeRequest, WelcomeAnswer, is_hot_answer, is_redirect};
+use spurline_proto::{NodeRequest, is_hot_answer, is_redirect};
 use spurline_transport::{CallAnswer, CallError, ChannelLease};
 use spurline_types::{ByteSink as _, Error, ErrorKind, ObjectRef, Result};
 use std::cell::{Cell, RefCell};
@@ -115,12 +115,11 @@ impl GroupClient {
         // Taken out of its cell, so that a nested call finds an empty one and does not panic.
         let (mut body, mut ranked) = SCRATCH.with(RefCell::take);
         let copies = Cell::new(0);
-        let may_ask = |tracker: &LatencyTracker| match plan.late_nodes {
-            LateNodes::Try => tracker.admit_request(Instant::now),
-            LateNodes::Skip => !tracker.is_deprioritised(),
-        };
         let rank = |view: &MembersSnapshot, most, ranked: &mut Vec<u32>| {
-            copies.set(self.rank_holders(view, wanted, order, most, ranked, may_ask));
+            copies.set(self.rank_holders(view, wanted, order, most, ranked, |tracker| match plan.late_nodes {
+                LateNodes::Try => tracker.admit_request(Instant::now),
+                LateNodes::Skip => !tracker.is_deprioritised(),
+            }));
         };
         let retries = &self.stats.remotecache.retries;
         let result = call_ranked(&self.members, plan, rank, &mut ranked, retries, |attempt, lease, deadline| {
@@ -139,8 +138,9 @@ impl GroupClient {
     fn first_holder(&self, wanted: WantedRun) -> Option<OwnedChoice> {
         let (body, mut ranked) = SCRATCH.with(RefCell::take);
         let view = self.members.snapshot();
-        let would_ask = |tracker: &LatencyTracker| tracker.would_admit(Instant::now);
-        let copies = self.rank_holders(&view, wanted, HolderOrder::NearFirst, FIRST_HOLDERS, &mut ranked, would_ask);
+        let copies = self.rank_holders(&view, wanted, HolderOrder::NearFirst, FIRST_HOLDERS, &mut ranked, |tracker| {
+            tracker.would_admit(Instant::now)
+        });
         let first = ranked.first().map(|index| {
             let peer = Arc::clone(view.peer(*index));
             HolderChoice { peer, may_redirect: copies > 0 }
@@ -164,10 +164,12 @@ impl GroupClient {
         view.rank_holders(wanted, &self.config.standpoint, FIRST_HOLDERS, &mut ranked);
         let holders = ranked.len().min(wanted.holder_count());
         let holds = ranked[..holders].iter().any(|index| Arc::ptr_eq(view.peer(*index), first));
-        let fit =
-            |peer: &&Arc<GroupPeer>| !Arc::ptr_eq(peer, first) && !peer.latency().is_deprioritised() && !peer.is_down();
         let others = if holds { &ranked[..] } else { &[] };
-        let second = others.iter().map(|index| view.peer(*index)).find(fit).map(Arc::clone);
+        let second = others
+            .iter()
+            .map(|index| view.peer(*index))
+            .find(|peer| !Arc::ptr_eq(peer, first) && !peer.latency().is_deprioritised() && !peer.is_down())
+            .map(Arc::clone);
         SCRATCH.with(|cell| cell.replace((body, ranked)));
         second
     }
@@ -209,8 +211,8 @@ impl GroupClient {
             self.hedge.note_unwatched(peer, started);
         }
         left.into_iter().flatten().try_for_each(|left| {
-            let late = || format!("{}: a part of a read over several rails missed its deadline", peer.name());
-            let deadline = self.extend_deadline(plan.call.deadline, Error::new(ErrorKind::Timeout, late()))?;
+            let late = format!("{}: a part of a read over several rails missed its deadline", peer.name());
+            let deadline = self.extend_deadline(plan.call.deadline, Error::new(ErrorKind::Timeout, late))?;
             let dst = &mut dst[left.part.clone()];
             let part = plan.part(left.part, dst).until(deadline);
             self.read_one_channel(&if left.redirected { self.redirected(part) } else { part }, dst)
@@ -358,12 +360,14 @@ impl GroupClient {
         }
         let piece = ReadPlan { offset, run: self.wanted_run(plan.object, offset), ..*plan };
         let Some(HolderChoice { peer, may_redirect }) = self.first_holder(piece.run) else { return false };
-        let request = |welcome: &WelcomeAnswer| NodeRequest::Read(piece.request(welcome.volume, may_redirect));
         let now = Instant::now();
         if !peer.latency().admit_request(|| now) {
             return false;
         }
-        let Some(begun) = peer.tcp_pool().begin_call(request, now + self.config.patience.answer) else {
+        let Some(begun) = peer.tcp_pool().begin_call(
+            |welcome| NodeRequest::Read(piece.request(welcome.volume, may_redirect)),
+            now + self.config.patience.answer,
+        ) else {
             peer.latency().return_trial(|| now);
             return false;
         };

@@ -415,21 +415,15 @@ impl Volume for GroupVolume {
             std::thread::scope(|scope| {
                 let thread = || std::thread::Builder::new().name("ask-info".into());
                 let asked = names.iter().map(|name| (name.clone(), thread().spawn_scoped(scope, || ask(name))));
-                let answer = |asked: std::io::Result<std::thread::ScopedJoinHandle<'_, _>>| {
-                    let asked = asked.map_err(|e| Error::io("no thread to ask a node", &e))?;
-                    asked.join().unwrap_or_else(|_| {
-                        Err(Error::new(ErrorKind::Io(EIO), "a thread that called a node panicked; see the log"))
-                    })
-                };
                 let asked: Vec<_> = asked.collect();
-                asked.into_iter().map(|(name, asked)| (name, answer(asked))).collect::<Vec<_>>()
+                asked.into_iter().map(|(name, asked)| (name, join_asked(asked))).collect::<Vec<_>>()
             })
         });
         for (name, answer) in answers {
             match answer {
                 Ok((node, info)) => {
-                    let with_holder = |run: BlockRun| BlockRun { holder: Some(node.clone()), ..run };
-                    let held: Vec<BlockRun> = info.held.into_iter().map(with_holder).collect();
+                    let held: Vec<BlockRun> =
+                        info.held.into_iter().map(|run| BlockRun { holder: Some(node.clone()), ..run }).collect();
                     let whole = whole.get_or_insert(FileInfo { held: Vec::new(), ..info });
                     whole.held.extend(held);
                     whole.nodes.push(node);
@@ -441,8 +435,7 @@ impl Volume for GroupVolume {
             }
         }
         let Some(mut whole) = whole else {
-            let no_node = || Error::new(ErrorKind::Unavailable, "the cache group has no node");
-            return Err(last_error.unwrap_or_else(no_node));
+            return Err(last_error.unwrap_or_else(|| Error::new(ErrorKind::Unavailable, "the cache group has no node")));
         };
         whole.blocks.memory = whole.held.iter().filter(|run| run.is_in_memory()).map(BlockRun::count).sum();
         whole.blocks.disk = whole.held.iter().filter(|run| run.is_on_disk()).map(BlockRun::count).sum();
@@ -450,4 +443,12 @@ impl Volume for GroupVolume {
         whole.silent = silent;
         Ok(whole)
     }
+}
+
+/// The answer of a thread that calls a node.
+fn join_asked<T>(asked: std::io::Result<std::thread::ScopedJoinHandle<'_, Result<T>>>) -> Result<T> {
+    let asked = asked.map_err(|e| Error::io("no thread to ask a node", &e))?;
+    asked
+        .join()
+        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Io(EIO), "a thread that called a node panicked; see the log")))
 }

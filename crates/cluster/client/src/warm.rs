@@ -103,8 +103,8 @@ impl GroupVolume {
     /// Number of nodes with weight above 0 that are not known to be down.
     pub fn holders_up(&self) -> usize {
         let view = self.inner().members().snapshot();
-        let down = |index: usize| view.existing_peer(index as u32).is_some_and(|peer| peer.is_down());
-        view.members().iter().enumerate().filter(|(index, member)| member.weight > 0 && !down(*index)).count()
+        let holders = view.members().iter().enumerate().filter(|(_, member)| member.weight > 0);
+        holders.filter(|(index, _)| view.existing_peer(*index as u32).is_none_or(|peer| !peer.is_down())).count()
     }
 
     /// Makes every node drop its blocks of these extents, pinned blocks only if `with_pinned`. Sums over all nodes, and the first error: an unreachable
@@ -168,9 +168,9 @@ impl GroupVolume {
             std::thread::scope(|scope| {
                 let asked: Vec<_> = some.iter().take(most).map(|member| scope.spawn(|| one(&member.name))).collect();
                 asked.into_iter().try_for_each(|thread| {
-                    let gone =
-                        |_| Err(Error::new(ErrorKind::Io(EIO), "a thread that called a node panicked; see the log"));
-                    told.push(thread.join().unwrap_or_else(gone)?);
+                    told.push(thread.join().unwrap_or_else(|_| {
+                        Err(Error::new(ErrorKind::Io(EIO), "a thread that called a node panicked; see the log"))
+                    })?);
                     Ok::<_, Error>(())
                 })
             })?;
@@ -253,8 +253,9 @@ type PieceOutcomes = Vec<(WarmPiece, Result<RangeDone>)>;
 
 /// The more specific error: a node's answer before an unreachable node.
 fn worse_error(known: Option<Error>, other: Option<Error>) -> Option<Error> {
-    let away = |error: &Error| error.kind() == ErrorKind::Unavailable;
-    if known.as_ref().is_none_or(away) && other.as_ref().is_some_and(|error| known.is_none() || !away(error)) {
+    if known.as_ref().is_none_or(is_unavailable)
+        && other.as_ref().is_some_and(|error| known.is_none() || !is_unavailable(error))
+    {
         other
     } else {
         known
@@ -355,8 +356,10 @@ impl GroupClient {
                 return out;
             }
             std::thread::scope(|scope| {
-                let ask = |(name, pieces)| (pieces, scope.spawn(move || self.call_node(extents, name, pieces, what)));
-                let asked: Vec<_> = some.iter().map(|(name, pieces)| ask((name, pieces.as_slice()))).collect();
+                let asked: Vec<_> = some
+                    .iter()
+                    .map(|(name, pieces)| (pieces, scope.spawn(move || self.call_node(extents, name, pieces, what))))
+                    .collect();
                 asked.into_iter().for_each(|(pieces, thread)| out.extend(piece_outcomes(pieces, thread.join())));
             });
         }
@@ -399,11 +402,10 @@ impl GroupClient {
             match answer {
                 Ok(RangesDone(done)) if done.len() == together.len() => {
                     // The cause is often local to the node (space, disks), so name it.
-                    let named = |done: RangeDone| {
+                    out.extend(together.drain(..).zip(done.into_iter().map(|done| {
                         let error = done.error.map(|error| error.context(format_args!("node {name}")));
                         Ok(RangeDone { error, ..done })
-                    };
-                    out.extend(together.drain(..).zip(done.into_iter().map(named)));
+                    })));
                 }
                 Ok(_) => {
                     let error = Error::new(ErrorKind::Protocol, format!("node {name} answered for other parts"));
@@ -454,6 +456,10 @@ impl GroupClient {
             call(lease, &mut body, deadline)
         })
     }
+}
+
+fn is_unavailable(error: &Error) -> bool {
+    error.kind() == ErrorKind::Unavailable
 }
 
 #[cfg(test)]

@@ -173,11 +173,10 @@ impl JobManager {
     fn remove_lists(&self, id: &str, used: Option<&Path>) {
         let Some(spools) = &self.spools else { return };
         let of_job = format!("{id}.");
-        let old = |name: &std::ffi::OsStr| {
-            name.to_str().is_some_and(|name| name.starts_with(&of_job) && name.ends_with(".files"))
-        };
         for entry in std::fs::read_dir(spools).into_iter().flatten().flatten() {
-            if old(&entry.file_name()) && Some(&*entry.path()) != used {
+            let name = entry.file_name();
+            let is_list = name.to_str().is_some_and(|name| name.starts_with(&of_job) && name.ends_with(".files"));
+            if is_list && Some(&*entry.path()) != used {
                 // A leftover only costs space.
                 let _ = std::fs::remove_file(entry.path());
             }

@@ -5,7 +5,7 @@ use crate::run::JobCheckpoint;
 use crate::spec::JobSpec;
 use serde::{Deserialize, Serialize};
 use spurline_sys::replace_file;
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, IoContext, Result};
 use std::path::{Path, PathBuf};
 
 /// A stored job.
@@ -52,10 +52,9 @@ impl JobRecord {
     /// # Errors
     /// When this version cannot read the parts.
     pub fn from_parts(spec: &[u8], state: &[u8]) -> Result<Self> {
-        let wrong = |e| Error::new(ErrorKind::Corrupt, format!("this version cannot read the job: {e}"));
         Ok(JobRecord {
-            spec: serde_json::from_slice(spec).map_err(wrong)?,
-            checkpoint: serde_json::from_slice(state).map_err(wrong)?,
+            spec: serde_json::from_slice(spec).map_err(unreadable_error)?,
+            checkpoint: serde_json::from_slice(state).map_err(unreadable_error)?,
         })
     }
 }
@@ -156,16 +155,14 @@ impl DirJobRecords {
 impl JobRecords for DirJobRecords {
     fn save_job(&self, id: &str, job: &JobRecord) -> Result<()> {
         let path = self.file(id);
-        let cant = |e: std::io::Error| Error::io(format_args!("{}", path.display()), &e);
-        let text = serde_json::to_vec(job).map_err(|e| cant(e.into()))?;
-        replace_file(&path, &text, 0o600).map_err(cant)
+        let text = serde_json::to_vec(job).map_err(std::io::Error::from).io_context(path.display())?;
+        replace_file(&path, &text, 0o600).io_context(path.display())
     }
 
     fn load_jobs(&self) -> Result<Vec<(String, JobRecord)>> {
-        let cant = |e: std::io::Error| Error::io(format_args!("{}", self.dir.display()), &e);
         let mut jobs = Vec::new();
-        for entry in std::fs::read_dir(&self.dir).map_err(cant)? {
-            let path = entry.map_err(cant)?.path();
+        for entry in std::fs::read_dir(&self.dir).io_context(self.dir.display())? {
+            let path = entry.io_context(self.dir.display())?.path();
             let (Some(id), true) =
                 (path.file_stem().and_then(|s| s.to_str()), path.extension().is_some_and(|e| e == "json"))
             else {
@@ -181,7 +178,7 @@ impl JobRecords for DirJobRecords {
                 Err(why) => {
                     // The same job may start again under the same name; an older file set aside is replaced.
                     let aside = path.with_extension("json.spoilt");
-                    std::fs::rename(&path, &aside).map_err(cant)?;
+                    std::fs::rename(&path, &aside).io_context(self.dir.display())?;
                     tracing::error!(
                         "{} is not a valid job ({why}): moved to {} and not resumed; start the job again",
                         path.display(),
@@ -201,6 +198,10 @@ impl JobRecords for DirJobRecords {
             _ => Ok(()),
         }
     }
+}
+
+fn unreadable_error(e: serde_json::Error) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("this version cannot read the job: {e}"))
 }
 
 #[cfg(test)]

@@ -418,15 +418,16 @@ fn run_passes(
         return free_all(target, spec, run);
     }
     let first = run.first;
-    // For an unnamed list, the link shows its directory.
-    let shown = || std::fs::read_link(spool).unwrap_or_else(|_| spool.to_owned());
-    let cant = |e: std::io::Error| Error::io(format_args!("{}", shown().display()), &e);
     let published = AtomicU64::new(if listed { files } else { first });
     let all = AtomicBool::new(listed);
-    let mut list = if listed { None } else { Some(ListWriter::new(std::fs::File::create(spool).map_err(cant)?)) };
+    let mut list = if listed {
+        None
+    } else {
+        Some(ListWriter::new(std::fs::File::create(spool).map_err(|e| list_error(spool, &e))?))
+    };
     let filter = spec.file_filter().map_err(|e| Error::new(ErrorKind::Invalid, e))?;
     let pass = |kind, list: Option<&mut ListWriter>, save: &mut dyn FnMut(&JobRun)| {
-        let reader = ListReader::new(std::fs::File::open(spool).map_err(cant)?);
+        let reader = ListReader::new(std::fs::File::open(spool).map_err(|e| list_error(spool, &e))?);
         let fetches = kind == FilePass::Work && spec.action == JobAction::Load;
         let work = JobWork {
             target,
@@ -510,13 +511,12 @@ impl JobWork<'_> {
             for _ in 0..threads {
                 let waiter = waiter.clone();
                 let ended = &ended;
-                let work = move || {
+                match spawn_worker(scope, "job", move || {
                     let result = self.work_units();
                     ended.fetch_add(1, Ordering::AcqRel);
                     waiter.unpark();
                     result
-                };
-                match spawn_worker(scope, "job", work) {
+                }) {
                     Ok(worker) => workers.push(worker),
                     // Fewer threads only take longer.
                     Err(error) if !workers.is_empty() => {
@@ -536,8 +536,9 @@ impl JobWork<'_> {
                 speed.tick(self.run);
                 save(self.run);
             }
-            let panicked = |_| Err(Error::new(ErrorKind::Io(EIO), "a thread of the job panicked"));
-            let ended = workers.into_iter().chain(walker).map(|thread| thread.join().unwrap_or_else(panicked));
+            let ended = workers.into_iter().chain(walker).map(|thread| {
+                thread.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Io(EIO), "a thread of the job panicked")))
+            });
             ended.collect::<Result<Vec<()>>>().map(drop)
         })
     }
@@ -737,15 +738,14 @@ impl JobWork<'_> {
             if self.run.is_stopping() {
                 return;
             }
-            let part = |unit: &WorkUnit| unit.part.clone();
             let results = match (self.pass, self.spec.action) {
-                (FilePass::Verify, _) => {
-                    self.target.check_parts(&batch.iter().map(part).collect::<Vec<_>>(), self.spec.replicas)
-                }
+                (FilePass::Verify, _) => self
+                    .target
+                    .check_parts(&batch.iter().map(|unit| unit.part.clone()).collect::<Vec<_>>(), self.spec.replicas),
                 (FilePass::Work, JobAction::Load) => self.warm_batch(batch, *requests),
-                (FilePass::Work, JobAction::Free) => {
-                    self.target.free_parts(&batch.iter().map(part).collect::<Vec<_>>(), self.spec.with_pinned)
-                }
+                (FilePass::Work, JobAction::Free) => self
+                    .target
+                    .free_parts(&batch.iter().map(|unit| unit.part.clone()).collect::<Vec<_>>(), self.spec.with_pinned),
             };
             let mut again = Vec::new();
             let mut why = None;
@@ -786,8 +786,16 @@ impl JobWork<'_> {
         let mut warmed =
             if parts.is_empty() { Vec::new() } else { self.target.warm_parts(&parts, self.spec.replicas, requests) }
                 .into_iter();
-        let none = || Err(Error::new(ErrorKind::Unavailable, "the cache returned no result for it"));
-        settled.into_iter().map(|settled| settled.and_then(|()| warmed.next().unwrap_or_else(none))).collect()
+        settled
+            .into_iter()
+            .map(|settled| {
+                settled.and_then(|()| {
+                    warmed.next().unwrap_or_else(|| {
+                        Err(Error::new(ErrorKind::Unavailable, "the cache returned no result for it"))
+                    })
+                })
+            })
+            .collect()
     }
 
     /// Checks that a file is no longer being written and still has the listed version.
@@ -888,4 +896,10 @@ impl Drop for EndOfList<'_> {
         self.0.all.store(true, Ordering::Release);
         self.0.run.woken.notify_all();
     }
+}
+
+fn list_error(spool: &Path, error: &std::io::Error) -> Error {
+    // For an unnamed list, the link shows its directory.
+    let shown = std::fs::read_link(spool).unwrap_or_else(|_| spool.to_owned());
+    Error::io(shown.display(), error)
 }

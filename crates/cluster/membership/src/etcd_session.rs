@@ -197,8 +197,9 @@ impl EtcdSession {
         Q: prost::Message + Clone + 'static,
         A: prost::Message + Default + 'static,
     {
-        let asked = async |channel: &Channel| grpc_call(channel, path, self.with_token(message.clone())).await;
-        self.on_any_server(asked).await.map(|(answer, _)| answer)
+        self.on_any_server(async |channel| grpc_call(channel, path, self.with_token(message.clone())).await)
+            .await
+            .map(|(answer, _)| answer)
     }
 
     pub(crate) async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
@@ -219,7 +220,7 @@ impl EtcdSession {
 
     /// Renews a lease; returns the remaining seconds, 0 or less after the end.
     pub(crate) async fn keep_alive(&self, id: i64) -> Result<i64> {
-        let asked = async |channel: &Channel| {
+        self.on_any_server(async |channel| {
             let one = tokio_stream::once(LeaseKeepAliveRequest { id });
             let mut answers =
                 LeaseClient::new(channel.clone()).lease_keep_alive(self.with_token(one)).await?.into_inner();
@@ -227,24 +228,26 @@ impl EtcdSession {
                 Some(answer) => Ok(answer.ttl),
                 None => Err(Status::unavailable("the server closed the connection")),
             }
-        };
-        self.on_any_server(asked).await.map(|(ttl, _)| ttl)
+        })
+        .await
+        .map(|(ttl, _)| ttl)
     }
 
     /// Watches the keys from `key` to before `end`, from a revision on.
     pub(crate) async fn watch_range(&self, key: Vec<u8>, end: Vec<u8>, revision: i64) -> Result<KeyWatch> {
         let create = WatchCreateRequest { key, range_end: end, start_revision: revision, progress_notify: false };
-        let asked = async |channel: &Channel| {
-            let (open, requests) = mpsc::channel(1);
-            let first = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create.clone())) };
-            let _ = open.send(first).await;
-            let mut request = self.with_token(ReceiverStream::new(requests));
-            // A server without a quorum then ends the watch instead of staying silent.
-            request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
-            let mut client = WatchClient::new(channel.clone()).max_decoding_message_size(MAX_ETCD_MESSAGE);
-            Ok((client.watch(request).await?.into_inner(), open))
-        };
-        let ((answers, open), server) = self.on_any_server(asked).await?;
+        let ((answers, open), server) = self
+            .on_any_server(async |channel| {
+                let (open, requests) = mpsc::channel(1);
+                let first = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create.clone())) };
+                let _ = open.send(first).await;
+                let mut request = self.with_token(ReceiverStream::new(requests));
+                // A server without a quorum then ends the watch instead of staying silent.
+                request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+                let mut client = WatchClient::new(channel.clone()).max_decoding_message_size(MAX_ETCD_MESSAGE);
+                Ok((client.watch(request).await?.into_inner(), open))
+            })
+            .await?;
         Ok(KeyWatch { answers, server, _requests: open })
     }
 }

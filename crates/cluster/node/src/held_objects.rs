@@ -74,9 +74,8 @@ impl CacheNode {
     /// The objects used lately, as a record for the next process.
     pub fn recent_record(&self) -> Value {
         let volumes = self.volumes();
-        let source = |asked: &RecentObject| volumes.get(asked.volume).map(|cache| cache.source());
         let objects = self.recent.objects_after(None);
-        objects.iter().filter_map(|asked| Some(object_json(source(asked)?, asked))).collect()
+        objects.iter().filter_map(|asked| Some(object_json(volumes.get(asked.volume)?.source(), asked))).collect()
     }
 
     /// Takes the objects of a record whose sources are served; returns their number.
@@ -85,8 +84,9 @@ impl CacheNode {
         let mut restored = 0;
         for listed in record.as_array().into_iter().flatten() {
             let Some((source, object)) = object_of_json(listed) else { continue };
-            let open = || self.volume_for(source).ok().map(|volume| volume.0 as usize);
-            if let Some(volume) = *volumes.entry(source).or_insert_with(open) {
+            if let Some(volume) =
+                *volumes.entry(source).or_insert_with(|| self.volume_for(source).ok().map(|volume| volume.0 as usize))
+            {
                 self.recent.restore_object(volume, object, listed["times"].as_u64().unwrap_or(1));
                 restored += 1;
             }
@@ -115,8 +115,8 @@ pub fn object_of_json(listed: &Value) -> Option<(&str, ObjectRef)> {
 
 fn bytes_of_hex(text: &str) -> Option<Vec<u8>> {
     let (digits, rest) = text.as_bytes().as_chunks::<2>();
-    let byte = |two: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok();
-    rest.is_empty().then(|| digits.iter().map(byte).collect())?
+    rest.is_empty()
+        .then(|| digits.iter().map(|two| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok()).collect())?
 }
 
 #[cfg(test)]

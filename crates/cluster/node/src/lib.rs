@@ -224,16 +224,10 @@ impl CacheNode {
     fn volume_for(&self, source: &str) -> Result<VolumeId> {
         // Normalised first: an escaped or dotted path may lie outside the prefix it shows.
         let source = &*spurline_origin::normal_url(source);
-        let place = |volumes: &[Arc<Cache>], url: &str| volumes.iter().position(|v| v.source() == url);
-        if let Some(index) = place(&self.volumes.read(), source) {
+        if let Some(index) = volume_index(&self.volumes.read(), source) {
             return Ok(VolumeId(index as u32));
         }
-        let below = |allowed: &String| {
-            source
-                .strip_prefix(spurline_origin::normal_url(allowed).trim_end_matches('/'))
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        if !self.allowed.iter().any(below) {
+        if !self.allowed.iter().any(|allowed| is_at_or_below(source, allowed)) {
             // Not "not found": after a node restarts with other sources, its mounts must not report missing files.
             return Err(Error::new(
                 ErrorKind::PermissionDenied,
@@ -246,7 +240,7 @@ impl CacheNode {
         }
         let under = (self.open)(source)?;
         let mut volumes = self.volumes.write();
-        if let Some(index) = place(&volumes, under.source_url()) {
+        if let Some(index) = volume_index(&volumes, under.source_url()) {
             return Ok(VolumeId(index as u32));
         }
         if volumes.len() >= VOLUMES_MAX {
@@ -358,8 +352,9 @@ impl CacheNode {
             let why = format!("{} blocks in one part exceed the maximum of {BLOCKS_MAX}", blocks.end - blocks.start);
             return Err(Error::new(ErrorKind::Invalid, why));
         }
-        let number = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
-        Ok((object, number(blocks.start)..number(blocks.end)))
+        let first = u32::try_from(blocks.start).unwrap_or(u32::MAX);
+        let end = u32::try_from(blocks.end).unwrap_or(u32::MAX);
+        Ok((object, first..end))
     }
 
     fn warm_parts(
@@ -594,4 +589,14 @@ impl CacheNode {
             other => Err(Error::new(ErrorKind::Unsupported, format!("{other} is not served here"))),
         }
     }
+}
+
+/// Whether `source`, a normal URL, is the source `allowed` or a folder of it.
+fn is_at_or_below(source: &str, allowed: &str) -> bool {
+    let rest = source.strip_prefix(spurline_origin::normal_url(allowed).trim_end_matches('/'));
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+fn volume_index(volumes: &[Arc<Cache>], source: &str) -> Option<usize> {
+    volumes.iter().position(|volume| volume.source() == source)
 }

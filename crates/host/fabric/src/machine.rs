@@ -360,11 +360,12 @@ fn huge_pages(tree: &HostTree) -> Option<(u64, u64)> {
 
 fn nvme_disks(tree: &HostTree) -> Vec<(String, Option<u32>)> {
     let names = tree.list_names("sys/class/nvme");
-    let node = |name: &str| {
-        let files = ["numa_node", "device/numa_node"].map(|f| tree.read_number(&format!("sys/class/nvme/{name}/{f}")));
-        files.into_iter().flatten().find_map(|n| u32::try_from(n).ok())
-    };
-    names.into_iter().map(|name| (name.clone(), node(&name))).collect()
+    names.into_iter().map(|name| (name.clone(), numa_node_of_disk(tree, &name))).collect()
+}
+
+fn numa_node_of_disk(tree: &HostTree, name: &str) -> Option<u32> {
+    let files = ["numa_node", "device/numa_node"].map(|f| tree.read_number(&format!("sys/class/nvme/{name}/{f}")));
+    files.into_iter().flatten().find_map(|n| u32::try_from(n).ok())
 }
 
 fn kernel_parameters(tree: &HostTree) -> Vec<String> {

@@ -34,9 +34,8 @@ impl TimedSocket {
     fn new(socket: TcpStream, plan: &ProbePlan) -> Result<Self> {
         set_congestion(&socket, plan.congestion)
             .map_err(|e| Error::io(format_args!("congestion control {}", plan.congestion), &e))?;
-        let set = |id| sockopt::set_socket_timeout(&socket, id, Some(WAIT_TICK));
-        set(sockopt::Timeout::Recv)
-            .and_then(|()| set(sockopt::Timeout::Send))
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(WAIT_TICK))
+            .and_then(|()| sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(WAIT_TICK)))
             .map_err(|e| Error::io("can't set a timeout", &e.into()))?;
         Ok(TimedSocket { socket })
     }

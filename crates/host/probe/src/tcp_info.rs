@@ -43,15 +43,14 @@ pub fn merge_views(views: &[TcpView]) -> TcpView {
         return TcpView::default();
     }
     let count = views.len();
-    let mean = |of: fn(&TcpView) -> f64| views.iter().map(of).sum::<f64>() / count as f64;
     TcpView {
         congestion: views.first().map(|v| v.congestion.clone()).unwrap_or_default(),
         retransmits: views.iter().map(|v| v.retransmits).sum(),
         segments: views.iter().map(|v| v.segments).sum(),
         rtt_us: views.iter().map(|v| v.rtt_us).sum::<u64>() / count as u64,
         mss: views.iter().map(|v| v.mss).max().unwrap_or(0),
-        window_limited: mean(|v| v.window_limited),
-        buffer_limited: mean(|v| v.buffer_limited),
+        window_limited: views.iter().map(|v| v.window_limited).sum::<f64>() / count as f64,
+        buffer_limited: views.iter().map(|v| v.buffer_limited).sum::<f64>() / count as f64,
     }
 }
 

@@ -91,14 +91,8 @@ impl UnusableRail {
 
     /// The remedy.
     pub fn remedy(&self) -> String {
-        let instead = |others: &[String]| match others {
-            [] => "no interface here has one: install the NIC's driver, or try without hardware: 'modprobe rdma_rxe; \
-                   rdma link add rxe0 type rxe netdev IF'; or leave --rdma-network out for TCP"
-                .to_owned(),
-            some => format!("interfaces with an RDMA device are {}", some.join(", ")),
-        };
         match self {
-            UnusableRail::NotThere { others, .. } | UnusableRail::NoDevice { others, .. } => instead(others),
+            UnusableRail::NotThere { others, .. } | UnusableRail::NoDevice { others, .. } => name_others(others),
             UnusableRail::PortDown { interface, infiniband: true, .. } => {
                 format!("check the cable and that a subnet manager runs (sminfo), then 'ip link set {interface} up'")
             }
@@ -125,5 +119,14 @@ impl UnusableRail {
              in containerd.service, since containers inherit it, for Kubernetes \
              'securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}' in the pod; or lower --buffer-size"
         )
+    }
+}
+
+fn name_others(others: &[String]) -> String {
+    match others {
+        [] => "no interface here has one: install the NIC's driver, or try without hardware: 'modprobe rdma_rxe; \
+               rdma link add rxe0 type rxe netdev IF'; or leave --rdma-network out for TCP"
+            .to_owned(),
+        some => format!("interfaces with an RDMA device are {}", some.join(", ")),
     }
 }

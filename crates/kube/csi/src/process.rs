@@ -103,10 +103,9 @@ impl MountLauncher for ProcessLauncher {
 
 /// SIGTERM, a grace, SIGKILL.
 fn end_process(pid: Pid, name: &str) -> Result<(), Fault> {
-    let failed = |e: rustix::io::Errno| Fault::failed(format!("ending process {pid}: {e}"), "run the driver as root");
     let process = match pidfd_open(pid, PidfdFlags::empty()) {
         Err(rustix::io::Errno::SRCH) => return Ok(()),
-        opened => opened.map_err(failed)?,
+        opened => opened.map_err(|errno| ending_error(pid, errno))?,
     };
     // The id may have been reused before the open.
     if running(name).is_none() {
@@ -115,7 +114,7 @@ fn end_process(pid: Pid, name: &str) -> Result<(), Fault> {
     for signal in [Signal::TERM, Signal::KILL] {
         match pidfd_send_signal(&process, signal) {
             Err(rustix::io::Errno::SRCH) => return Ok(()),
-            sent => sent.map_err(failed)?,
+            sent => sent.map_err(|errno| ending_error(pid, errno))?,
         }
         let mut ended = [PollFd::new(&process, PollFlags::IN)];
         let limit = Timespec::try_from(TERMINATION_GRACE).ok();
@@ -158,6 +157,10 @@ pub(crate) fn cause_of_end(log: &[u8], status: &str) -> String {
         Some(fix) => format!("{what}; {fix}"),
         None => what.to_owned(),
     }
+}
+
+fn ending_error(pid: Pid, errno: rustix::io::Errno) -> Fault {
+    Fault::failed(format!("ending process {pid}: {errno}"), "run the driver as root")
 }
 
 #[cfg(test)]

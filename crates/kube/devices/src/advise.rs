@@ -253,10 +253,10 @@ const SRIOV_NODES: &str = "feature.node.kubernetes.io/network-sriov.capable: \"t
 
 /// A policy that makes virtual functions, and a network on these, for each function: each rail is a separate network.
 fn sriov_manifests(link: HcaLink, hcas: &[(&NodeHcas, &Hca)], subnets: &mut ExampleSubnets) -> Vec<String> {
+    let divisible = hcas.iter().map(|(_, hca)| hca).filter(|hca| is_divisible(hca));
     // The first interface is the function's own.
-    let function = |hca: &'_ Hca| Some((hca.interfaces.first()?.clone(), hca.vendor.clone()?));
     let functions: BTreeMap<String, String> =
-        hcas.iter().filter(|(_, hca)| is_divisible(hca)).filter_map(|(_, hca)| function(hca)).collect();
+        divisible.filter_map(|hca| Some((hca.interfaces.first()?.clone(), hca.vendor.clone()?))).collect();
     let link_type = match link {
         HcaLink::InfiniBand => "\n  linkType: IB",
         HcaLink::Roce | HcaLink::Iwarp => "\n  linkType: ETH",

@@ -227,18 +227,19 @@ fn left_out_reason(hca: &Hca) -> Option<String> {
 /// A name for each group: the base name where unique, else with the rate, else with the device id.
 fn unique_names<'a>(keys: impl Iterator<Item = &'a GroupKey>) -> BTreeMap<&'a GroupKey, String> {
     let keys: Vec<&GroupKey> = keys.collect();
-    let name = |key: &GroupKey| {
-        let twins: Vec<&&GroupKey> = keys.iter().filter(|k| k.base_name() == key.base_name()).collect();
-        if twins.len() == 1 {
-            return key.base_name();
-        }
-        let id = key.ids.1.as_deref().unwrap_or("soft");
-        match twins.iter().filter(|k| name_with_rate(k) == name_with_rate(key)).count() {
-            1 => name_with_rate(key),
-            _ => format!("{}_{id}", name_with_rate(key)),
-        }
-    };
-    keys.iter().map(|key| (*key, name(key))).collect()
+    keys.iter().map(|key| (*key, name_among(&keys, key))).collect()
+}
+
+fn name_among(keys: &[&GroupKey], key: &GroupKey) -> String {
+    let twins: Vec<&&GroupKey> = keys.iter().filter(|k| k.base_name() == key.base_name()).collect();
+    if twins.len() == 1 {
+        return key.base_name();
+    }
+    let id = key.ids.1.as_deref().unwrap_or("soft");
+    match twins.iter().filter(|k| name_with_rate(k) == name_with_rate(key)).count() {
+        1 => name_with_rate(key),
+        _ => format!("{}_{id}", name_with_rate(key)),
+    }
 }
 
 fn name_with_rate(k: &GroupKey) -> String {

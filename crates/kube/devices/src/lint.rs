@@ -1,6 +1,8 @@
 //! Findings about a configuration on a node: the matches of every entry, and the misses with the reason.
 
-use crate::config::{ConfigReading, MAX_RESOURCE_NAME, PluginConfig, ResourceConfig, SelectorKey, read_config};
+use crate::config::{
+    ConfigReading, DeviceSelectors, MAX_RESOURCE_NAME, PluginConfig, ResourceConfig, SelectorKey, read_config,
+};
 use crate::hca::{Hca, HcaLink, NodeHcas};
 use crate::select::{first_miss, select_hcas, values_of};
 use crate::slots::SlotTable;
@@ -374,14 +376,8 @@ fn other_case<'a>(name: &str, node: &'a NodeHcas) -> Option<&'a str> {
 /// Why an entry matches nothing: the HCA that passes the most selectors, and the selector that excludes that HCA.
 fn explain_miss(resource: &ResourceConfig, node: &NodeHcas) -> (String, String) {
     let selectors = &resource.selectors;
-    let rank = |hca: &Hca| {
-        let hits = |key: &SelectorKey| {
-            let wanted = selectors.values(*key);
-            !wanted.is_empty() && values_of(hca, *key).iter().any(|v| wanted.contains(v))
-        };
-        SelectorKey::ALL.iter().filter(|k| hits(k)).count()
-    };
-    let nearest = node.hcas.iter().min_by_key(|hca| std::cmp::Reverse(rank(hca))).filter(|_| !selectors.is_empty());
+    let nearest = node.hcas.iter().min_by_key(|hca| std::cmp::Reverse(selector_hits(hca, selectors)));
+    let nearest = nearest.filter(|_| !selectors.is_empty());
     let Some((hca, miss)) = nearest.and_then(|hca| Some((hca, first_miss(hca, selectors)?))) else {
         return ("it matches no HCA".to_owned(), "name one".to_owned());
     };
@@ -427,4 +423,13 @@ fn interface_remedy(wanted: &[String], node: &NodeHcas) -> String {
 
 fn describe_all(hcas: &[Hca]) -> String {
     hcas.iter().map(Hca::describe).collect::<Vec<_>>().join(", ")
+}
+
+/// The number of selectors that an HCA passes.
+fn selector_hits(hca: &Hca, selectors: &DeviceSelectors) -> usize {
+    let keys = SelectorKey::ALL.iter().filter(|key| {
+        let wanted = selectors.values(**key);
+        !wanted.is_empty() && values_of(hca, **key).iter().any(|v| wanted.contains(v))
+    });
+    keys.count()
 }

@@ -86,9 +86,9 @@ impl PerftestReport {
         let tables = self.rows.last().map_or(0, |row| row.table + 1);
         let mut decisive = Vec::new();
         for table in 0..tables {
-            let of_table = || self.rows.iter().filter(move |row| row.table == table);
-            decisive.extend(of_table().filter(|row| row.gbps.is_some()).max_by_key(|row| row.bytes));
-            let latencies = of_table().filter(|row| row.median_us.is_some() || row.average_us.is_some());
+            let of_table = self.rows.iter().filter(|row| row.table == table);
+            decisive.extend(of_table.clone().filter(|row| row.gbps.is_some()).max_by_key(|row| row.bytes));
+            let latencies = of_table.filter(|row| row.median_us.is_some() || row.average_us.is_some());
             decisive.extend(latencies.rev().min_by_key(|row| row.bytes));
         }
         decisive

@@ -342,9 +342,9 @@ impl<'a> PodExamination<'a> {
     fn check_memlock(&mut self, container: &Value, subject: &str) {
         let own = &container["securityContext"];
         let shared = &self.pod.spec["securityContext"];
-        let of_either = |key: &str| if own[key].is_null() { shared[key].clone() } else { own[key].clone() };
-        let user = of_either("runAsUser").as_u64();
-        let is_other = user.is_some_and(|u| u != 0) || (user.is_none() && of_either("runAsNonRoot") == true);
+        let user = own_or_shared(own, shared, "runAsUser").as_u64();
+        let is_other =
+            user.is_some_and(|u| u != 0) || (user.is_none() && *own_or_shared(own, shared, "runAsNonRoot") == true);
         let added: Vec<&str> =
             own["capabilities"]["add"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let may_lock = is_privileged(container) || added.iter().any(|c| matches!(*c, "IPC_LOCK" | "ALL"));
@@ -590,4 +590,9 @@ fn network_names(annotation: &Value) -> Vec<String> {
         })
         .filter(|n| !n.is_empty())
         .collect()
+}
+
+/// A setting of a container, or else that of the pod.
+fn own_or_shared<'a>(own: &'a Value, shared: &'a Value, key: &str) -> &'a Value {
+    if own[key].is_null() { &shared[key] } else { &own[key] }
 }

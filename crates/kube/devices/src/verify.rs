@@ -152,9 +152,8 @@ fn verify_port(facts: &HostFacts, device: &RdmaDevice, port: &DevicePort) -> Vec
 
 /// The identity of a port, with the GID that a connection would use: of an interface that this network namespace has.
 pub fn identify_rail(facts: &HostFacts, device: &RdmaDevice, port: &DevicePort) -> RailIdentity {
-    let is_here = |netdev: &Option<String>| netdev.as_ref().is_none_or(|name| facts.interface(name).is_some());
     let is_iwarp = device.node_type.as_deref() == Some("RNIC");
-    let usable = port.gids.iter().filter(|gid| is_here(&gid.netdev));
+    let usable = port.gids.iter().filter(|gid| gid.netdev.as_ref().is_none_or(|name| facts.interface(name).is_some()));
     let gid = match port.link_layer {
         LinkLayer::InfiniBand => port.gids.first(),
         _ if is_iwarp => usable.clone().next(),
@@ -211,12 +210,11 @@ impl VerifyEnd {
         let hcas = NodeHcas::read_from(tree);
         // In a pod these are the given device nodes.
         let names = tree.list_names("dev/infiniband");
-        let given = |device: &&RdmaDevice| {
+        let devices = facts.devices.iter().filter(|device| {
             let uverbs = hcas.hcas.iter().find(|hca| hca.name == device.name).and_then(|hca| hca.uverbs.as_ref());
             // Without the folder nothing is known, and all are shown.
             names.is_empty() || uverbs.is_some_and(|one| names.contains(one))
-        };
-        let devices = facts.devices.iter().filter(given);
+        });
         VerifyEnd {
             host: facts.hostname.clone().unwrap_or_else(|| "unknown".to_owned()),
             node,
@@ -228,8 +226,9 @@ impl VerifyEnd {
 
 /// Whether two ends share an HCA or a node, in a sentence.
 pub fn shared_hardware(here: &VerifyEnd, there: &VerifyEnd) -> Option<String> {
-    let has = |guid: &Option<String>| there.rails.iter().any(|rail| guid.is_some() && rail.guid == *guid);
-    let common: Vec<&str> = here.rails.iter().filter(|rail| has(&rail.guid)).map(|rail| rail.hca.as_str()).collect();
+    let known = here.rails.iter().filter(|own| own.guid.is_some());
+    let common = known.filter(|own| there.rails.iter().any(|other| other.guid == own.guid));
+    let common: Vec<&str> = common.map(|own| own.hca.as_str()).collect();
     if !common.is_empty() {
         return Some(format!("both pods are on one node and share {}: the cables are not tested", common.join(", ")));
     }

@@ -92,13 +92,6 @@ fn check_each(path: &str, value: &Value) -> Result<(), Fault> {
 }
 
 fn check_rule(path: &str, value: &Value, rule: ValueRule) -> Result<(), Fault> {
-    let texts = |check: TextCheck| {
-        let items = value.as_array().into_iter().flatten();
-        items.map(|item| (item, item.as_str())).try_for_each(|(item, text)| match text {
-            Some(text) => check_text(path, text, check),
-            None => Err(Fault::usage(format!("{path} has {} in its list", kind(item)), "list texts")),
-        })
-    };
     match rule {
         ValueRule::Words(words) => match value.as_str() {
             Some(word) if words.contains(&word) => Ok(()),
@@ -118,7 +111,7 @@ fn check_rule(path: &str, value: &Value, rule: ValueRule) -> Result<(), Fault> {
         ValueRule::Text(check) | ValueRule::TextOrEmpty(check) => {
             check_text(path, value.as_str().unwrap_or_default(), check)
         }
-        ValueRule::Texts(check) => texts(check),
+        ValueRule::Texts(check) => check_texts(path, value, check),
         ValueRule::Objects => match value.as_array().into_iter().flatten().find(|item| !item.is_object()) {
             Some(item) => Err(Fault::usage(
                 format!("{path} has {} in its list", kind(item)),
@@ -134,6 +127,16 @@ fn check_text(path: &str, text: &str, check: TextCheck) -> Result<(), Fault> {
         let (what, remedy) = why.split_once("; ").unwrap_or((&why, ""));
         Fault::usage(format!("{path}: {what}"), remedy)
     })
+}
+
+fn check_texts(path: &str, value: &Value, check: TextCheck) -> Result<(), Fault> {
+    for item in value.as_array().into_iter().flatten() {
+        match item.as_str() {
+            Some(text) => check_text(path, text, check)?,
+            None => return Err(Fault::usage(format!("{path} has {} in its list", kind(item)), "list texts")),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -425,7 +425,6 @@ impl<'a> NodeRequest<'a> {
 /// The request for messages and logs: the operation, the range and the path, never more.
 impl fmt::Display for NodeRequest<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |path: &[u8]| format!("'/{}'", String::from_utf8_lossy(path));
         match self {
             NodeRequest::Hello(hello) => write!(f, "handshake for source '{}'", hello.source),
             NodeRequest::Ping => f.write_str("ping"),
@@ -433,15 +432,15 @@ impl fmt::Display for NodeRequest<'_> {
             NodeRequest::HeldObjects { .. } => f.write_str("page of cached objects"),
             NodeRequest::Challenge(_) => f.write_str("challenge"),
             NodeRequest::Prove(_) => f.write_str("proof of the group token"),
-            NodeRequest::Lookup { path, .. } => write!(f, "lookup of {}", name(path)),
-            NodeRequest::List { path, .. } => write!(f, "listing of {}", name(path)),
-            NodeRequest::ReadLink { path, .. } => write!(f, "target of link {}", name(path)),
+            NodeRequest::Lookup { path, .. } => write!(f, "lookup of {}", quoted_path(path)),
+            NodeRequest::List { path, .. } => write!(f, "listing of {}", quoted_path(path)),
+            NodeRequest::ReadLink { path, .. } => write!(f, "target of link {}", quoted_path(path)),
             NodeRequest::Read(ReadRequest { path, offset, len, flags, .. }) => {
                 let reader = if flags.contains(ReadFlags::CACHED_ONLY) { "another node's " } else { "" };
-                write!(f, "{reader}read of {len} bytes at {offset} of {}", name(path))
+                write!(f, "{reader}read of {len} bytes at {offset} of {}", quoted_path(path))
             }
             NodeRequest::StatFs { .. } => f.write_str("capacity of a volume"),
-            NodeRequest::Info { path, .. } => write!(f, "cached blocks of {}", name(path)),
+            NodeRequest::Info { path, .. } => write!(f, "cached blocks of {}", quoted_path(path)),
             NodeRequest::Warm { parts, .. } => write!(f, "warming of {} ranges", parts.iter().count()),
             NodeRequest::Drop { parts, .. } => write!(f, "dropping of {} ranges", parts.iter().count()),
             NodeRequest::DropAll { part, .. } => write!(f, "dropping of part {part} of the cache"),
@@ -449,7 +448,7 @@ impl fmt::Display for NodeRequest<'_> {
             NodeRequest::Rules { .. } => f.write_str("rules for folders"),
             NodeRequest::Classify { parts, .. } => write!(f, "classification of {} ranges", parts.iter().count()),
             NodeRequest::Write(write) => match write.call.path() {
-                Some(path) => write!(f, "{} of {}", write.call.name(), name(path)),
+                Some(path) => write!(f, "{} of {}", write.call.name(), quoted_path(path)),
                 None => f.write_str(write.call.name()),
             },
             NodeRequest::Unknown { op, .. } => write!(f, "operation {op}"),
@@ -522,4 +521,8 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), FrameError> {
         _ if name.contains(&0) => Err(FrameError::Path("a NUL byte")),
         _ => Ok(()),
     }
+}
+
+fn quoted_path(path: &[u8]) -> String {
+    format!("'/{}'", String::from_utf8_lossy(path))
 }

@@ -140,7 +140,6 @@ impl Channel for DetachedChannel {
         progress: &mut dyn FnMut(usize),
         deadline: Instant,
     ) -> Result<CallAnswer, CallError> {
-        let broken = |kind, why: &str| CallError::Broken(Error::new(kind, why));
         let mut frame = Vec::new();
         request.encode(0, &mut frame).map_err(|e| CallError::not_sent(&e))?;
         let mut sent_body = frame.split_off(HEADER_LEN);
@@ -164,10 +163,10 @@ impl Channel for DetachedChannel {
                 return returned.result;
             }
             if state.left {
-                break broken(ErrorKind::Unavailable, "the connection ended");
+                break crate::node::broken_call(ErrorKind::Unavailable, "the connection ended");
             }
             if call.changed.wait_until(&mut state, deadline).timed_out() {
-                break broken(ErrorKind::Timeout, "no answer before the deadline");
+                break crate::node::broken_call(ErrorKind::Timeout, "no answer before the deadline");
             }
         };
         drop(state);

@@ -222,7 +222,6 @@ impl SimChannel {
         progress: &mut dyn FnMut(usize),
         deadline: Instant,
     ) -> Result<CallAnswer, CallError> {
-        let broken = |kind, why: &str| CallError::Broken(Error::new(kind, why));
         let id = self.next_id;
         self.next_id += 1;
         let mut frame = Vec::new();
@@ -230,13 +229,13 @@ impl SimChannel {
         let fault = self.node.plan.draw_fault();
         let ended = self.ended.load(Ordering::Acquire);
         if fault == Some(SimFault::Drop) || self.broken || ended || !self.node.is_alive(self.kills) {
-            return Err(broken(ErrorKind::Unavailable, "the connection ended"));
+            return Err(broken_call(ErrorKind::Unavailable, "the connection ended"));
         }
         if let Some(SimFault::Delay(delay)) = fault {
             std::thread::sleep(delay.min(deadline.saturating_duration_since(Instant::now())));
         }
         let (head, sent_body) =
-            frame.split_first_chunk::<HEADER_LEN>().ok_or_else(|| broken(ErrorKind::Invalid, "no header"))?;
+            frame.split_first_chunk::<HEADER_LEN>().ok_or_else(|| broken_call(ErrorKind::Invalid, "no header"))?;
         let header = FrameHeader::decode(head).map_err(|e| CallError::Broken(e.into()))?;
         let arrived = ArrivedRequest {
             header: &header,
@@ -245,7 +244,7 @@ impl SimChannel {
             conn: &self.conn,
             reader_waits: &|| !self.ended.load(Ordering::Acquire),
         };
-        let lost = || broken(ErrorKind::Unavailable, "the connection ended");
+        let lost = || broken_call(ErrorKind::Unavailable, "the connection ended");
         if !self.node.wait_continued(self.kills) {
             return Err(lost());
         }
@@ -385,4 +384,9 @@ impl FrameSink for MemorySink<'_> {
     fn check_reader(&mut self) -> Result<()> {
         if (self.reader_waits)() { Ok(()) } else { Err(Error::new(ErrorKind::Unavailable, "the reader is gone")) }
     }
+}
+
+/// A call whose connection is of no use any more.
+pub(crate) fn broken_call(kind: ErrorKind, why: &str) -> CallError {
+    CallError::Broken(Error::new(kind, why))
 }

@@ -159,12 +159,13 @@ impl MemoryRegion {
         let count = buf.len() / len;
         let start = buf.as_ptr();
         let owner = Arc::new(SlotOwner { _buf: buf, region: Arc::clone(self) });
-        let slot = |i: usize| {
-            // SAFETY: `i * len` lies inside the buffer, which `owner` keeps.
-            let at = unsafe { NonNull::new_unchecked(start.add(i * len)) };
-            MemorySlot { at, len: slot_len, owner: Arc::clone(&owner) }
-        };
-        Ok((0..count).map(slot).collect())
+        Ok((0..count)
+            .map(|i| {
+                // SAFETY: `i * len` lies inside the buffer, which `owner` keeps.
+                let at = unsafe { NonNull::new_unchecked(start.add(i * len)) };
+                MemorySlot { at, len: slot_len, owner: Arc::clone(&owner) }
+            })
+            .collect())
     }
 }
 

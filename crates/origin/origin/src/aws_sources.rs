@@ -40,10 +40,9 @@ pub(crate) struct AwsFiles {
 impl AwsFiles {
     pub(crate) fn of(env: &EnvironmentSource) -> Self {
         let path = |variable: &str, file: &str| {
-            let home = || Some(PathBuf::from(env.get("HOME")?).join(".aws").join(file));
             // A background process changes its working directory.
             let given = env.get(variable).map(|path| std::path::absolute(&path).unwrap_or_else(|_| path.into()));
-            given.or_else(home)
+            given.or_else(|| Some(PathBuf::from(env.get("HOME")?).join(".aws").join(file)))
         };
         AwsFiles {
             credentials: path("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
@@ -305,8 +304,9 @@ impl CommandExecute for HostProcesses {
         let run = tokio::task::spawn_blocking(move || {
             Command::new("/bin/sh").arg("-c").arg(line).stdin(Stdio::null()).output()
         });
-        let late = || Error::unexpected(format!("credential_process did not end within {} s", PROCESS_TIME.as_secs()));
-        let output = tokio::time::timeout(PROCESS_TIME, run).await.map_err(|_| late())?;
+        let output = tokio::time::timeout(PROCESS_TIME, run).await.map_err(|_| {
+            Error::unexpected(format!("credential_process did not end within {} s", PROCESS_TIME.as_secs()))
+        })?;
         let output = output.map_err(|e| Error::unexpected("credential_process was cancelled").with_source(e))?;
         let output = output.map_err(|e| Error::unexpected(format!("credential_process can't be started: {e}")))?;
         Ok(CommandOutput { status: output.status.code().unwrap_or(-1), stdout: output.stdout, stderr: output.stderr })

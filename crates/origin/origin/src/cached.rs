@@ -429,8 +429,8 @@ impl CachedOrigin {
         let allowed = !self.config.stale_if_error.is_zero();
         let spare = state.pages.get(&key).filter(|_| allowed).cloned();
         let fresh = spare.as_ref().is_some_and(|(at, _)| at.elapsed() < self.config.ttl.min(max_age));
-        let late = || LateRequest::Page(key.clone());
-        if !fresh && let Some(page) = self.spare_in_outage(&mut state, spare.clone(), late) {
+        if !fresh && let Some(page) = self.spare_in_outage(&mut state, spare.clone(), || LateRequest::Page(key.clone()))
+        {
             return Ok(page);
         }
         let short = spare.is_some() && began + SPARE_PATIENCE < deadline;
@@ -438,7 +438,8 @@ impl CachedOrigin {
         match self.fetch_page_fresh(state, key.clone(), WaitBounds { began, max_age, deadline: until }) {
             Err(error) if is_unanswered(&error) => {
                 let mut state = self.state.lock();
-                match self.spare_after_error(&mut state, error, spare, short.then(late)) {
+                let late = short.then(|| LateRequest::Page(key.clone()));
+                match self.spare_after_error(&mut state, error, spare, late) {
                     Err(_) if short => {
                         let asker = WaitBounds { began, max_age, deadline };
                         self.fetch_page_fresh(state, key.clone(), asker)

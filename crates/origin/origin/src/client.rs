@@ -51,8 +51,10 @@ struct ShuffledResolver;
 impl Resolve for ShuffledResolver {
     fn resolve(&self, name: Name) -> Resolving {
         Box::pin(async move {
-            let look_up = move || Ok::<_, std::io::Error>((name.as_str(), 0).to_socket_addrs()?.collect::<Vec<_>>());
-            let mut found: Vec<SocketAddr> = tokio::task::spawn_blocking(look_up).await??;
+            let mut found: Vec<SocketAddr> = tokio::task::spawn_blocking(move || {
+                Ok::<_, std::io::Error>((name.as_str(), 0).to_socket_addrs()?.collect::<Vec<_>>())
+            })
+            .await??;
             let random = RandomState::new();
             found.sort_by_cached_key(|address| random.hash_one(address));
             Ok(Box::new(found.into_iter()) as Addrs)

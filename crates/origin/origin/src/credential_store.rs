@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 use reqsign_aws_v4::Credential;
 use reqsign_core::{Context, ProvideCredentialDyn};
 use spurline_types::{Error, ErrorKind, Result};
-use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -190,8 +189,7 @@ pub(crate) fn shown_key(id: &str) -> String {
 }
 
 fn file_stamp(path: &PathBuf) -> FileStamp {
-    let stamp = |m: Metadata| (m.ino(), m.len(), m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec());
-    std::fs::metadata(path).ok().map(stamp)
+    std::fs::metadata(path).ok().map(|m| (m.ino(), m.len(), m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()))
 }
 
 fn expires_within(credential: &Credential, time: Duration) -> bool {
@@ -199,8 +197,9 @@ fn expires_within(credential: &Credential, time: Duration) -> bool {
 }
 
 fn same_keys(a: &Credential, b: &Credential) -> bool {
-    let keys = |c: &Credential| (c.access_key_id.clone(), c.secret_access_key.clone(), c.session_token.clone());
-    keys(a) == keys(b)
+    a.access_key_id == b.access_key_id
+        && a.secret_access_key == b.secret_access_key
+        && a.session_token == b.session_token
 }
 
 fn missing_error(kind: ErrorKind, why: &str) -> Error {

@@ -202,8 +202,9 @@ impl OriginStore for DirectoryOrigin {
         crate::object_origin::validate_range(object, offset, sink.spare().len())?;
         let started = Instant::now();
         self.stats.object.in_flight.add(1);
-        let read = |waited| self.read_pieces(object, offset, sink, deadline, waited);
-        let answer = self.retry_young("reading", &object.path, deadline, read);
+        let answer = self.retry_young("reading", &object.path, deadline, |waited| {
+            self.read_pieces(object, offset, sink, deadline, waited)
+        });
         self.stats.object.in_flight.sub(1);
         self.stats.object.get_ops.add(1);
         self.stats.object.get_us.add_us(started.elapsed());
@@ -302,8 +303,12 @@ impl DirectoryReader {
 
     fn root_error(&self, errno: Errno) -> Error {
         let what = format!("the source directory '{}' can't be opened", self.root.display());
-        let is_link = || std::fs::symlink_metadata(&self.root).is_ok_and(|found| found.is_symlink());
-        if !self.below.is_empty() && (errno == Errno::LOOP || (errno == Errno::NOTDIR && is_link())) {
+        let is_link = match errno {
+            Errno::LOOP => true,
+            Errno::NOTDIR => std::fs::symlink_metadata(&self.root).is_ok_and(|found| found.is_symlink()),
+            _ => false,
+        };
+        if !self.below.is_empty() && is_link {
             let why = format!(
                 "{what}: a part of it is a symbolic link, and none is followed below '{}'; name the directory itself",
                 self.base.display()
@@ -384,14 +389,12 @@ impl DirectoryReader {
         };
         let start = cursor.map_or(0, |c| names.index_after(c));
         let end = names.len().min(start.saturating_add(max));
-        let look = |name: &[u8]| {
+        let (entries, left_out) = page_entries(&names, start..end, |name| {
             let seen = FileStat::from(&rustix::fs::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW)?);
             self.note_time(&seen);
             Ok(self.settle_version(seen, dir.as_fd(), name).0)
-        };
-        let (entries, left_out) = page_entries(&names, start..end, look).map_err(|(name, errno)| {
-            os_error(&format!("stat of '{}' in '{}'", show_path(name), show_path(path)), errno)
-        })?;
+        })
+        .map_err(|(name, errno)| os_error(&format!("stat of '{}' in '{}'", show_path(name), show_path(path)), errno))?;
         stats.metadata.skipped_names.add(left_out.of_no_kind + left_out.unreadable);
         self.note_skipped(path, &left_out, end - start == names.len());
         let more = end < names.len();

@@ -154,9 +154,8 @@ impl From<&Statx> for FileStat {
 impl FileStat {
     /// Time since the file's last change by this machine's clock, in nanoseconds; negative for a time in the future.
     fn changed_ago(&self, now: SystemTime) -> i128 {
-        let nanos = |seconds: i64, nanos: u64| i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
         let now = unix_time(now);
-        nanos(now.0, now.1.into()) - nanos(self.ctime.0, self.ctime.1)
+        total_nanos(now.0, now.1.into()) - total_nanos(self.ctime.0, self.ctime.1)
     }
 
     /// How long the file can still change without changing its times, by a clock that is `lag` nanoseconds behind.
@@ -192,8 +191,9 @@ impl FileStat {
 
     /// Whether the length and the times are those of `attr`.
     pub fn has_times_of(&self, attr: &NodeAttr) -> bool {
-        let is_same = |own: (i64, u64), time: FileTime| own == (time.seconds, u64::from(time.nanos));
-        self.size == attr.size && is_same(self.mtime, attr.mtime) && is_same(self.ctime, attr.ctime)
+        self.size == attr.size
+            && self.mtime == seconds_and_nanos(attr.mtime)
+            && self.ctime == seconds_and_nanos(attr.ctime)
     }
 
     /// The attributes of a file, a directory or a link; `None` for other types.
@@ -221,6 +221,14 @@ impl FileStat {
             etag: None,
         })
     }
+}
+
+fn total_nanos(seconds: i64, nanos: u64) -> i128 {
+    i128::from(seconds) * 1_000_000_000 + i128::from(nanos)
+}
+
+fn seconds_and_nanos(time: FileTime) -> (i64, u64) {
+    (time.seconds, u64::from(time.nanos))
 }
 
 #[cfg(test)]

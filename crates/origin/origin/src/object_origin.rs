@@ -145,11 +145,11 @@ impl ObjectOrigin {
         mut send: impl FnMut() -> BoxFuture<'a, Result<T, RequestFailure>>,
     ) -> Result<T> {
         loop {
-            let asked = || {
+            let answer = self.first_answer(&mut retry, || {
                 self.stats.object.list_ops.add(1);
                 send()
-            };
-            match self.first_answer(&mut retry, asked).await {
+            });
+            match answer.await {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => retry.pause(failure).await?,
             }
@@ -564,8 +564,8 @@ impl OriginStore for ObjectOrigin {
 
     fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {
         let mut read = OriginRead { object, offset, sink };
-        let work = async |backend: &dyn ObjectBackend| self.counted_read(backend, &mut read, deadline).await;
-        self.run_transfer(work, Result::is_ok).unwrap_or_else(|| Err(closed_error()))
+        self.run_transfer(async |backend| self.counted_read(backend, &mut read, deadline).await, Result::is_ok)
+            .unwrap_or_else(|| Err(closed_error()))
     }
 
     fn read_many<'a>(
@@ -577,10 +577,11 @@ impl OriginStore for ObjectOrigin {
         let mut answers: Vec<(usize, Result<()>)> = Vec::new();
         let mut numbered = reads.enumerate();
         let work = async |backend: &dyn ObjectBackend| {
-            let one =
-                async |(number, mut read)| (number, self.counted_read(backend, &mut read, Instant::now() + time).await);
             // In any order, so that a slow read does not delay others.
-            let mut ended = futures::stream::iter(numbered.by_ref().map(one)).buffer_unordered(at_once.max(1));
+            let mut ended = futures::stream::iter(numbered.by_ref().map(async |(number, mut read)| {
+                (number, self.counted_read(backend, &mut read, Instant::now() + time).await)
+            }))
+            .buffer_unordered(at_once.max(1));
             while let Some(answer) = ended.next().await {
                 answers.push(answer);
             }

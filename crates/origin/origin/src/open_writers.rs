@@ -57,37 +57,36 @@ impl WriterCheck {
         seen: FileStat,
         open: impl FnOnce() -> rustix::io::Result<OwnedFd>,
     ) -> (FileStat, Duration) {
-        let no_more = |seen| (seen, Duration::ZERO);
         if !seen.changed_within(LATELY, SystemTime::now())
             || self.reports_writers.lock().get(&seen.device()) == Some(&false)
         {
-            return no_more(seen);
+            return without_wait(seen);
         }
         let fd = match open() {
             Ok(fd) => fd,
             // Another process has a lease for writing.
-            Err(Errno::AGAIN) => return no_more(self.mark_stat(seen)),
-            Err(_) => return no_more(seen),
+            Err(Errno::AGAIN) => return without_wait(self.mark_stat(seen)),
+            Err(_) => return without_wait(seen),
         };
         // The order matters: a write that begins after the check changes the earlier stat, if the clock has ticked.
-        let Ok(stat) = rustix::fs::fstat(&fd) else { return no_more(seen) };
+        let Ok(stat) = rustix::fs::fstat(&fd) else { return without_wait(seen) };
         let seen = FileStat::from(&stat);
         // It may be another object now, which is not a file.
         if !seen.changed_within(LATELY, SystemTime::now()) {
-            return no_more(seen);
+            return without_wait(seen);
         }
         if !*self.reports_writers.lock().entry(seen.device()).or_insert_with(|| own_clock(fd.as_fd())) {
-            return no_more(seen);
+            return without_wait(seen);
         }
         let left = seen.young_for(SystemTime::now(), 0);
         match find_writers(fd.as_fd()) {
-            OpenWriters::None if left.is_zero() => no_more(seen),
+            OpenWriters::None if left.is_zero() => without_wait(seen),
             OpenWriters::None => (self.mark_stat(seen), if left <= PATIENCE { left } else { Duration::ZERO }),
-            OpenWriters::Some if own_clock(fd.as_fd()) => no_more(self.mark_stat(seen)),
+            OpenWriters::Some if own_clock(fd.as_fd()) => without_wait(self.mark_stat(seen)),
             // The device number belonged to another file system before.
             OpenWriters::Some | OpenWriters::Never => {
                 self.reports_writers.lock().insert(seen.device(), false);
-                no_more(seen)
+                without_wait(seen)
             }
             OpenWriters::Hidden => {
                 if !self.warned.swap(true, Ordering::Relaxed) {
@@ -96,7 +95,7 @@ impl WriterCheck {
                          while it is overwritten in place may leave mixed data in the cache"
                     );
                 }
-                no_more(seen)
+                without_wait(seen)
             }
         }
     }
@@ -130,6 +129,11 @@ fn fcntl_number(fd: BorrowedFd<'_>, command: libc::c_int, value: libc::c_int) ->
         -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
         _ => Ok(()),
     }
+}
+
+/// The answer for a file whose version is as final as waiting can make it.
+fn without_wait(seen: FileStat) -> (FileStat, Duration) {
+    (seen, Duration::ZERO)
 }
 
 #[cfg(test)]

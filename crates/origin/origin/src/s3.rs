@@ -564,8 +564,7 @@ impl S3Backend {
             self.bucket,
             named.map(|n| format!(" but in {n}")).unwrap_or_default()
         );
-        let safe = |n: &&str| n.len() < 64 && n.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-        let Some(named) = named.filter(safe).filter(|named| *named != asked) else {
+        let Some(named) = named.filter(|named| is_region_name(named) && *named != asked) else {
             return RequestFailure::fatal(ErrorKind::Unavailable, message);
         };
         let mut region = self.region.write();
@@ -584,8 +583,7 @@ fn shifted(time: SystemTime, seconds: i64) -> SystemTime {
 
 /// How far `a` is after `b`, in whole seconds.
 fn seconds_ahead(a: SystemTime, b: SystemTime) -> i64 {
-    let seconds = |d: Duration| i64::try_from(d.as_secs()).unwrap_or(i64::MAX);
-    a.duration_since(b).map_or_else(|e| -seconds(e.duration()), seconds)
+    a.duration_since(b).map_or_else(|e| -whole_seconds(e.duration()), whole_seconds)
 }
 
 /// Why a document can't be read.
@@ -734,4 +732,13 @@ impl ObjectBackend for S3Backend {
         }
         .boxed()
     }
+}
+
+/// Whether a text of an answer can be the name of a region.
+fn is_region_name(text: &str) -> bool {
+    text.len() < 64 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+}
+
+fn whole_seconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)
 }

@@ -131,8 +131,7 @@ pub(crate) fn parse_list(document: &[u8]) -> Result<(RawPage, u64), PageError> {
     let mut seen_root = false;
     let mut encoded = false;
     let mut truncated = None;
-    let empty = || RawObject { key: String::new(), size: 0, mtime: SystemTime::UNIX_EPOCH, etag: None };
-    let mut object = empty();
+    let mut object = empty_object();
     let mut well = true;
     let mut objects: Vec<RawObject> = Vec::new();
     let mut prefixes: Vec<String> = Vec::new();
@@ -155,7 +154,7 @@ pub(crate) fn parse_list(document: &[u8]) -> Result<(RawPage, u64), PageError> {
             (Some("Contents"), Some("ETag"), None, Some(text)) => {
                 object.etag = Some(text).filter(|t| !bare_etag(t).is_empty());
             }
-            (Some("Contents"), None, None, None) => objects.push(std::mem::replace(&mut object, empty())),
+            (Some("Contents"), None, None, None) => objects.push(std::mem::replace(&mut object, empty_object())),
             (Some("CommonPrefixes"), Some("Prefix"), None, Some(text)) => prefixes.push(text),
             (Some("EncodingType"), None, None, Some(text)) => encoded = text.eq_ignore_ascii_case("url"),
             (Some("IsTruncated"), None, None, Some(text)) => truncated = Some(text.eq_ignore_ascii_case("true")),
@@ -234,6 +233,10 @@ pub(crate) fn complete_body<'a>(parts: impl Iterator<Item = (u32, &'a str)>) -> 
     }
     body.push_str("</CompleteMultipartUpload>");
     body
+}
+
+fn empty_object() -> RawObject {
+    RawObject { key: String::new(), size: 0, mtime: SystemTime::UNIX_EPOCH, etag: None }
 }
 
 #[cfg(test)]

@@ -121,7 +121,6 @@ fn open_for_locks(
     let more = OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let own = rustix::fs::fcntl_getfl(file)? & OFlags::RWMODE;
     let as_self = |mode| rustix::fs::open(&*proc_path(file), mode | more, Mode::empty());
-    let denied = |errno: &Errno| matches!(*errno, Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::TXTBSY);
     // A server may map this process to a user without rights; the caller has the rights of the open file.
     let mut last = Errno::ACCESS;
     for attempt in [
@@ -132,7 +131,7 @@ fn open_for_locks(
     ] as [&dyn Fn() -> rustix::io::Result<OwnedFd>; 4]
     {
         match attempt() {
-            Err(errno) if denied(&errno) => last = errno,
+            Err(errno @ (Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::TXTBSY)) => last = errno,
             answer => return answer,
         }
     }

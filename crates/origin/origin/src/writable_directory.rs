@@ -77,13 +77,13 @@ impl WritableSource {
         squash: Option<Squash>,
         reads_through_cache: impl FnOnce(BorrowedFd<'_>) -> bool,
     ) -> Result<Arc<WritableSource>> {
-        let what = || format!("the source directory '{}'", path.display());
-        let root = open_root(path).map_err(|errno| failed(what(), errno))?;
-        let space = rustix::fs::fstatvfs(&root.fd).map_err(|errno| failed(what(), errno))?;
+        let what = format!("the source directory '{}'", path.display());
+        let root = open_root(path).map_err(|errno| failed(&what, errno))?;
+        let space = rustix::fs::fstatvfs(&root.fd).map_err(|errno| failed(&what, errno))?;
         if space.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
             return Err(Error::new(
                 ErrorKind::ReadOnly,
-                format!("{} is on a file system that is mounted read-only", what()),
+                format!("{what} is on a file system that is mounted read-only"),
             ));
         }
         let identities = Arc::new(CallerIdentities::new(squash)?);
@@ -204,11 +204,10 @@ impl WritableSource {
 
     /// Runs `call` as the caller. A source whose server has lost the root is opened again.
     fn run<T>(&self, what: &str, path: &[u8], caller: &Caller, call: impl Fn() -> rustix::io::Result<T>) -> Result<T> {
-        let attempt = || {
+        self.finish(what, path, || {
             let _as_caller = self.identities.assume(caller)?;
             call()
-        };
-        self.finish(what, path, attempt)
+        })
     }
 
     /// As [`WritableSource::run`], with the caller's mask.
@@ -219,11 +218,10 @@ impl WritableSource {
         caller: &Caller,
         call: impl Fn() -> rustix::io::Result<T>,
     ) -> Result<T> {
-        let attempt = || {
+        self.finish(what, at.name, || {
             let _as_caller: AssumedIdentity<'_> = self.identities.assume_with_mask(caller)?;
             call()
-        };
-        self.finish(what, at.name, attempt)
+        })
     }
 
     fn finish<T>(&self, what: &str, path: &[u8], attempt: impl Fn() -> rustix::io::Result<T>) -> Result<T> {

@@ -87,8 +87,7 @@ impl SourceFile {
         let changer = if flags & OFlags::RWMODE == OFlags::RDONLY {
             None
         } else {
-            let find_identity = || context.root_device.stat_fd(fd.as_fd()).ok().map(|attr| attr.identity);
-            context.versions.count_changer(find_identity)
+            context.versions.count_changer(|| context.root_device.stat_fd(fd.as_fd()).ok().map(|attr| attr.identity))
         };
         SourceFile {
             file: File::from(fd),
@@ -339,11 +338,10 @@ impl WritableFile for SourceFile {
     }
 
     fn set_lock(&self, lock: &FileLock, caller: &Caller) -> Result<()> {
-        let open_as_caller = |flags| {
+        let set = self.locks.set_lock(self.file.as_fd(), lock, |flags| {
             let _as_caller = self.context.identities.assume(caller)?;
             rustix::fs::open(&*proc_path(self.file.as_fd()), flags, Mode::empty())
-        };
-        let set = self.locks.set_lock(self.file.as_fd(), lock, open_as_caller);
+        });
         set.map_err(|errno| failed("lock", errno))
     }
 

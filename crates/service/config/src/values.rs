@@ -217,13 +217,6 @@ impl ReplicaCounts {
 impl FromStr for ReplicaCounts {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
-        let number = |text: &str| match text.trim().parse() {
-            Ok(n @ 1..=ReplicaCounts::MOST) => Ok(n),
-            _ => Err(format!(
-                "'{text}' is not a number of copies from 1 to {}; write 2, or 1,train/hot=3",
-                ReplicaCounts::MOST
-            )),
-        };
         let mut all = None;
         let mut below = Vec::new();
         for part in s.split(',') {
@@ -233,7 +226,7 @@ impl FromStr for ReplicaCounts {
                 }
                 Some((path, n)) => {
                     let path = path.trim().trim_matches('/').as_bytes().to_vec();
-                    let n = number(n)?;
+                    let n = parse_copies(n)?;
                     match below.iter().find(|(known, _)| *known == path) {
                         Some((_, other)) if *other != n => {
                             let path = String::from_utf8_lossy(&path);
@@ -243,7 +236,7 @@ impl FromStr for ReplicaCounts {
                         None => below.push((path, n)),
                     }
                 }
-                None if all.is_none() => all = Some(number(part)?),
+                None if all.is_none() => all = Some(parse_copies(part)?),
                 None => return Err(format!("'{s}' has two numbers for everything; write 2, or 1,train/hot=3")),
             }
         }
@@ -324,6 +317,16 @@ fn edit_distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+fn parse_copies(text: &str) -> Result<u32, String> {
+    match text.trim().parse() {
+        Ok(n @ 1..=ReplicaCounts::MOST) => Ok(n),
+        _ => Err(format!(
+            "'{text}' is not a number of copies from 1 to {}; write 2, or 1,train/hot=3",
+            ReplicaCounts::MOST
+        )),
+    }
 }
 
 #[cfg(test)]

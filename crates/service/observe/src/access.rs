@@ -77,19 +77,18 @@ impl AccessLogWriter {
     /// # Errors
     /// When the file cannot be opened, or is a pipe without a reader.
     pub fn open(path: &Path, names: InodePaths) -> Result<Self> {
-        let what = || format!("access log {}", path.display());
-        let io = |e: std::io::Error| Error::io(what(), &e);
+        let what = format!("access log {}", path.display());
         // Without O_NONBLOCK, opening a pipe without a reader would block for ever.
         let now = OFlags::NONBLOCK.bits() as i32;
         let opened = OpenOptions::new().append(true).create(true).custom_flags(now).open(path);
         let file = opened.map_err(|e| match Errno::from_io_error(&e) {
             Some(Errno::NXIO) => {
-                Error::new(ErrorKind::NotFound, format!("{}: it has no reader; start its reader first", what()))
+                Error::new(ErrorKind::NotFound, format!("{what}: it has no reader; start its reader first"))
             }
-            _ => io(e),
+            _ => Error::io(&what, &e),
         })?;
-        let flags = fcntl_getfl(&file).map_err(|e| io(e.into()))?;
-        fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(|e| io(e.into()))?;
+        let flags = fcntl_getfl(&file).map_err(|e| Error::io(&what, &e.into()))?;
+        fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(|e| Error::io(&what, &e.into()))?;
         let file = AccessLogFile::append_to(path, file);
         let (sender, receiver) = sync_channel(QUEUED_LINES_MAX);
         let (finished, done) = sync_channel(1);
@@ -101,7 +100,7 @@ impl AccessLogWriter {
                 write_lines(&receiver, file, &names, &counted);
                 let _ = finished.send(());
             })
-            .map_err(io)?;
+            .map_err(|e| Error::io(&what, &e))?;
         Ok(AccessLogWriter { sender, done: std::sync::Mutex::new(Some(done)), dropped })
     }
 

@@ -187,10 +187,9 @@ fn open_request(
     request: &Value,
     limit: Duration,
 ) -> Result<DeadlineStream<UnixStream>> {
-    let io = |e: std::io::Error| deadline_error(format_args!("admin socket {}", socket.display()), &e, limit);
-    let mut stream = dial::connect_until(socket, user, Instant::now() + limit).map_err(io)?;
-    stream.write_all(format!("{request}\n").as_bytes()).map_err(io)?;
-    Ok(stream)
+    let connected = dial::connect_until(socket, user, Instant::now() + limit);
+    let sent = connected.and_then(|mut stream| stream.write_all(format!("{request}\n").as_bytes()).map(|()| stream));
+    sent.map_err(|e| deadline_error(format_args!("admin socket {}", socket.display()), &e, limit))
 }
 
 fn read_answer(stream: DeadlineStream<UnixStream>, socket: &Path, limit: Duration) -> Result<Value> {

@@ -10,7 +10,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::{Value, json};
 use spurline_types::stats::{METRICS, MetricKind};
-use spurline_types::{Error, Result};
+use spurline_types::{IoContext, Result};
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -55,11 +55,13 @@ impl MetricsServer {
             MetricsBind::Exactly(address) => (address, address.port()),
             MetricsBind::Near(address) => (address, address.port().saturating_add(NEXT_PORTS)),
         };
-        let io = |e: std::io::Error| Error::io(format_args!("metrics at {wanted}"), &e);
-        let listener = bind_first_free(wanted, last_port).map_err(io)?;
-        listener.set_nonblocking(true).map_err(io)?;
-        let address = listener.local_addr().map_err(io)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(io)?;
+        let listener = bind_first_free(wanted, last_port).io_context(format_args!("metrics at {wanted}"))?;
+        listener.set_nonblocking(true).io_context(format_args!("metrics at {wanted}"))?;
+        let address = listener.local_addr().io_context(format_args!("metrics at {wanted}"))?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .io_context(format_args!("metrics at {wanted}"))?;
         let (stop, stopped) = oneshot::channel();
         std::thread::Builder::new()
             .name("metrics".into())
@@ -72,7 +74,7 @@ impl MetricsServer {
                 });
                 runtime.shutdown_background();
             })
-            .map_err(io)?;
+            .io_context(format_args!("metrics at {wanted}"))?;
         Ok(MetricsServer { address, _stop: stop })
     }
 

@@ -4,7 +4,7 @@
 use crate::client::AdminPeer;
 use crate::dial;
 use spurline_sys::{MountEntry, MountTable};
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, IoContext, Result};
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -94,18 +94,9 @@ const MAX_PATH_LINKS: usize = 40;
 /// when the path is in no Spurline mount.
 pub fn locate_mount(path: &Path, mounts: &[SpurlineMount]) -> Option<LocatedPath> {
     let mut rest: Vec<OsString> = Vec::new();
-    let push = |rest: &mut Vec<OsString>, path: &Path| {
-        for part in path.components().rev() {
-            match part {
-                Component::Normal(name) => rest.push(name.to_owned()),
-                Component::ParentDir => rest.push("..".into()),
-                Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
-            }
-        }
-    };
-    push(&mut rest, path);
+    push_parts(&mut rest, path);
     if path.is_relative() {
-        push(&mut rest, &std::env::current_dir().ok()?);
+        push_parts(&mut rest, &std::env::current_dir().ok()?);
     }
     let mut at = PathBuf::from("/");
     let mut links = 0;
@@ -143,7 +134,7 @@ pub fn locate_mount(path: &Path, mounts: &[SpurlineMount]) -> Option<LocatedPath
             if links > MAX_PATH_LINKS {
                 return None;
             }
-            push(&mut rest, &link);
+            push_parts(&mut rest, &link);
             if link.is_absolute() {
                 at = PathBuf::from("/");
             } else {
@@ -265,17 +256,26 @@ fn make_private(dir: &Path, uid: u32) -> Result<()> {
 
 /// Makes a directory of user `uid` if missing. Returns whether other users may enter an existing directory.
 fn make_dir(dir: &Path, uid: u32) -> Result<bool> {
-    let io = |e: std::io::Error| Error::io(dir.display(), &e);
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {
-        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(io(e)),
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(Error::io(dir.display(), &e)),
         _ => {}
     }
-    let meta = std::fs::symlink_metadata(dir).map_err(io)?;
+    let meta = std::fs::symlink_metadata(dir).io_context(dir.display())?;
     if !meta.is_dir() || meta.uid() != uid {
         let text = format!("{} is not a directory of user {uid}", dir.display());
         return Err(Error::new(ErrorKind::PermissionDenied, text));
     }
     Ok(meta.permissions().mode() & 0o077 != 0)
+}
+
+fn push_parts(rest: &mut Vec<OsString>, path: &Path) {
+    for part in path.components().rev() {
+        match part {
+            Component::Normal(name) => rest.push(name.to_owned()),
+            Component::ParentDir => rest.push("..".into()),
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
 }
 
 #[cfg(test)]

@@ -75,26 +75,26 @@ impl AdminServer {
     /// # Errors
     /// When another process listens there, or the socket cannot be made.
     pub fn start(path: &Path, target: Arc<dyn AdminTarget>) -> Result<Self> {
-        let what = || format!("admin socket {}", path.display());
+        let what = format!("admin socket {}", path.display());
         if dial::probe_socket(path, None).is_ok() {
-            let text = format!("{}: another process answers there; unmount it first", what());
+            let text = format!("{what}: another process answers there; unmount it first");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         match std::fs::remove_file(path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(what(), &e)),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(&what, &e)),
             _ => {}
         }
-        let listener = UnixListener::bind(path).map_err(|e| Error::io(what(), &e))?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(|e| Error::io(what(), &e))?;
+        let listener = UnixListener::bind(path).map_err(|e| Error::io(&what, &e))?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(|e| Error::io(&what, &e))?;
         let stop = Arc::new(AtomicBool::new(false));
         let watches = Arc::new(EndWatches::default());
-        let accepting = listener.try_clone().map_err(|e| Error::io(what(), &e))?;
+        let accepting = listener.try_clone().map_err(|e| Error::io(&what, &e))?;
         let stopped = Arc::clone(&stop);
         let kept = Arc::clone(&watches);
         std::thread::Builder::new()
             .name("admin".into())
             .spawn(move || accept_connections(&accepting, &stopped, &target, &kept))
-            .map_err(|e| Error::io(what(), &e))?;
+            .map_err(|e| Error::io(&what, &e))?;
         Ok(AdminServer { path: path.to_owned(), place: socket_identity(path), listener, stop, watches })
     }
 

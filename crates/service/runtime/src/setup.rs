@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn a_cache_directory_that_can_not_be_used_is_missing_for_whatever_reason() {
         let code = |kind| store_fault(Error::new(kind, "cache directory /d: why")).code as u8;
-        let rofs = ErrorKind::Io(30);
+        let rofs = ErrorKind::Io(rustix::io::Errno::ROFS.raw_os_error());
         for kind in [ErrorKind::NotADirectory, ErrorKind::NoSpace, ErrorKind::PermissionDenied, rofs] {
             assert_eq!(code(kind), 3, "{kind:?}");
         }

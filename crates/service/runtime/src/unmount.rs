@@ -182,27 +182,28 @@ fn find_processes(mut is_wanted: impl FnMut(&Path) -> bool) -> Vec<String> {
 
 /// Processes with an open or mapped file, program, root or working directory below the mountpoint.
 fn users_of(at: &Path) -> Vec<String> {
-    // A program that is executed from the mount, or maps a file there, has no descriptor.
-    let maps = |process: &Path| {
-        let maps = std::fs::read(process.join("maps")).unwrap_or_default();
-        let inside = [at.as_os_str().as_bytes(), b"/"].concat();
-        maps.split(|byte| *byte == b'\n')
-            .filter_map(|line| line.iter().position(|byte| *byte == b'/').map(|start| line[start..].to_vec()))
-            .any(|path| path.starts_with(&inside))
-    };
     // The descriptors of this process are those of the shell, which is in the list.
     let own = PathBuf::from(format!("/proc/{}", std::process::id()));
     find_processes(|process| {
         process != own
             && (leads_below(at, &process.join("cwd"))
                 || leads_below(at, &process.join("root"))
-                || maps(process)
+                || maps_file_below(at, process)
                 || std::fs::read_dir(process.join("fd"))
                     .into_iter()
                     .flatten()
                     .flatten()
                     .any(|fd| leads_below(at, &fd.path())))
     })
+}
+
+/// Whether a process maps a file there, or is a program from there: such files need no descriptor.
+fn maps_file_below(at: &Path, process: &Path) -> bool {
+    let maps = std::fs::read(process.join("maps")).unwrap_or_default();
+    let inside = [at.as_os_str().as_bytes(), b"/"].concat();
+    maps.split(|byte| *byte == b'\n')
+        .filter_map(|line| line.iter().position(|byte| *byte == b'/').map(|start| line[start..].to_vec()))
+        .any(|path| path.starts_with(&inside))
 }
 
 fn leads_below(at: &Path, link: &Path) -> bool {

@@ -234,17 +234,20 @@ impl CheckpointReport<'_> {
     }
 
     fn scores(&self) -> Vec<String> {
-        let score = |outcome: &PlaceOutcome| {
-            let part = |phase: usize| {
-                let (word, runs) = outcome.phases()[phase];
-                let ratio =
-                    self.ratio(outcome, phase).map_or(String::new(), |(ratio, name)| format!(", {ratio:.2} of {name}"));
-                let slowest = three_digits(median_of(runs, PhaseRun::seconds));
-                format!("{word} {slowest} s, {} GB/s{ratio}", three_digits(median_of(runs, PhaseRun::rate) / 1e9))
-            };
-            format!("{}: slowest rank: {}; {}; all checksums agree", outcome.name, part(0), part(1))
-        };
-        self.outcomes.iter().map(score).collect()
+        self.outcomes
+            .iter()
+            .map(|outcome| {
+                let part = |phase: usize| {
+                    let (word, runs) = outcome.phases()[phase];
+                    let ratio = self
+                        .ratio(outcome, phase)
+                        .map_or(String::new(), |(ratio, name)| format!(", {ratio:.2} of {name}"));
+                    let slowest = three_digits(median_of(runs, PhaseRun::seconds));
+                    format!("{word} {slowest} s, {} GB/s{ratio}", three_digits(median_of(runs, PhaseRun::rate) / 1e9))
+                };
+                format!("{}: slowest rank: {}; {}; all checksums agree", outcome.name, part(0), part(1))
+            })
+            .collect()
     }
 
     fn table(&self) -> Vec<Vec<String>> {

@@ -3,7 +3,7 @@
 
 use super::plan::{RankFile, RankPlan};
 use crate::cpu;
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, FileContext, Result};
 use crate::mount::{mountpoint_of, query_counters};
 use crate::scratch::{fill_pattern, free_bytes};
 use crate::{child, stop};
@@ -210,26 +210,25 @@ impl Worker {
             let path = folder.join(&known.name);
             let part = folder.join(format!("{}.part", known.name));
             self.made(part.clone());
-            let at_path = |e: std::io::Error| BenchError::io(part.display(), &e);
             let mut timed = Stopwatch::default();
-            let mut file = timed.time(|| File::options().write(true).create_new(true).open(&part)).map_err(at_path)?;
+            let mut file = timed.time(|| File::options().write(true).create_new(true).open(&part)).in_file(&part)?;
             let mut at = 0;
             let mut checksum = 0;
             while at < known.len {
                 let n = ((known.len - at) as usize).min(PIECE_BYTES);
                 stamp_pages(&mut piece[..n], plan.rank, index, &known.name, at);
                 checksum = crc32c::crc32c_append(checksum, &piece[..n]);
-                timed.time(|| file.write_all(&piece[..n])).map_err(at_path)?;
+                timed.time(|| file.write_all(&piece[..n])).in_file(&part)?;
                 at += n as u64;
                 done.fetch_add(n as u64, Ordering::Relaxed);
                 stop::check_stop()?;
             }
             let before = timed.spent;
-            timed.time(|| file.sync_all()).map_err(at_path)?;
+            timed.time(|| file.sync_all()).in_file(&part)?;
             figures.sync_seconds += (timed.spent - before).as_secs_f64();
             timed.time(|| drop(file));
             self.made(path.clone());
-            timed.time(|| std::fs::rename(&part, &path)).map_err(at_path)?;
+            timed.time(|| std::fs::rename(&part, &path)).in_file(&part)?;
             figures.bytes += known.len;
             figures.seconds += timed.spent.as_secs_f64();
             figures.checksums.push(checksum);
@@ -357,13 +356,12 @@ fn read_rank(folder: &Path, plan: &RankPlan, done: &AtomicU64) -> Result<RankFig
     let mut piece = vec![0u8; PIECE_BYTES];
     for known in &plan.files {
         let path = folder.join(&known.name);
-        let at_path = |e: std::io::Error| BenchError::io(path.display(), &e);
         let mut timed = Stopwatch::default();
-        let mut file = timed.time(|| File::open(&path)).map_err(at_path)?;
+        let mut file = timed.time(|| File::open(&path)).in_file(&path)?;
         let mut at = 0;
         let mut checksum = 0;
         loop {
-            let n = timed.time(|| file.read(&mut piece)).map_err(at_path)?;
+            let n = timed.time(|| file.read(&mut piece)).in_file(&path)?;
             if n == 0 {
                 break;
             }

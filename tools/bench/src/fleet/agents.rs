@@ -30,17 +30,15 @@ impl AgentHost {
     /// # Errors
     /// `Usage` for any other text.
     pub fn parse(text: &str) -> Result<AgentHost> {
-        let wrong =
-            || BenchError::Usage(format!("--hosts: '{text}' is no host: give HOST or HOST:PORT, with commas between"));
         let (host, port) = match text.rsplit_once(':') {
-            Some((host, port)) => (host, port.parse().map_err(|_| wrong())?),
+            Some((host, port)) => (host, port.parse().map_err(|_| no_host_error(text))?),
             // A server of this run: a server that ends at this moment may still hold the usual port.
             None if is_own_name(text) => (text, free_port()),
             None => (text, AGENT_PORT),
         };
         // A name that begins with a dash would be an option of ssh.
         if host.is_empty() || host.starts_with('-') || host.contains(is_odd_character) {
-            return Err(wrong());
+            return Err(no_host_error(text));
         }
         Ok(AgentHost { host: host.to_owned(), port })
     }
@@ -146,6 +144,10 @@ fn is_own_name(host: &str) -> bool {
 fn free_port() -> u16 {
     let bound = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
     bound.map_or(AGENT_PORT, |address| address.port())
+}
+
+fn no_host_error(text: &str) -> BenchError {
+    BenchError::Usage(format!("--hosts: '{text}' is no host: give HOST or HOST:PORT, with commas between"))
 }
 
 #[cfg(test)]

@@ -679,22 +679,6 @@ fn charts_of(rows: &[FleetRow]) -> Vec<BenchChart> {
 }
 
 fn row_json(rows: &[FleetRow], row: &FleetRow) -> Value {
-    let host = |figures: &outcome::HostFigures| {
-        json!({
-            "host": figures.host, "bytes_per_second": figures.bandwidth, "iops": figures.iops, "bytes": figures.bytes,
-            "cpu_seconds": figures.cpu, "p50_us": figures.latency_us.map(|t| t.0), "p99_us": figures.latency_us.map(|t| t.1),
-        })
-    };
-    let run = |run: &FleetRun| {
-        let cpu: serde_json::Map<String, Value> =
-            run.cpu.iter().map(|(role, used)| ((*role).to_owned(), json!({ "seconds": used }))).collect();
-        json!({
-            "all": host(&run.figures.all), "hosts": run.figures.hosts.iter().map(host).collect::<Vec<_>>(),
-            "cpu": cpu, "counters": run.grown, "connections": run.connections,
-            "over_time": run.figures.over_time.iter()
-                .map(|(at, rate)| json!({ "at": at, "bytes_per_second": rate })).collect::<Vec<_>>(),
-        })
-    };
     let cpu: serde_json::Map<String, Value> =
         FLEET_ROLES.iter().filter_map(|role| Some(((*role).to_owned(), row.cpu_per_gib(role)?.into()))).collect();
     json!({
@@ -702,7 +686,25 @@ fn row_json(rows: &[FleetRow], row: &FleetRow) -> Value {
         "depth": row.point.depth, "bytes_per_second": row.bandwidth(), "nfs_case": row.variant.nfs.as_ref().map(|nfs| nfs.case.name),
         "ratio": first_row(rows, row).map(|first| row.bandwidth() / first.bandwidth().max(1e-9)),
         "iops": row.median_of(|run| run.figures.all.iops), "cpu_seconds_per_gib": cpu,
-        "runs": row.runs.iter().map(run).collect::<Vec<_>>(),
+        "runs": row.runs.iter().map(run_json).collect::<Vec<_>>(),
+    })
+}
+
+fn host_json(figures: &outcome::HostFigures) -> Value {
+    json!({
+        "host": figures.host, "bytes_per_second": figures.bandwidth, "iops": figures.iops, "bytes": figures.bytes,
+        "cpu_seconds": figures.cpu, "p50_us": figures.latency_us.map(|t| t.0), "p99_us": figures.latency_us.map(|t| t.1),
+    })
+}
+
+fn run_json(run: &FleetRun) -> Value {
+    let cpu: serde_json::Map<String, Value> =
+        run.cpu.iter().map(|(role, used)| ((*role).to_owned(), json!({ "seconds": used }))).collect();
+    json!({
+        "all": host_json(&run.figures.all), "hosts": run.figures.hosts.iter().map(host_json).collect::<Vec<_>>(),
+        "cpu": cpu, "counters": run.grown, "connections": run.connections,
+        "over_time": run.figures.over_time.iter()
+            .map(|(at, rate)| json!({ "at": at, "bytes_per_second": rate })).collect::<Vec<_>>(),
     })
 }
 

@@ -120,13 +120,12 @@ impl NfsExport {
     /// # Errors
     /// `Usage` for any other text.
     pub fn parse(text: &str) -> Result<NfsExport> {
-        let wrong = || BenchError::Usage(format!("--nfs '{text}': give [NAME=]HOST[,HOST]:/PATH"));
         let (name, place) = text.split_once('=').filter(|(name, _)| !name.contains([':', '/'])).unwrap_or((text, text));
-        let (hosts, path) = place.split_once(":/").ok_or_else(wrong)?;
+        let (hosts, path) = place.split_once(":/").ok_or_else(|| no_export_error(text))?;
         let addresses: Vec<String> = hosts.split(',').map(str::to_owned).collect();
         // A name that begins with a dash would be an option of mount.
         if name.is_empty() || addresses.iter().any(|address| is_odd_host(address)) || path.contains(['\n', '\r']) {
-            return Err(wrong());
+            return Err(no_export_error(text));
         }
         Ok(NfsExport { name: name.to_owned(), addresses, path: format!("/{path}") })
     }
@@ -350,6 +349,10 @@ fn parse_perftest(text: &str) -> Option<f64> {
     let line = text.lines().rev().find(|line| line.trim_start().starts_with(|c: char| c.is_ascii_digit()))?;
     let numbers: Vec<f64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     numbers.get(3).filter(|rate| **rate > 0.0).map(|rate| rate * f64::from(1u32 << 20))
+}
+
+fn no_export_error(text: &str) -> BenchError {
+    BenchError::Usage(format!("--nfs '{text}': give [NAME=]HOST[,HOST]:/PATH"))
 }
 
 #[cfg(test)]

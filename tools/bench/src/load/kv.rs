@@ -1,7 +1,7 @@
 //! The pattern of key-value caches in files: a file for each block, written whole under a temporary name, renamed, read once or
 //! never, and looked up far more often than it is there. Knows no mounts.
 
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, FileContext, Result};
 use crate::numbers::median;
 use crate::scratch::fill_pattern;
 use crate::stop;
@@ -64,8 +64,7 @@ pub fn run_blocks(plan: &KvPlan, write: &Path, read: &Path, round: u32) -> Resul
         stop::check_stop()?;
         let path = read.join(name(number));
         let began = Instant::now();
-        let failed = |error: std::io::Error| BenchError::io(path.display(), &error);
-        File::open(&path).map_err(failed)?.read_exact(&mut block).map_err(failed)?;
+        File::open(&path).in_file(&path)?.read_exact(&mut block).in_file(&path)?;
         seconds += began.elapsed().as_secs_f64();
         bytes += block.len();
         fill_pattern(number as u64, 0, &mut expected);
@@ -83,9 +82,8 @@ pub fn run_blocks(plan: &KvPlan, write: &Path, read: &Path, round: u32) -> Resul
 
 fn put_block(path: &Path, block: &[u8]) -> Result<()> {
     let temporary = path.with_extension("tmp");
-    let failed = |error: std::io::Error| BenchError::io(path.display(), &error);
-    File::create(&temporary).and_then(|mut file| file.write_all(block)).map_err(failed)?;
-    std::fs::rename(&temporary, path).map_err(failed)
+    File::create(&temporary).and_then(|mut file| file.write_all(block)).in_file(path)?;
+    std::fs::rename(&temporary, path).in_file(path)
 }
 
 /// The time of each lookup in microseconds.

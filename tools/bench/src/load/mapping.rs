@@ -23,14 +23,13 @@ impl FileMapping {
     /// # Errors
     /// When the file can't be mapped.
     pub fn open(path: &Path) -> Result<FileMapping> {
-        let failed = |error: &std::io::Error| BenchError::io(format_args!("{} can't be mapped", path.display()), error);
-        let file = File::open(path).map_err(|error| failed(&error))?;
-        let len = file.metadata().map_err(|error| failed(&error))?.len() as usize;
+        let file = File::open(path).map_err(|error| mapping_error(path, &error))?;
+        let len = file.metadata().map_err(|error| mapping_error(path, &error))?.len() as usize;
         // SAFETY: a new mapping of an open file at an address that the kernel chooses.
         let start =
             unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0) };
         if start == libc::MAP_FAILED {
-            return Err(failed(&std::io::Error::last_os_error()));
+            return Err(mapping_error(path, &std::io::Error::last_os_error()));
         }
         Ok(FileMapping { start: start.cast(), len })
     }
@@ -52,4 +51,8 @@ impl Drop for FileMapping {
         // SAFETY: mapped by `open` with this length, and not used any more.
         unsafe { libc::munmap(self.start.cast_mut().cast(), self.len) };
     }
+}
+
+fn mapping_error(path: &Path, error: &std::io::Error) -> BenchError {
+    BenchError::io(format_args!("{} can't be mapped", path.display()), error)
 }

@@ -1,7 +1,7 @@
 //! Models in safetensors files: names and shapes of a Llama of any size, written with known bytes, and the tensors of files that
 //! are there. Reads no tensor.
 
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, FileContext, Result};
 use crate::scratch::fill_pattern;
 use crate::stop;
 use serde_json::{Map, Value, json};
@@ -128,17 +128,16 @@ fn write_file(path: &Path, tensors: &[TensorPlan], seed: u64) -> Result<()> {
     }
     let mut text = Value::Object(header).to_string();
     text += &" ".repeat(text.len().next_multiple_of(8) - text.len());
-    let failed = |error: &std::io::Error| BenchError::io(path.display(), error);
-    let mut file = File::create(path).map_err(|error| failed(&error))?;
-    file.write_all(&(text.len() as u64).to_le_bytes()).map_err(|error| failed(&error))?;
-    file.write_all(text.as_bytes()).map_err(|error| failed(&error))?;
+    let mut file = File::create(path).in_file(path)?;
+    file.write_all(&(text.len() as u64).to_le_bytes()).in_file(path)?;
+    file.write_all(text.as_bytes()).in_file(path)?;
     let mut buffer = vec![0; 1 << 20];
     let mut at = 0;
     while at < end {
         stop::check_stop()?;
         let len = buffer.len().min((end - at) as usize);
         fill_pattern(seed, at, &mut buffer[..len]);
-        file.write_all(&buffer[..len]).map_err(|error| failed(&error))?;
+        file.write_all(&buffer[..len]).in_file(path)?;
         at += len as u64;
     }
     Ok(())
@@ -169,16 +168,15 @@ pub fn find_model(dir: &Path) -> Result<ModelFiles> {
 
 fn read_header(path: &Path, number: usize, file_len: u64) -> Result<Vec<TensorRange>> {
     let faulty = |why: &str| BenchError::Usage(format!("{} is not a safetensors file: {why}", path.display()));
-    let failed = |error: std::io::Error| BenchError::io(path.display(), &error);
-    let mut file = File::open(path).map_err(failed)?;
+    let mut file = File::open(path).in_file(path)?;
     let mut head = [0; 8];
-    file.read_exact(&mut head).map_err(failed)?;
+    file.read_exact(&mut head).in_file(path)?;
     let header_len = u64::from_le_bytes(head);
     if header_len > MOST_HEADER_BYTES.min(file_len.saturating_sub(8)) {
         return Err(faulty("its header is longer than the file"));
     }
     let mut text = vec![0; header_len as usize];
-    file.read_exact(&mut text).map_err(failed)?;
+    file.read_exact(&mut text).in_file(path)?;
     let header: Map<String, Value> = serde_json::from_slice(&text).map_err(|error| faulty(&error.to_string()))?;
     let mut tensors = Vec::new();
     for (name, entry) in header.iter().filter(|(name, _)| *name != "__metadata__") {

@@ -2,7 +2,7 @@
 //! system.
 
 use super::FilesPart;
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, FileContext, Result};
 use serde_json::json;
 use std::ffi::OsString;
 use std::io::Read as _;
@@ -50,14 +50,13 @@ fn read_folder(dir: &Path, threads: usize, stat: bool) -> Result<FilesPass> {
                         }
                         for name in &names[from..names.len().min(from + 16)] {
                             let path = dir.join(name);
-                            let fail = |e: std::io::Error| BenchError::io(path.display(), &e);
                             if stat {
-                                bytes += std::fs::symlink_metadata(&path).map_err(fail)?.len();
+                                bytes += std::fs::symlink_metadata(&path).in_file(&path)?.len();
                                 continue;
                             }
-                            let mut file = std::fs::File::open(&path).map_err(fail)?;
+                            let mut file = std::fs::File::open(&path).in_file(&path)?;
                             loop {
-                                match file.read(&mut buffer).map_err(fail)? {
+                                match file.read(&mut buffer).in_file(&path)? {
                                     0 => break,
                                     n => bytes += n as u64,
                                 }

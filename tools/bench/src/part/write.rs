@@ -1,7 +1,7 @@
 //! The loads of writers: files that are written in sequence again and again, and many new small files. Knows no file system.
 
 use super::{CreatePart, WritePart};
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, FileContext, Result};
 use crate::scratch;
 use serde_json::json;
 use std::fs::{File, OpenOptions};
@@ -69,30 +69,28 @@ pub(super) fn write_files(part: &WritePart) -> Result<()> {
 
 /// Opens a file, and sets the length: pages that exist already are written.
 fn open_whole(path: &Path, size: u64) -> Result<File> {
-    let fail = |e: std::io::Error| BenchError::io(path.display(), &e);
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(fail)?;
-    let mut at = file.metadata().map_err(fail)?.len();
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).in_file(path)?;
+    let mut at = file.metadata().in_file(path)?.len();
     let block = vec![1; 1 << 20];
     while at < size {
         let len = (size - at).min(block.len() as u64);
-        file.write_all_at(&block[..len as usize], at).map_err(fail)?;
+        file.write_all_at(&block[..len as usize], at).in_file(path)?;
         at += len;
     }
-    file.sync_all().map_err(fail)?;
+    file.sync_all().in_file(path)?;
     Ok(file)
 }
 
 fn write_on(part: &WritePart, writer: usize, file: &File, path: &Path) -> Result<WriterFigures> {
-    let fail = |e: std::io::Error| BenchError::io(path.display(), &e);
     let block = written_block(writer, part.block.0);
     let blocks = part.size.0 / part.block.0;
     let start = Instant::now();
     let mut each = Vec::with_capacity(1 << 16);
     let mut before = Duration::ZERO;
     for n in 0.. {
-        file.write_all_at(&block, n % blocks * part.block.0).map_err(fail)?;
+        file.write_all_at(&block, n % blocks * part.block.0).in_file(path)?;
         if part.sync {
-            file.sync_data().map_err(fail)?;
+            file.sync_data().in_file(path)?;
         }
         let now = start.elapsed();
         each.push(now - before);
@@ -102,7 +100,7 @@ fn write_on(part: &WritePart, writer: usize, file: &File, path: &Path) -> Result
         }
     }
     // Bytes that are still on the way count: the file is closed within the measured time.
-    file.sync_data().map_err(fail)?;
+    file.sync_data().in_file(path)?;
     Ok(WriterFigures { seconds: start.elapsed().as_secs_f64(), each })
 }
 

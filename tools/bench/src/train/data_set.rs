@@ -66,11 +66,10 @@ pub fn check_files(dir: &Path, files: &[DataFile]) -> Result<()> {
 /// # Errors
 /// When the folder can't be listed, or has fewer than two.
 pub fn list_files(dir: &Path) -> Result<Vec<DataFile>> {
-    let wrong = |e: &std::io::Error| BenchError::Missing(format!("{}: {e}", dir.display()));
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(|e| wrong(&e))? {
-        let entry = entry.map_err(|e| wrong(&e))?;
-        let known = entry.metadata().map_err(|e| wrong(&e))?;
+    for entry in std::fs::read_dir(dir).map_err(|e| listing_error(dir, &e))? {
+        let entry = entry.map_err(|e| listing_error(dir, &e))?;
+        let known = entry.metadata().map_err(|e| listing_error(dir, &e))?;
         if known.is_file() && known.len() > 0 {
             files.push(DataFile { name: entry.file_name().into(), len: known.len() });
         }
@@ -92,6 +91,10 @@ pub fn next_uniform(state: &mut u64) -> f64 {
     *state ^= *state >> 7;
     *state ^= *state << 17;
     (*state >> 11) as f64 / (1u64 << 53) as f64
+}
+
+fn listing_error(dir: &Path, error: &std::io::Error) -> BenchError {
+    BenchError::Missing(format!("{}: {error}", dir.display()))
 }
 
 #[cfg(test)]

@@ -464,33 +464,34 @@ fn charts_of(load: &TrainLoad, outcomes: &[FeedOutcome]) -> Vec<BenchChart> {
 }
 
 fn outcome_json(outcome: &FeedOutcome) -> Value {
-    let run = |run: &TrainRun| {
-        let figures = &run.figures;
-        let cpu: serde_json::Map<String, Value> = run
-            .cpu
-            .iter()
-            .map(|(role, used)| {
-                (
-                    (*role).to_owned(),
-                    json!({ "seconds": used, "seconds_per_gib": cpu_per_gib(run, role),
-                        "cpus_per_accelerator": used / figures.seconds.max(1e-9) / run.accelerators.max(1) as f64 }),
-                )
-            })
-            .collect();
-        json!({
-            "accelerators": run.accelerators, "utilisation": figures.utilisation(), "utilisations": figures.utilisations,
-            "seconds": figures.seconds, "bytes": figures.bytes, "opens": figures.opens, "steps": figures.steps,
-            "cpu": cpu, "counters": run.grown,
-            "over_time": figures.over_time.iter()
-                .map(|(at, rate)| json!({ "at": at, "bytes_per_second": rate })).collect::<Vec<_>>(),
-        })
-    };
     json!({
         "feed": outcome.name, "accelerators_fed": outcome.fed,
         "utilisation": outcome.median_of(|run| run.figures.utilisation()),
         "client_cpus_per_accelerator": outcome.median_of(client_cpu),
-        "runs": outcome.runs.iter().map(run).collect::<Vec<_>>(),
-        "tried": outcome.tried.iter().map(run).collect::<Vec<_>>(),
+        "runs": outcome.runs.iter().map(run_json).collect::<Vec<_>>(),
+        "tried": outcome.tried.iter().map(run_json).collect::<Vec<_>>(),
+    })
+}
+
+fn run_json(run: &TrainRun) -> Value {
+    let figures = &run.figures;
+    let cpu: serde_json::Map<String, Value> = run
+        .cpu
+        .iter()
+        .map(|(role, used)| {
+            (
+                (*role).to_owned(),
+                json!({ "seconds": used, "seconds_per_gib": cpu_per_gib(run, role),
+                    "cpus_per_accelerator": used / figures.seconds.max(1e-9) / run.accelerators.max(1) as f64 }),
+            )
+        })
+        .collect();
+    json!({
+        "accelerators": run.accelerators, "utilisation": figures.utilisation(), "utilisations": figures.utilisations,
+        "seconds": figures.seconds, "bytes": figures.bytes, "opens": figures.opens, "steps": figures.steps,
+        "cpu": cpu, "counters": run.grown,
+        "over_time": figures.over_time.iter()
+            .map(|(at, rate)| json!({ "at": at, "bytes_per_second": rate })).collect::<Vec<_>>(),
     })
 }
 

@@ -60,14 +60,11 @@ impl DirectoryAttrs {
         match &entry.known {
             Some(other) if other.ino != ino => (entry.dropped, entry.known) = (event, None),
             // Both changes were under way at once.
-            Some(other) if other.event > mark => {
-                let changed = |attr: &NodeAttr| (attr.ctime.seconds, attr.ctime.nanos);
-                match changed(&attr).cmp(&changed(&other.attr)) {
-                    std::cmp::Ordering::Greater => entry.known = Some(known),
-                    std::cmp::Ordering::Equal if attr != other.attr => (entry.dropped, entry.known) = (event, None),
-                    _ => {}
-                }
-            }
+            Some(other) if other.event > mark => match changed_at(&attr).cmp(&changed_at(&other.attr)) {
+                std::cmp::Ordering::Greater => entry.known = Some(known),
+                std::cmp::Ordering::Equal if attr != other.attr => (entry.dropped, entry.known) = (event, None),
+                _ => {}
+            },
             _ => entry.known = Some(known),
         }
     }
@@ -105,6 +102,11 @@ impl Drop for ChangingDirectory<'_> {
     fn drop(&mut self) {
         self.attrs.drop_attr(self.ino);
     }
+}
+
+/// Seconds and nanoseconds of the last change.
+fn changed_at(attr: &NodeAttr) -> (i64, u32) {
+    (attr.ctime.seconds, attr.ctime.nanos)
 }
 
 #[cfg(test)]

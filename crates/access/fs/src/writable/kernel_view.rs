@@ -9,7 +9,7 @@
 use super::{BeginWait, FsResult, OpenedNode, WritableFileSystem};
 use crate::service::HandleRef;
 use parking_lot::Mutex;
-use spurline_types::{Error, Result};
+use spurline_types::Error;
 use spurline_volume::writes::{Caller, FileLock, LockKind, WritableFile};
 use std::any::Any;
 use std::io;
@@ -184,13 +184,12 @@ impl WritableFileSystem {
     ) -> FsResult<()> {
         let Some(last) = size.checked_sub(1).filter(|_| known.get() < size) else { return Ok(()) };
         let mut byte = [0];
-        let read = |file: &dyn WritableFile, byte: &mut [u8]| -> Result<bool> { Ok(file.read_at(last, byte)? == 1) };
-        let found = match read(file, &mut byte) {
-            Ok(found) => found,
+        let read = match file.read_at(last, &mut byte) {
+            Ok(read) => read,
             // It may be open for writing only.
-            Err(_) => read(&*file.reopen(O_RDONLY, &Caller::default())?, &mut byte)?,
+            Err(_) => file.reopen(O_RDONLY, &Caller::default())?.read_at(last, &mut byte)?,
         };
-        if found {
+        if read == 1 {
             // Before the kernel has it: a shorter length that goes there meanwhile counts.
             known.note_written(size);
             let stored = kernel.store_byte(ino, last, byte[0]);

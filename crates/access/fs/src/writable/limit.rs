@@ -25,27 +25,30 @@ impl LimitedInodes for WritableFileSystem {
 
     fn request_forgets(&self, kernel: &dyn RequestForgets, bytes: u64) -> io::Result<bool> {
         let open: HashSet<u64> = self.opens.lock().keys().copied().collect();
-        let is_open = |ino| open.contains(&ino);
         let mut ages = AgeHistogram::new();
-        self.nodes.for_each_idle(is_open, |node| ages.add_memory(AgeHistogram::step(node.age), node.bytes));
+        self.nodes
+            .for_each_idle(|ino| open.contains(&ino), |node| ages.add_memory(AgeHistogram::step(node.age), node.bytes));
         let newest = ages.step_reaching(bytes);
         // Of the newest step only a part is needed: during a walk most inodes have one age.
         let (newest_step, mut left) = newest.unwrap_or((0, u64::MAX));
         let mut cold = Vec::new();
-        self.nodes.for_each_idle(is_open, |node| {
-            let age = AgeHistogram::step(node.age);
-            if age < newest_step || (age == newest_step && left == 0) {
-                return;
-            }
-            if age == newest_step {
-                left = left.saturating_sub(node.bytes);
-            }
-            let (parent, name) = match node.name {
-                Some((parent, name)) => (Some(*parent), Arc::clone(name)),
-                None => (None, Arc::default()),
-            };
-            cold.push(ForgetCandidate { ino: node.ino, directory: node.directory, parent, name });
-        });
+        self.nodes.for_each_idle(
+            |ino| open.contains(&ino),
+            |node| {
+                let age = AgeHistogram::step(node.age);
+                if age < newest_step || (age == newest_step && left == 0) {
+                    return;
+                }
+                if age == newest_step {
+                    left = left.saturating_sub(node.bytes);
+                }
+                let (parent, name) = match node.name {
+                    Some((parent, name)) => (Some(*parent), Arc::clone(name)),
+                    None => (None, Arc::default()),
+                };
+                cold.push(ForgetCandidate { ino: node.ino, directory: node.directory, parent, name });
+            },
+        );
         send_forgets(kernel, &self.stats, cold.into_iter())?;
         Ok(newest.is_none())
     }

@@ -63,6 +63,11 @@ struct TreeNode {
 }
 
 impl TreeNode {
+    /// Neither the kernel nor a name below it needs the node.
+    fn is_unused(&self) -> bool {
+        self.lookups == 0 && self.children.as_ref().is_none_or(|children| children.is_empty())
+    }
+
     fn new(identity: FileIdentity, directory: bool) -> Box<TreeNode> {
         Box::new(TreeNode {
             identity,
@@ -586,10 +591,7 @@ impl NodeTree {
     fn remove_unused(&mut self, ino: u64) {
         let mut waiting = vec![ino];
         while let Some(ino) = waiting.pop() {
-            let unused = |node: &TreeNode| {
-                node.lookups == 0 && node.children.as_ref().is_none_or(|children| children.is_empty())
-            };
-            if ino == ROOT || !self.nodes.get(&ino).is_some_and(|node| unused(node)) {
+            if ino == ROOT || !self.nodes.get(&ino).is_some_and(|node| node.is_unused()) {
                 continue;
             }
             let Some(node) = self.nodes.remove(&ino) else { continue };

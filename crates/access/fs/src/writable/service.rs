@@ -13,7 +13,7 @@ use crate::service::{
     ListedEntry, StatAttr,
 };
 use spurline_volume::ReadData;
-use spurline_volume::writes::{AttrChange, FileLock, ListedName, LockConflict, NodeAttr, SourceSpace};
+use spurline_volume::writes::{AttrChange, FileLock, LockConflict, NodeAttr, SourceSpace};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -116,7 +116,7 @@ impl FileService for WritableFileSystem {
         caller: &FsCaller<'_>,
         take: &mut dyn FnMut(&ListedEntry<'_>) -> bool,
     ) -> FsResult<()> {
-        let mut take_name = |listed: &ListedName, entry: Option<NodeEntry>| {
+        self.readdir(read, caller, &mut |listed, entry| {
             take(&ListedEntry {
                 name: &listed.name,
                 next: listed.next,
@@ -124,8 +124,7 @@ impl FileService for WritableFileSystem {
                 file_type: listed.file_type,
                 entry: entry.as_ref().map(|entry| self.file_entry(entry)),
             })
-        };
-        self.readdir(read, caller, &mut take_name)
+        })
     }
 
     fn releasedir(&self, fh: u64) -> FsResult<()> {

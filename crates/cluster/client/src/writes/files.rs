@@ -290,11 +290,10 @@ impl WritableFile for RemoteFile {
     }
 
     fn copy_range(&self, offset: u64, to: &dyn WritableFile, to_offset: u64, len: u64, caller: &Caller) -> Result<u64> {
-        let apart = || Error::new(ErrorKind::Io(EXDEV), "the files are open on different nodes");
-        let to = to.as_any().downcast_ref::<RemoteFile>().ok_or_else(apart)?;
+        let to = to.as_any().downcast_ref::<RemoteFile>().ok_or_else(different_nodes_error)?;
         // Copied bytes could not be sent again.
         if self.files.publishes() || self.opened.home() != to.opened.home() {
-            return Err(apart());
+            return Err(different_nodes_error());
         }
         self.files.send_all(&self.opened.bytes)?;
         self.files.send_all(&to.opened.bytes)?;
@@ -306,19 +305,19 @@ impl WritableFile for RemoteFile {
         // The other file may have moved, so this call does not: the caller then reads and writes.
         let copied = match self.files.calls.change(CallTarget::Process(&home), &call, context, deadline) {
             Ok(sent) => match settle_answer(sent.answer)? {
-                WriteAnswer::UnknownFile => return Err(apart()),
+                WriteAnswer::UnknownFile => return Err(different_nodes_error()),
                 answer => {
                     to.opened.note_used();
                     number_of(answer)?
                 }
             },
-            Err(CallEnd::Lost { .. }) => return Err(apart()),
+            Err(CallEnd::Lost { .. }) => return Err(different_nodes_error()),
             Err(CallEnd::Failed(error)) => return Err(error),
         };
         // The mount has no bytes to send again, neither these nor what earlier writes would put over them. If the process
         // is lost before they are durable, the caller reads and writes.
         if copied > 0 && self.files.sync_by(&to.opened, true, deadline)? != home {
-            return Err(apart());
+            return Err(different_nodes_error());
         }
         to.opened.bytes.failure_after(failures)?;
         Ok(copied)
@@ -475,4 +474,8 @@ impl WritableDirectory for RemoteDirectory {
         }
         if moved { read() } else { Ok(names) }
     }
+}
+
+fn different_nodes_error() -> Error {
+    Error::new(ErrorKind::Io(EXDEV), "the files are open on different nodes")
 }

@@ -19,8 +19,11 @@ pub(crate) struct KnownObjects {
 
 impl Default for KnownObjects {
     fn default() -> Self {
-        let shard = || Mutex::new(vec![None; ENTRIES / SHARDS].into_boxed_slice());
-        KnownObjects { shards: std::iter::repeat_with(shard).take(SHARDS).collect() }
+        KnownObjects {
+            shards: std::iter::repeat_with(|| Mutex::new(vec![None; ENTRIES / SHARDS].into_boxed_slice()))
+                .take(SHARDS)
+                .collect(),
+        }
     }
 }
 

@@ -407,8 +407,10 @@ impl WritableVolume for GroupWrites {
     }
 
     fn link_open(&self, file: &dyn WritableFile, to: NamePath<'_>, caller: &Caller) -> Result<NodeAttr> {
-        let other = || Error::new(ErrorKind::Io(EXDEV), "the file belongs to another mount");
-        let file = file.as_any().downcast_ref::<RemoteFile>().ok_or_else(other)?;
+        let file = file
+            .as_any()
+            .downcast_ref::<RemoteFile>()
+            .ok_or_else(|| Error::new(ErrorKind::Io(EXDEV), "the file belongs to another mount"))?;
         file.send_bytes()?;
         let path = join_path(to.directory.path, to.name);
         let answer = file.change(&WriteCall::LinkOpen { file: file.number(), to }, RequestContext::of(caller))?;

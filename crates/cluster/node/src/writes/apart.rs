@@ -50,19 +50,19 @@ impl CallerThreads {
     /// # Errors
     /// Those of the request; `Throttled` when there is no thread, or no memory for the bytes of a write.
     pub fn serve(&self, request: &WriteRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
-        let gone = || Error::new(ErrorKind::Throttled, "the node has no thread for the request");
-        let node = self.node.get().and_then(Weak::upgrade).ok_or_else(gone)?;
+        let node = self.node.get().and_then(Weak::upgrade).ok_or_else(no_thread_error)?;
         let mut frame = Vec::with_capacity(512);
         NodeRequest::Write(*request).encode(0, &mut frame)?;
         let payload = copy_payload(&node, request, responder.numa_node())?;
         let (sender, answered) = sync_channel(1);
-        let threads = || Arc::new(PriorityWorkers::new("change", THREADS_MAX));
-        let workers = Arc::clone(self.workers.lock().get_or_insert_with(threads));
+        let workers = Arc::clone(
+            self.workers.lock().get_or_insert_with(|| Arc::new(PriorityWorkers::new("change", THREADS_MAX))),
+        );
         workers.run_urgent(move || {
-            // The receiver waits; it is gone only if its thread panicked.
+            // The receiver waits; it is no_thread_error only if its thread panicked.
             let _ = sender.send(execute_frame(&node, &frame, &payload));
         });
-        responder.send_data(&answered.recv().map_err(|_| gone())??, &[])
+        responder.send_data(&answered.recv().map_err(|_| no_thread_error())??, &[])
     }
 }
 
@@ -77,16 +77,19 @@ fn copy_payload(
     if payload.is_empty() || !matches!(request.call, WriteCall::Write { .. }) {
         return Ok(Box::new(payload.to_vec()));
     }
-    let full = || Error::new(ErrorKind::Throttled, "the node has no memory for the bytes of a write");
-    let mut buffer = node.shared.tier.pool().try_alloc_near(payload.len(), near).ok_or_else(full)?;
+    let mut buffer = node
+        .shared
+        .tier
+        .pool()
+        .try_alloc_near(payload.len(), near)
+        .ok_or_else(|| Error::new(ErrorKind::Throttled, "the node has no memory for the bytes of a write"))?;
     buffer.copy_from_slice(payload);
     Ok(Box::new(buffer))
 }
 
 fn execute_frame(node: &CacheNode, frame: &[u8], payload: &[u8]) -> Result<Vec<u8>> {
-    let short = || Error::new(ErrorKind::Invalid, "no frame");
-    let (head, body) = frame.split_first_chunk::<HEADER_LEN>().ok_or_else(short)?;
-    let body = body.get(..FrameHeader::decode(head)?.body_len as usize).ok_or_else(short)?;
+    let (head, body) = frame.split_first_chunk::<HEADER_LEN>().ok_or_else(no_frame_error)?;
+    let body = body.get(..FrameHeader::decode(head)?.body_len as usize).ok_or_else(no_frame_error)?;
     let request = NodeRequest::decode(FrameOp::Write, body).and_then(|request| request.with_payload(payload))?;
     let NodeRequest::Write(write) = request else {
         return Err(Error::new(ErrorKind::Invalid, "no change"));
@@ -127,4 +130,12 @@ impl Responder for AnswerCopy {
 
 fn no_payload() -> Error {
     Error::new(ErrorKind::Invalid, "an answer with bytes of a file is not copied")
+}
+
+fn no_thread_error() -> Error {
+    Error::new(ErrorKind::Throttled, "the node has no thread for the request")
+}
+
+fn no_frame_error() -> Error {
+    Error::new(ErrorKind::Invalid, "no frame")
 }

@@ -31,8 +31,10 @@ impl LockGrant {
     }
 
     fn is_same_lock(&self, other: &LockGrant) -> bool {
-        let of = |grant: &LockGrant| (grant.session, grant.family, grant.range, grant.writes);
-        of(self) == of(other)
+        self.session == other.session
+            && self.family == other.family
+            && self.range == other.range
+            && self.writes == other.writes
     }
 }
 
@@ -119,8 +121,9 @@ impl LockGrants {
 fn join_sessions(grants: &[LockGrant]) -> Vec<LockGrant> {
     let mut joined: Vec<LockGrant> = Vec::new();
     for grant in grants {
-        let same = |known: &&mut LockGrant| (known.session, known.family) == (grant.session, grant.family);
-        let Some(known) = joined.iter_mut().find(same) else {
+        let Some(known) =
+            joined.iter_mut().find(|known| (known.session, known.family) == (grant.session, grant.family))
+        else {
             joined.push(*grant);
             continue;
         };

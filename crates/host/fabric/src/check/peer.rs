@@ -25,27 +25,11 @@ pub fn check_peer(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
         compare_route(case, own, theirs, ip, &them, found);
     }
     if !shared {
-        let list = |host: &HostFacts| {
-            host.interfaces
-                .iter()
-                .filter(|i| !i.is_loopback())
-                .flat_map(|i| {
-                    let all = i
-                        .addresses
-                        .iter()
-                        .filter(|(ip, _)| !is_link_local(*ip))
-                        .map(|(ip, p)| format!("{} {ip}/{p}", i.name));
-                    all.collect::<Vec<_>>()
-                })
-                .take(8)
-                .collect::<Vec<_>>()
-                .join(", ")
-        };
         found.push(HostFinding::new(
             id::PEER_SUBNET,
             if wanted.is_empty() { Severity::Warning } else { Severity::Error },
             &them,
-            format!("no subnet has both ends: here {}; there {}", list(case.host), list(peer)),
+            format!("no subnet has both ends: here {}; there {}", list_addresses(case.host), list_addresses(peer)),
             "give the interfaces that are cabled together addresses of one subnet; with routers between, RoCE v2 and IPoIB work, and InfiniBand needs an InfiniBand router",
         ));
     }
@@ -225,4 +209,15 @@ fn compare_route(
 
 fn carrying_name(by: &Option<String>, meant: &NetInterface) -> String {
     by.clone().unwrap_or_else(|| meant.name.clone())
+}
+
+/// The first addresses of a host, with their interfaces.
+fn list_addresses(host: &HostFacts) -> String {
+    let mut shown = Vec::new();
+    for interface in host.interfaces.iter().filter(|interface| !interface.is_loopback()) {
+        let addresses = interface.addresses.iter().filter(|(ip, _)| !is_link_local(*ip));
+        shown.extend(addresses.map(|(ip, prefix)| format!("{} {ip}/{prefix}", interface.name)));
+    }
+    shown.truncate(8);
+    shown.join(", ")
 }

@@ -83,8 +83,7 @@ impl FixJournal {
     /// When a file cannot be written.
     pub fn write_file(&mut self, wanted: &WantedFile, root: &Path) -> Result<bool, FixError> {
         let path = root.join(&wanted.path);
-        let failed = |e: std::io::Error| FixError::from_io(format!("/{}", wanted.path), &e);
-        let now = read_optional_text(&path).map_err(failed)?;
+        let now = read_optional_text(&path).map_err(|e| file_error(&wanted.path, &e))?;
         if now.as_deref() == Some(wanted.text.as_str()) {
             return Ok(false);
         }
@@ -96,9 +95,9 @@ impl FixJournal {
                 let before = now.is_some().then(|| backup_path(&wanted.path));
                 if let Some(copy) = &before {
                     if let Some(dir) = root.join(copy).parent() {
-                        fs::create_dir_all(dir).map_err(failed)?;
+                        fs::create_dir_all(dir).map_err(|e| file_error(&wanted.path, &e))?;
                     }
-                    fs::copy(&path, root.join(copy)).map_err(failed)?;
+                    fs::copy(&path, root.join(copy)).map_err(|e| file_error(&wanted.path, &e))?;
                 }
                 self.files.push(WrittenFile { path: wanted.path.clone(), before, text: wanted.text.clone() });
             }
@@ -106,7 +105,7 @@ impl FixJournal {
         // Recorded before the write: undoing a write that did not happen does no harm.
         self.save(root)?;
         let mode = fs::metadata(&path).map_or(if wanted.private { 0o600 } else { 0o644 }, |m| m.permissions().mode());
-        write_file(&path, wanted.text.as_bytes(), mode & 0o7777).map_err(failed)?;
+        write_file(&path, wanted.text.as_bytes(), mode & 0o7777).map_err(|e| file_error(&wanted.path, &e))?;
         Ok(true)
     }
 
@@ -172,8 +171,7 @@ fn read_optional_text(path: &Path) -> std::io::Result<Option<String>> {
 
 fn restore_file(file: &WrittenFile, root: &Path) -> Result<(), FixError> {
     let path = root.join(&file.path);
-    let failed = |e: std::io::Error| FixError::from_io(format!("/{}", file.path), &e);
-    let now = read_optional_text(&path).map_err(failed)?;
+    let now = read_optional_text(&path).map_err(|e| file_error(&file.path, &e))?;
     if now.as_deref().is_some_and(|now| now != file.text) {
         let copy = file.before.as_ref().map_or("nothing".to_owned(), |b| format!("/{b}"));
         return Err(FixError::File(format!(
@@ -183,19 +181,23 @@ fn restore_file(file: &WrittenFile, root: &Path) -> Result<(), FixError> {
     }
     let Some(copy) = &file.before else {
         return match fs::remove_file(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(e)),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(file_error(&file.path, &e)),
             _ => Ok(()),
         };
     };
     let copy = root.join(copy);
-    let bytes = fs::read(&copy).map_err(failed)?;
+    let bytes = fs::read(&copy).map_err(|e| file_error(&file.path, &e))?;
     let mode = fs::metadata(&copy).map_or(0o600, |m| m.permissions().mode());
-    write_file(&path, &bytes, mode & 0o7777).map_err(failed)?;
-    fs::remove_file(copy).map_err(failed)
+    write_file(&path, &bytes, mode & 0o7777).map_err(|e| file_error(&file.path, &e))?;
+    fs::remove_file(copy).map_err(|e| file_error(&file.path, &e))
 }
 
 /// Replaces a file below a directory; a missing directory is made.
 fn write_file(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
     fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
     replace_file(path, bytes, mode)
+}
+
+fn file_error(path_below_root: &str, error: &std::io::Error) -> FixError {
+    FixError::from_io(format!("/{path_below_root}"), error)
 }

@@ -58,14 +58,10 @@ pub fn plan_steps(found: &[HostFinding], host: &HostFacts) -> Vec<FixStep> {
             }
         }
     }
-    let height = |change: &HostChange| {
-        let interface = change.interface().and_then(|n| host.interface(n));
-        interface.map_or(0, |i| usize::from(host.physical_interfaces(i).iter().all(|p| p.name != i.name)))
-    };
     steps.sort_by_key(|s| match &s.change {
         HostChange::Module { .. } => 0,
         HostChange::Mode { .. } => 1,
-        HostChange::Mtu { .. } => 2 + height(&s.change),
+        HostChange::Mtu { interface, .. } => 2 + usize::from(lies_over_others(host, interface)),
         HostChange::Sysctl { .. } => 4,
         HostChange::Up { .. } => 5,
     });
@@ -132,6 +128,12 @@ pub fn affects_session(host: &HostFacts, change: &HostChange, session: &str) -> 
         || own.is_some_and(|i| {
             host.physical_interfaces(i).iter().any(|p| p.name == name) || i.master.as_deref() == Some(name)
         })
+}
+
+/// Whether an interface is none of its own physical interfaces, like a bond, whose parts take a size first.
+fn lies_over_others(host: &HostFacts, name: &str) -> bool {
+    let interface = host.interface(name);
+    interface.is_some_and(|above| host.physical_interfaces(above).iter().all(|physical| physical.name != above.name))
 }
 
 #[cfg(test)]

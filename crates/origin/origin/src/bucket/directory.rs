@@ -97,17 +97,16 @@ impl BucketFolder {
 
     /// Adds the attributes that no listing has to names of one; a name that has vanished keeps none.
     fn add_attrs(&self, names: &mut [ListedName]) -> Result<()> {
-        let lacks_attr = |listed: &&mut ListedName| listed.attr.is_none() && !matches!(&listed.name[..], b"." | b"..");
         let paths: Vec<ListedPath> = names
             .iter_mut()
-            .filter(lacks_attr)
+            .filter(|listed| lacks_attr(listed))
             .map(|listed| ListedPath {
                 path: self.files.join(&self.path, &listed.name),
                 is_folder: listed.file_type == S_IFDIR,
             })
             .collect();
         let found = self.files.attrs_of_listed(&paths)?;
-        for (listed, attr) in names.iter_mut().filter(lacks_attr).zip(found) {
+        for (listed, attr) in names.iter_mut().filter(|listed| lacks_attr(listed)).zip(found) {
             listed.file_type = attr.map_or(listed.file_type, |attr| attr.mode & S_IFMT);
             listed.attr = attr;
         }
@@ -163,4 +162,8 @@ impl WritableDirectory for BucketFolder {
         }
         Ok(names.into_iter().map(|listed| ListedName { attr: listed.attr.filter(|_| attrs), ..listed }).collect())
     }
+}
+
+fn lacks_attr(listed: &ListedName) -> bool {
+    listed.attr.is_none() && !matches!(&listed.name[..], b"." | b"..")
 }

@@ -48,8 +48,7 @@ const UNPUBLISHED_AT: usize = 16;
 
 /// An identity that nothing else has, for a file that is not published.
 pub(super) fn random_identity() -> FileIdentity {
-    let random = || u128::from(RandomState::new().build_hasher().finish());
-    let mut bytes = *identity_from(random() << 64 | random()).bytes();
+    let mut bytes = *identity_from(random_bits() << 64 | random_bits()).bytes();
     bytes[UNPUBLISHED_AT] = 1;
     FileIdentity::new(bytes, false)
 }
@@ -131,6 +130,11 @@ pub(super) fn content_type_of(path: &[u8]) -> &'static str {
         Some("wav") => "audio/wav",
         _ => "application/octet-stream",
     }
+}
+
+/// 64 random bits.
+fn random_bits() -> u128 {
+    u128::from(RandomState::new().build_hasher().finish())
 }
 
 #[cfg(test)]

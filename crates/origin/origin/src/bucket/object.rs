@@ -586,8 +586,8 @@ impl OpenObject {
         let mut body = vec![0; (range.end - range.start) as usize];
         let object = self.object();
         if let Some(staged) = &changes.staged {
-            let read_object = |at: u64, piece: &mut [u8]| self.read_object(object.as_ref(), at, piece);
-            let count = staged.read(range.start, &mut body, &read_object)?;
+            let count =
+                staged.read(range.start, &mut body, &|at, piece| self.read_object(object.as_ref(), at, piece))?;
             body.truncate(count);
         }
         Ok(body.into())

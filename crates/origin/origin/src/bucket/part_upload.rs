@@ -92,11 +92,10 @@ impl PartUpload {
     /// Waits until fewer than `limit` parts are on their way. A part that failed, or was changed, is sent again later.
     pub async fn wait_for_parts(&mut self, limit: usize) {
         loop {
-            let sending = |part: &&PartState| matches!(part, PartState::Sending { .. });
-            if self.parts.values().filter(sending).count() < limit.max(1) {
+            if self.parts.values().filter(|part| is_sending(part)).count() < limit.max(1) {
                 return;
             }
-            let first = self.parts.iter().find(|(_, part)| sending(part)).map(|(number, _)| *number);
+            let first = self.parts.iter().find(|(_, part)| is_sending(part)).map(|(number, _)| *number);
             let Some(number) = first else { return };
             let Some(PartState::Sending { sent, changed }) = self.parts.remove(&number) else { return };
             match sent.await {
@@ -112,6 +111,10 @@ impl PartUpload {
             }
         }
     }
+}
+
+fn is_sending(part: &PartState) -> bool {
+    matches!(part, PartState::Sending { .. })
 }
 
 #[cfg(test)]

@@ -131,8 +131,8 @@ impl BucketFiles {
         let copies = match ended? {
             RenameEnd::Made(copies) => copies,
             RenameEnd::Undone(failure) => {
-                let undone = || Error::new(ErrorKind::OriginFailed, "another mount has undone the rename");
-                return Err(failure.unwrap_or_else(undone));
+                return Err(failure
+                    .unwrap_or_else(|| Error::new(ErrorKind::OriginFailed, "another mount has undone the rename")));
             }
         };
         for RenamedCopy { object, copy } in copies {
@@ -242,9 +242,10 @@ impl BucketFiles {
     /// Publishes the open files below a folder.
     fn publish_below(&self, path: &[u8]) -> Result<()> {
         let open: Vec<_> = self.open.lock().files.values().filter_map(Weak::upgrade).collect();
-        let is_below = |path_of_file: &[u8]| path_of_file.strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/"));
-        for object in open.iter().filter(|object: &&Arc<_>| object.is_changed() && is_below(&object.path())) {
-            object.publish()?;
+        for object in open.iter().filter(|object: &&Arc<_>| object.is_changed()) {
+            if object.path().strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/")) {
+                object.publish()?;
+            }
         }
         Ok(())
     }

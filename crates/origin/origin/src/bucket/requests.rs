@@ -338,8 +338,9 @@ impl BucketRequests {
     /// # Errors
     /// As [`Self::put`].
     pub fn put_here(&self, object: &NewObject<'_>, body: Bytes) -> Result<String> {
-        let put = async |backend: &dyn ObjectBackend| self.put_over(backend, object, body).await;
-        self.bucket.run_transfer(put, Result::is_ok).unwrap_or_else(|| Err(closed()))
+        self.bucket
+            .run_transfer(async |backend| self.put_over(backend, object, body).await, Result::is_ok)
+            .unwrap_or_else(|| Err(closed()))
     }
 
     async fn put_over(&self, backend: &dyn ObjectBackend, object: &NewObject<'_>, body: Bytes) -> Result<String> {

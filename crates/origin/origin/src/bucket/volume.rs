@@ -322,15 +322,14 @@ impl BucketFiles {
     }
 
     fn read_link(&self, path: &[u8]) -> Result<Vec<u8>> {
-        let not_link = || Error::new(ErrorKind::Invalid, "it is not a symbolic link");
         match self.find(path)? {
             FoundNode::Object(found) if found.attr.kind == FileKind::Symlink => {
-                let mut target = vec![0; usize::try_from(found.attr.size).map_err(|_| not_link())?.min(LINK_MAX)];
+                let mut target = vec![0; usize::try_from(found.attr.size).map_err(|_| not_link_error())?.min(LINK_MAX)];
                 let read = self.open_found(path, FoundNode::Object(found))?.read(0, &mut target)?;
                 target.truncate(read);
                 Ok(target)
             }
-            _ => Err(not_link()),
+            _ => Err(not_link_error()),
         }
     }
 
@@ -508,8 +507,10 @@ impl BucketFiles {
         if key.is_empty() || attrs == before {
             return Ok(self.folder_attr(path, marker.as_ref()));
         }
-        let directory = || ObjectAttributes::with_content_type("application/x-directory");
-        let mut attributes = marker.as_ref().and_then(|marker| marker.attributes.clone()).unwrap_or_else(directory);
+        let mut attributes = marker
+            .as_ref()
+            .and_then(|marker| marker.attributes.clone())
+            .unwrap_or_else(|| ObjectAttributes::with_content_type("application/x-directory"));
         attrs.store(&mut attributes);
         let attributes = marked(attributes);
         check_space(&attributes)?;
@@ -672,8 +673,7 @@ impl WritableBucket {
             Change::Rename { from, to, flags } => self.files.rename(from, to, *flags, mark).map(Some),
             Change::SetAttr { of, set } => self.files.set_attr(of.path, set).map(Some),
             Change::SetXattr { of, name, value, flags } => {
-                let change = |attrs: &mut FileAttrs| attrs.set_xattr(name, value, *flags);
-                self.files.change_xattrs(of.path, name, &change).map(Some)
+                self.files.change_xattrs(of.path, name, &|attrs| attrs.set_xattr(name, value, *flags)).map(Some)
             }
             Change::RemoveXattr { of, name } => {
                 self.files.change_xattrs(of.path, name, &|attrs| attrs.remove_xattr(name)).map(Some)
@@ -891,4 +891,8 @@ impl WritableVolume for WritableBucket {
         }
         result
     }
+}
+
+fn not_link_error() -> Error {
+    Error::new(ErrorKind::Invalid, "it is not a symbolic link")
 }

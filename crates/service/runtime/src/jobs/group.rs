@@ -14,7 +14,7 @@ use spurline_mem::{BufferPool, MemTier};
 use spurline_membership::{JobHandler, JobStore, Registry};
 use spurline_net_tcp::SocketOptions;
 use spurline_trust::Trust;
-use spurline_types::{Error, ErrorKind, Result, Stats};
+use spurline_types::{Error, ErrorKind, IoContext, Result, Stats};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -71,8 +71,7 @@ impl GroupJobs {
         trust: Arc<Trust>,
         stats: Arc<Stats>,
     ) -> Result<Arc<Self>> {
-        let io = |e: std::io::Error| Error::io(format_args!("{}", dir.display()), &e);
-        std::fs::create_dir_all(dir).map_err(io)?;
+        std::fs::create_dir_all(dir).io_context(dir.display())?;
         let way = NodeAccess { registry, trust, stats };
         let jobs = Arc::new(GroupJobs {
             dir: dir.to_owned(),
@@ -91,8 +90,8 @@ impl GroupJobs {
             *jobs.looking.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
             return Ok(jobs);
         }
-        for entry in std::fs::read_dir(dir).map_err(io)? {
-            let entry = entry.map_err(io)?;
+        for entry in std::fs::read_dir(dir).io_context(dir.display())? {
+            let entry = entry.io_context(dir.display())?;
             let name = entry.file_name();
             if let Some(name) = name.to_str().and_then(|name| percent_decode_str(name).decode_utf8().ok())
                 && entry.path().is_dir()

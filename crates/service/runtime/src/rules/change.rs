@@ -126,16 +126,17 @@ pub fn less_than_a_block(told: &[NodeAnswer], quota: u64) -> Option<(String, u64
     let NodeAnswer { member, .. } =
         told.iter().filter(|one| one.member.weight > 0).min_by_key(|one| one.member.weight)?;
     let least = (u128::from(block) * u128::from(weights)).div_ceil(u128::from(member.weight)) as u64;
-    let what = || {
-        let quota = human_bytes(quota);
-        let block = human_bytes(block);
-        let nodes = told.len();
-        format!(
-            "a quota of {quota} is shared by {nodes} nodes, and the share of {} would be less than a block of {block}",
-            member.name
-        )
-    };
-    (quota > 0 && quota < least).then(|| (what(), least))
+    if quota == 0 || quota >= least {
+        return None;
+    }
+    let quota = human_bytes(quota);
+    let block = human_bytes(block);
+    let nodes = told.len();
+    let what = format!(
+        "a quota of {quota} is shared by {nodes} nodes, and the share of {} would be less than a block of {block}",
+        member.name
+    );
+    Some((what, least))
 }
 
 /// Checks that every node's share of a quota is at least a block.

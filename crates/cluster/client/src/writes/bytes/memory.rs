@@ -32,8 +32,11 @@ impl WriteMemory {
     /// A buffer, if there is memory for it.
     pub(super) fn take(self: &Arc<Self>, len: usize) -> Option<WriteBuffer> {
         let bytes = BufferPool::footprint(len);
-        let more = |used: u64| Some(used + bytes).filter(|used| *used <= self.limit);
-        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        self.used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                Some(used + bytes).filter(|used| *used <= self.limit)
+            })
+            .ok()?;
         let Some(buffer) = self.pool.try_alloc(len) else {
             self.used.fetch_sub(bytes, Ordering::Relaxed);
             return None;

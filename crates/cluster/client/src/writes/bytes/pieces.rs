@@ -148,8 +148,7 @@ impl PieceList {
     /// Adds the bytes of a write; `None` when there is no memory.
     pub fn add_bytes(&mut self, memory: &Arc<WriteMemory>, new: &NewBytes<'_>) -> Option<AddedBytes> {
         let NewBytes { owner, offset, data, appended, lose_privileges, awaited, .. } = *new;
-        let follows = |last: &&mut WrittenPiece| last.owner == owner && last.end() == offset && !last.appended;
-        let last = self.pieces.back_mut().filter(follows);
+        let last = self.pieces.back_mut().filter(|last| last.owner == owner && last.end() == offset && !last.appended);
         let mut room = FIRST_ROOM;
         if let Some(last) = last.filter(|_| !appended) {
             if !self.sealed

@@ -16,7 +16,7 @@ impl OpenFiles {
     pub fn start_closing(&self) -> Result<()> {
         let calls = Arc::clone(&self.calls);
         let this = Weak::clone(&self.this);
-        let run = move || {
+        let spawned = std::thread::Builder::new().name("close-files".into()).spawn(move || {
             let mut retry_at = Instant::now();
             while calls.wait_closes(retry_at) {
                 std::thread::sleep(GATHERING_TIME);
@@ -27,8 +27,7 @@ impl OpenFiles {
                     retry_at = Instant::now() + CLOSE_RETRY_PAUSE;
                 }
             }
-        };
-        let spawned = std::thread::Builder::new().name("close-files".into()).spawn(run);
+        });
         spawned.map(drop).map_err(|e| Error::io("can't start a thread", &e))
     }
 

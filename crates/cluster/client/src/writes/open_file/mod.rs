@@ -40,7 +40,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// How often an open file moves to another process within one call.
-pub(super) const CALL_MOVES: usize = 16;
+pub(super) const MOVES_PER_CALL_MAX: usize = 16;
 
 /// A file that a node has opened.
 pub(crate) struct FileOpening<'a> {
@@ -402,7 +402,7 @@ pub(super) fn call_open(files: &OpenFiles, opened: &OpenFile, mut open: OpenCall
     let OpenCall { call, deadline, .. } = open;
     let mut before = MaybeExecuted::Nowhere;
     let mut last = None;
-    for _ in 0..CALL_MOVES {
+    for _ in 0..MOVES_PER_CALL_MAX {
         let relying = opened.relying.read();
         opened.check_locks(files, call)?;
         let home = opened.home();

@@ -203,9 +203,11 @@ impl OpenFile {
     ) -> std::result::Result<(), CallEnd> {
         let call = set_call(self.number, lock);
         let root = Caller::default();
-        let plan = || WriteCallPlan::query(CallTarget::Process(next), &call, &root, deadline);
-        let set_again = || files.calls.run(WriteCallPlan { kind: CallKind::SetAgain, ..plan() });
-        let doubt = if self.has_had_it_since(set_again)? {
+        let had_it = self.has_had_it_since(|| {
+            let plan = WriteCallPlan::query(CallTarget::Process(next), &call, &root, deadline);
+            files.calls.run(WriteCallPlan { kind: CallKind::SetAgain, ..plan })
+        })?;
+        let doubt = if had_it {
             self.find_doubt_elsewhere(files, next, lock, deadline)
         } else {
             Some(format!("another mount has had the lock meanwhile, granted by node {}", next.node))
@@ -261,9 +263,10 @@ impl OpenFile {
         let root = Caller::default();
         let lost = self.home();
         for node in files.calls.other_nodes(next, &lost) {
-            let find = || files.calls.query(CallTarget::Node(&node), &call, &root, deadline);
             loop {
-                let error = match self.has_had_it_since(find) {
+                let error = match self
+                    .has_had_it_since(|| files.calls.query(CallTarget::Node(&node), &call, &root, deadline))
+                {
                     Ok(true) => break,
                     Ok(false) => {
                         return Some(format!("another mount has had the lock meanwhile, granted by node {node}"));
@@ -406,11 +409,13 @@ impl OpenFile {
         deadline: CallDeadline,
     ) -> Result<Option<Vec<u8>>> {
         let file = files.calls.new_file_number();
-        let open = |_: &[u8]| {
+        let Some((_, NodeAnswer { home, .. })) = open_first([folder.to_vec()], |_| {
             let call = WriteCall::OpenDirectory { at: NodePath { path: folder, expected: None }, file };
             self.change_anyway(files, folder, call, deadline)
+        })?
+        else {
+            return Ok(None);
         };
-        let Some((_, NodeAnswer { home, .. })) = open_first([folder.to_vec()], open)? else { return Ok(None) };
         let found = self.find_listed(files, &home, file, known, deadline);
         files.calls.close_numbers(&home, &[file]);
         Ok(found?.map(|name| join_path(folder, &name.name)))
@@ -443,8 +448,7 @@ impl OpenFile {
             };
             let Some(last) = names.last() else { break };
             from = last.next;
-            let is_known = |name: &ListedName| name.attr.is_some_and(|attr| attr.identity == known);
-            if let Some(found) = names.into_iter().find(is_known) {
+            if let Some(found) = names.into_iter().find(|name| name.attr.is_some_and(|attr| attr.identity == known)) {
                 return Ok(Some(found));
             }
         }

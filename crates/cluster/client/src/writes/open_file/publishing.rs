@@ -1,7 +1,7 @@
 //! Publishes the changes of files, where a source shows all changes of a file at once: the process of a file makes the changes visible,
 //! and the file has another identity afterwards. Knows neither pieces nor names of the kernel.
 
-use super::{CALL_MOVES, FilePlace, OpenFile, OpenFiles, change_open};
+use super::{FilePlace, MOVES_PER_CALL_MAX, OpenFile, OpenFiles, change_open};
 use crate::writes::bytes::FileBytes;
 use crate::writes::calls::{
     CallDeadline, CallEnd, CallTarget, HomeProcess, NodeAnswer, RequestContext, WriteCallPlan, attr_of, settle_answer,
@@ -77,7 +77,7 @@ impl OpenFiles {
     fn publish_at_process(&self, opened: &OpenFile, deadline: CallDeadline) -> Result<PublishedFile> {
         let bytes = &opened.bytes;
         let call = WriteCall::Sync { file: opened.number(), data_only: true };
-        for _ in 0..CALL_MOVES {
+        for _ in 0..MOVES_PER_CALL_MAX {
             self.send_all(bytes)?;
             // Refused bytes are missing.
             bytes.unpublished.check()?;
@@ -208,9 +208,11 @@ impl OpenFiles {
     /// # Errors
     /// As [`OpenFiles::send_all`] and [`OpenFiles::publish`].
     pub(super) fn finish_changes(&self, opened: &OpenFile) -> Result<()> {
-        let is_shared =
-            |other: &OpenFile| Arc::ptr_eq(&other.bytes, &opened.bytes) && other.number() != opened.number();
-        if !self.publishes() || self.find_open(is_shared).is_some() {
+        if !self.publishes()
+            || self
+                .find_open(|other| Arc::ptr_eq(&other.bytes, &opened.bytes) && other.number() != opened.number())
+                .is_some()
+        {
             return self.send_all(&opened.bytes);
         }
         if opened.bytes.unpublished.is_removed() {

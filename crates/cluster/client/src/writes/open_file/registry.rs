@@ -76,7 +76,7 @@ impl OpenFiles {
     /// Keeps the sessions and locks on nodes that have files open, although nothing happens to them.
     fn start_renewal(&self) -> Result<()> {
         let this = Weak::clone(&self.this);
-        let run = move || {
+        let spawned = std::thread::Builder::new().name("renew-writes".into()).spawn(move || {
             for round in 1u32.. {
                 std::thread::sleep(LOCK_TIMES.lock_renewal);
                 let Some(files) = this.upgrade() else { return };
@@ -92,8 +92,7 @@ impl OpenFiles {
                     let _ = files.calls.query(target, &WriteCall::Renew, &root, files.calls.begin());
                 }
             }
-        };
-        let spawned = std::thread::Builder::new().name("renew-writes".into()).spawn(run);
+        });
         spawned.map(drop).map_err(|e| Error::io("can't start a thread", &e))
     }
 

@@ -1,7 +1,7 @@
 //! Sends the bytes of writes after the writer has gone on, and again when the node that has them is lost: carries the pieces of
 //! [`crate::writes::bytes`] to the processes of their open files. It knows nothing about names.
 
-use super::{CALL_MOVES, OpenFile, OpenFiles};
+use super::{MOVES_PER_CALL_MAX, OpenFile, OpenFiles};
 use crate::writes::bytes::{
     AddedBytes, AwaitedPiece, FileBytes, NewBytes, NextJob, NextPiece, PieceOutcome, PieceToSend, SendJob,
 };
@@ -60,13 +60,12 @@ impl OpenFiles {
         for _ in 0..SENDERS {
             let queue = Arc::clone(&self.queue);
             let this = Weak::clone(&self.this);
-            let run = move || {
+            let spawned = std::thread::Builder::new().name("send-writes".into()).spawn(move || {
                 while let Some(NextJob { job, all }) = queue.next_job() {
                     let Some(writes) = this.upgrade() else { return };
                     writes.run_job(&job, all);
                 }
-            };
-            let spawned = std::thread::Builder::new().name("send-writes".into()).spawn(run);
+            });
             spawned.map_err(|e| Error::io("can't start a thread", &e))?;
         }
         Ok(())
@@ -173,11 +172,10 @@ impl OpenFiles {
 
     /// Makes room for writes: the file with the most bytes becomes durable, or only the process has the bytes from now on.
     fn make_room(&self) -> Result<()> {
-        let retained = |open: Arc<OpenFile>| {
+        let files = self.open_files().into_iter().map(|open| {
             let bytes = open.bytes.list.lock().bytes();
             (bytes, open)
-        };
-        let files = self.open_files().into_iter().map(retained);
+        });
         let Some((_, open)) = files.filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes) else {
             return Ok(());
         };
@@ -267,7 +265,7 @@ impl OpenFiles {
             flushed = flush && matches!(outcome, PieceOutcome::Sent(_));
             if let PieceOutcome::Unsent(_) = outcome {
                 moves += 1;
-                if moves > CALL_MOVES {
+                if moves > MOVES_PER_CALL_MAX {
                     return Err(unsteady());
                 }
             }

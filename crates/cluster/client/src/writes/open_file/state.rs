@@ -116,7 +116,6 @@ impl FileState {
             OpenedNext, ProcessLost,
         };
         use FileState::{Gone, LockLost, LockLostMoving, Moving, Open, Reclaiming};
-        let row = |next, actions| Some(FileTransition { next, actions });
         match (self, event) {
             (Open, ProcessLost) => row(Moving, &[]),
             (Open, LocksForgotten) => row(LockLost, &[BeginLoss]),
@@ -519,6 +518,11 @@ impl FileMachine {
         }
         FileOutcome { actions, left, next }
     }
+}
+
+/// A row of the table.
+fn row(next: FileState, actions: &'static [FileAction]) -> Option<FileTransition> {
+    Some(FileTransition { next, actions })
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Makes files durable: by each process that has bytes of them. It knows neither pieces nor why a process was lost.
 
-use super::{CALL_MOVES, OpenCall, OpenFile, OpenFiles, call_open};
+use super::{MOVES_PER_CALL_MAX, OpenCall, OpenFile, OpenFiles, call_open};
 use crate::writes::calls::{CallDeadline, HomeProcess, is_transient, settle_answer, unsteady};
 use spurline_proto::WriteCall;
 use spurline_types::errno::EIO;
@@ -28,7 +28,7 @@ impl OpenFiles {
         let failures = file.failure_count();
         let mut other: Option<Arc<OpenFile>> = None;
         let mut own = None;
-        for _ in 0..CALL_MOVES {
+        for _ in 0..MOVES_PER_CALL_MAX {
             self.send_below(file, mark, None)?;
             let stamp = file.list.lock().stamp();
             let through = other.take();
