@@ -11,7 +11,7 @@ use crate::progress::{FailedFile, JobProgress, JobState};
 use crate::rate::JobRateLimit;
 use crate::spec::{JobAction, JobSpec};
 use crate::speed::SpeedMeter;
-use crate::spool::{FileRecord, ListReader, ListWriter};
+use crate::spool::{FileRecord, ListReader, ListWriter, list_file_error};
 use crate::walk::{WalkEvent, WalkPosition, walk_files};
 use crate::{FilePart, JobTarget, WorkDone};
 use parking_lot::{Condvar, Mutex};
@@ -423,11 +423,11 @@ fn run_passes(
     let mut list = if listed {
         None
     } else {
-        Some(ListWriter::new(std::fs::File::create(spool).map_err(|e| list_error(spool, &e))?))
+        Some(ListWriter::new(std::fs::File::create(spool).map_err(|e| list_file_error(spool, &e))?))
     };
     let filter = spec.file_filter().map_err(|e| Error::new(ErrorKind::Invalid, e))?;
     let pass = |kind, list: Option<&mut ListWriter>, save: &mut dyn FnMut(&JobRun)| {
-        let reader = ListReader::new(std::fs::File::open(spool).map_err(|e| list_error(spool, &e))?);
+        let reader = ListReader::new(std::fs::File::open(spool).map_err(|e| list_file_error(spool, &e))?);
         let fetches = kind == FilePass::Work && spec.action == JobAction::Load;
         let work = JobWork {
             target,
@@ -786,16 +786,7 @@ impl JobWork<'_> {
         let mut warmed =
             if parts.is_empty() { Vec::new() } else { self.target.warm_parts(&parts, self.spec.replicas, requests) }
                 .into_iter();
-        settled
-            .into_iter()
-            .map(|settled| {
-                settled.and_then(|()| {
-                    warmed.next().unwrap_or_else(|| {
-                        Err(Error::new(ErrorKind::Unavailable, "the cache returned no result for it"))
-                    })
-                })
-            })
-            .collect()
+        settled.into_iter().map(|settled| settled.and_then(|()| warmed.next().unwrap_or_else(no_result))).collect()
     }
 
     /// Checks that a file is no longer being written and still has the listed version.
@@ -898,8 +889,6 @@ impl Drop for EndOfList<'_> {
     }
 }
 
-fn list_error(spool: &Path, error: &std::io::Error) -> Error {
-    // For an unnamed list, the link shows its directory.
-    let shown = std::fs::read_link(spool).unwrap_or_else(|_| spool.to_owned());
-    Error::io(shown.display(), error)
+fn no_result() -> Result<WorkDone> {
+    Err(Error::new(ErrorKind::Unavailable, "the cache returned no result for it"))
 }

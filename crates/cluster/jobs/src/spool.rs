@@ -4,6 +4,7 @@
 use spurline_types::{Error, ErrorKind, ObjectAttr, Result, Version};
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::path::Path;
 
 /// Maximum length of a path or version; longer means a corrupt record.
 const MAX_FIELD_BYTES: u32 = 1 << 20;
@@ -27,6 +28,13 @@ impl FileRecord {
 
 fn list_error(error: std::io::Error) -> Error {
     Error::io("the list of the job's files", &error)
+}
+
+/// A list that cannot be made or opened.
+pub(crate) fn list_file_error(list: &Path, error: &std::io::Error) -> Error {
+    // For an unnamed list, the link shows its directory.
+    let shown = std::fs::read_link(list).unwrap_or_else(|_| list.to_owned());
+    Error::io(shown.display(), error)
 }
 
 /// Writes records.

@@ -59,7 +59,7 @@ impl CallerThreads {
             self.workers.lock().get_or_insert_with(|| Arc::new(PriorityWorkers::new("change", THREADS_MAX))),
         );
         workers.run_urgent(move || {
-            // The receiver waits; it is no_thread_error only if its thread panicked.
+            // The receiver waits; it is gone only if its thread panicked.
             let _ = sender.send(execute_frame(&node, &frame, &payload));
         });
         responder.send_data(&answered.recv().map_err(|_| no_thread_error())??, &[])
