@@ -207,7 +207,7 @@ impl Inode {
                 && attr.version.settled_text() == self.current().version.settled_text())
     }
 
-    /// Stores what the volume reported at `at`; ignores a report older than the last.
+    /// Stores the report of the volume at `at`; ignores a report older than the last.
     pub fn refresh_attr(&self, attr: &ObjectAttr, at: Duration) {
         let mut seen = self.seen.lock();
         if at >= seen.at {

@@ -206,7 +206,7 @@ pub struct ListedEntry<'a> {
 pub struct KernelSide<'a> {
     /// Registers files that the kernel reads and writes itself.
     pub backings: Option<&'a dyn RegisterBacking>,
-    /// Changes what the kernel believes of a file.
+    /// Changes the kernel's view of a file.
     pub view: Option<&'a dyn KernelView>,
     /// Lets a request wait for others.
     pub waits: Option<&'a dyn BeginWait>,
@@ -523,7 +523,7 @@ pub trait FileService: Send + Sync + 'static {
     /// The kernel can map files that bypass its pages: files that are only written may do that.
     fn allow_direct_writes(&self) {}
 
-    /// Closes what is still open, after the last call.
+    /// Closes everything that is open, after the last call.
     fn close_all(&self) {}
 
     /// Its inodes, if their memory has a limit: a client that keeps lookup counts is requested to lower them.

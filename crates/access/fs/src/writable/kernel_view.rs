@@ -1,4 +1,4 @@
-//! What the kernel believes of a file's bytes, and how it learns that others have changed them. It knows neither locks nor the
+//! The kernel's view of a file's bytes, and how it learns that others have changed them. It knows neither locks nor the
 //! device that notifications go through.
 //!
 //! A notification makes the kernel drop the answer to a request for attributes that is under way, and not repeat the request.
@@ -21,7 +21,7 @@ const SHARDS: usize = 16;
 /// From `asm-generic/fcntl.h`.
 const O_RDONLY: u32 = 0;
 
-/// What the kernel believes of files.
+/// The kernel's view of files.
 pub trait KernelView {
     /// Makes the kernel get the attributes again.
     ///
@@ -169,7 +169,7 @@ impl WritableFileSystem {
             kernel_result(kernel.drop_pages(ino))?;
             self.grow_kernel_size(ino, &*file.file, &file.kernel_size, opened.attr.size, kernel)?;
         }
-        // What the kernel gets from now on is not older.
+        // Later answers to the kernel are not older.
         self.nodes.note_refreshed(ino, &opened.attr);
         Ok(())
     }

@@ -118,7 +118,7 @@ pub struct WritableFileSystem {
 }
 
 impl WritableFileSystem {
-    /// Closes what is still open, after the last request.
+    /// Closes everything that is open, after the last request.
     pub fn close_all(&self) {
         self.files.clear();
         self.directories.clear();
