@@ -13,7 +13,7 @@ use std::path::Path;
 const KEY_FILE_MAX: u64 = 1 << 20;
 /// The shortest secret: 96 bits in base64.
 const SECRET_LENGTH_MIN: usize = 16;
-const HOW_TO_MAKE: &str =
+const HOW_TO_MAKE_KEYS: &str =
     "write a line ACCESS_KEY:SECRET for each client: (umask 077; echo \"client1:$(openssl rand -hex 20)\" > FILE)";
 
 /// The access keys of an endpoint, with the secrets.
@@ -43,7 +43,7 @@ impl S3Auth for AccessKeys {
 
 fn read_keys(file: &Path) -> Result<HashMap<String, SecretKey>> {
     let shown = format!("--s3-keys {}", file.display());
-    let failed = |error: &std::io::Error| Error::io(format_args!("{shown}; {HOW_TO_MAKE}"), error);
+    let failed = |error: &std::io::Error| Error::io(format_args!("{shown}; {HOW_TO_MAKE_KEYS}"), error);
     let mut opened = std::fs::File::open(file).map_err(|error| failed(&error))?;
     let mode = opened.metadata().map_err(|error| failed(&error))?.permissions().mode();
     if mode & 0o077 != 0 {
@@ -70,14 +70,14 @@ fn parse_keys(text: &str) -> std::result::Result<HashMap<String, SecretKey>, Str
         }
         let number = index + 1;
         let Some((access_key, secret)) = line.split_once(':') else {
-            return Err(format!("line {number} has no colon; {HOW_TO_MAKE}"));
+            return Err(format!("line {number} has no colon; {HOW_TO_MAKE_KEYS}"));
         };
         if access_key.is_empty() || access_key.contains(|c: char| c.is_whitespace() || matches!(c, '/' | ',' | '=')) {
             return Err(format!("the access key of line {number} is empty, or has a blank, a slash, a comma or '='"));
         }
         if secret.len() < SECRET_LENGTH_MIN || secret.contains(char::is_whitespace) {
             return Err(format!(
-                "the secret of line {number} has {} characters; {SECRET_LENGTH_MIN} without blanks are the least; {HOW_TO_MAKE}",
+                "the secret of line {number} has {} characters; {SECRET_LENGTH_MIN} without blanks are the least; {HOW_TO_MAKE_KEYS}",
                 secret.len()
             ));
         }
@@ -86,7 +86,7 @@ fn parse_keys(text: &str) -> std::result::Result<HashMap<String, SecretKey>, Str
         }
     }
     if keys.is_empty() {
-        return Err(format!("the file has no key; {HOW_TO_MAKE}"));
+        return Err(format!("the file has no key; {HOW_TO_MAKE_KEYS}"));
     }
     Ok(keys)
 }

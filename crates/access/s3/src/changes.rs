@@ -17,8 +17,8 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
 /// From `linux/fs.h`.
 const RENAME_NOREPLACE: u32 = 1;
-const FILE_MODE: u32 = S_IFREG | 0o666;
-const FOLDER_MODE: u32 = 0o777;
+const OBJECT_FILE_MODE: u32 = S_IFREG | 0o666;
+const OBJECT_FOLDER_MODE: u32 = 0o777;
 const UMASK: u32 = 0o022;
 /// Attempts to make a file in a folder that others remove meanwhile.
 const FOLDER_ATTEMPTS: usize = 5;
@@ -172,7 +172,7 @@ impl<'a> BucketChanges<'a> {
         let random = RandomState::new().build_hasher().finish();
         let hidden = format!("{UPLOAD_PREFIX}{random:016x}");
         let flags = (libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY) as u32;
-        let how = CreateMode { flags, mode: FILE_MODE };
+        let how = CreateMode { flags, mode: OBJECT_FILE_MODE };
         let created = self.files.create(parent.ino, hidden.as_bytes(), how, &self.caller, &KernelSide::default());
         let (entry, opened) = created.map_err(WriteFailure::Made)?;
         let _held = HeldInode { files: self.files, ino: entry.ino, mode: entry.attr.mode };
@@ -214,7 +214,7 @@ impl<'a> BucketChanges<'a> {
             }
             None => {
                 let flags = (libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY) as u32;
-                let how = CreateMode { flags, mode: FILE_MODE };
+                let how = CreateMode { flags, mode: OBJECT_FILE_MODE };
                 let created = self.files.create(parent.ino, name.as_bytes(), how, &self.caller, &no_kernel);
                 let (entry, opened) = created.map_err(WriteFailure::Made)?;
                 (HeldInode { files: self.files, ino: entry.ino, mode: entry.attr.mode }, opened.fh)
@@ -308,7 +308,7 @@ impl<'a> BucketChanges<'a> {
     }
 
     fn make_folder(&self, parent: &HeldInode<'_>, name: &str) -> FsResult<HeldInode<'a>> {
-        let new = NewNode::Directory { mode: FOLDER_MODE };
+        let new = NewNode::Directory { mode: OBJECT_FOLDER_MODE };
         match self.files.make(parent.ino, name.as_bytes(), new, &self.caller) {
             Ok(entry) => Ok(HeldInode { files: self.files, ino: entry.ino, mode: entry.attr.mode }),
             // Another client was faster.

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// Names of a page of a folder.
 const PAGE_NAMES: usize = 1000;
 /// The most folders above each other.
-const DEPTH_MAX: usize = 512;
+const KEY_DEPTH_MAX: usize = 512;
 
 /// What to list.
 #[derive(Debug, Clone, Default)]
@@ -52,7 +52,7 @@ impl ListToken {
         let mut rest = bytes.as_slice();
         let last = String::from_utf8(take_part(&mut rest)??).ok()?;
         let mut cursors = Vec::new();
-        while !rest.is_empty() && cursors.len() < DEPTH_MAX {
+        while !rest.is_empty() && cursors.len() < KEY_DEPTH_MAX {
             cursors.push(take_part(&mut rest)?);
         }
         rest.is_empty().then_some(ListToken { last, cursors })
@@ -249,7 +249,7 @@ pub(crate) fn list_objects(bucket: &OpenBucket, request: &ListRequest) -> Result
         }
         let is_folder = attr.kind == FileKind::Directory;
         if is_folder && common.is_none() {
-            if folders.len() < DEPTH_MAX {
+            if folders.len() < KEY_DEPTH_MAX {
                 let cursor = if after.starts_with(&key) { known_cursor(request, folders.len()) } else { None };
                 folders.push(WalkedFolder::new(key, cursor));
             }

@@ -38,9 +38,9 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// A client that takes no byte of an answer for this long loses the connection.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the handshake of TLS may take.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause after a failed accept: mostly, descriptors are missing.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const S3_ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Bytes of a connection's buffer: the largest head of a request.
 pub(crate) const CONNECTION_BUFFER: usize = 64 << 10;
 /// The largest XML document in a request: 1000 names to delete, or 10,000 parts.
@@ -188,7 +188,7 @@ async fn accept_clients(
             _ = stopped.changed() => return,
         };
         let Ok((socket, peer)) = accepted else {
-            tokio::time::sleep(ACCEPT_PAUSE).await;
+            tokio::time::sleep(S3_ACCEPT_PAUSE).await;
             continue;
         };
         let acceptor = certificate.as_ref().map(|certificate| TlsAcceptor::from(certificate.config()));
@@ -217,7 +217,7 @@ async fn serve_client(
     match acceptor {
         None => serve_requests(socket, requests, stopped).await,
         Some(acceptor) => {
-            let encrypted = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(socket)).await??;
+            let encrypted = tokio::time::timeout(TLS_HANDSHAKE_TIMEOUT, acceptor.accept(socket)).await??;
             serve_requests(encrypted, requests, stopped).await
         }
     }

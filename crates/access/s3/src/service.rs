@@ -22,9 +22,9 @@ use std::sync::Arc;
 /// The most keys of a page.
 const KEYS_MAX: i32 = 1000;
 /// The owner of everything, for clients that require one.
-const OWNER: &str = "spurline";
+const OBJECT_OWNER: &str = "spurline";
 /// What `encoding-type=url` escapes.
-const ESCAPED_IN_KEYS: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'/').remove(b'~');
+const KEY_BYTES_ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'/').remove(b'~');
 
 /// The buckets of an endpoint.
 pub(crate) struct BucketService {
@@ -117,7 +117,7 @@ impl NameEncoding {
     }
 
     fn write(self, name: &str) -> String {
-        if self.escapes { utf8_percent_encode(name, ESCAPED_IN_KEYS).to_string() } else { name.to_owned() }
+        if self.escapes { utf8_percent_encode(name, KEY_BYTES_ESCAPED).to_string() } else { name.to_owned() }
     }
 }
 
@@ -151,7 +151,7 @@ impl PageParts {
 }
 
 fn owner() -> Owner {
-    Owner { display_name: Some(OWNER.to_owned()), id: Some(OWNER.to_owned()) }
+    Owner { display_name: Some(OBJECT_OWNER.to_owned()), id: Some(OBJECT_OWNER.to_owned()) }
 }
 
 /// The token of a page before.

@@ -23,13 +23,13 @@ use std::time::{Duration, Instant, SystemTime};
 /// Bytes that are gathered for a write, and that a body may have in memory.
 const GATHERED_BYTES: usize = 128 << 10;
 /// Bytes that are read from a file at a time.
-const READ_PIECE: usize = 1 << 20;
+const STAGED_PIECE_BYTES: usize = 1 << 20;
 /// A client that sends no byte of a body for this long loses the request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// The least length of a part that is not the last, as in S3.
-const PART_MIN: u64 = 5 << 20;
+const PART_MIN_BYTES: u64 = 5 << 20;
 /// The most parts of an upload.
-const PARTS_MAX: i32 = 10_000;
+const UPLOAD_PARTS_MAX: i32 = 10_000;
 /// The most uploads in parts at a time.
 const UPLOADS_MAX: usize = 1000;
 /// An upload without a request for this long is removed.
@@ -67,10 +67,10 @@ impl StagedBytes {
             StagedPlace::Memory(bytes) => return take(bytes),
             StagedPlace::File { file, offset } => (file, *offset),
         };
-        let mut buffer = vec![0; READ_PIECE.min(usize::try_from(self.len).unwrap_or(READ_PIECE))];
+        let mut buffer = vec![0; STAGED_PIECE_BYTES.min(usize::try_from(self.len).unwrap_or(STAGED_PIECE_BYTES))];
         let mut done = 0;
         while done < self.len {
-            let piece = buffer.len().min(usize::try_from(self.len - done).unwrap_or(READ_PIECE));
+            let piece = buffer.len().min(usize::try_from(self.len - done).unwrap_or(STAGED_PIECE_BYTES));
             file.0.file.read_exact_at(&mut buffer[..piece], start + done).map_err(disk_error)?;
             take(&buffer[..piece])?;
             done += piece as u64;
@@ -357,8 +357,8 @@ impl PartUploads {
     /// # Errors
     /// `NoSuchUpload`, `InvalidArgument`.
     pub fn file_for(&self, of: UploadRef<'_>, number: i32) -> S3Result<StagingFile> {
-        if !(1..=PARTS_MAX).contains(&number) {
-            return Err(s3_error!(InvalidArgument, "part numbers are 1 to {PARTS_MAX}"));
+        if !(1..=UPLOAD_PARTS_MAX).contains(&number) {
+            return Err(s3_error!(InvalidArgument, "part numbers are 1 to {UPLOAD_PARTS_MAX}"));
         }
         self.on_upload(of, |upload| Ok(upload.file.clone()))
     }
@@ -404,7 +404,7 @@ impl PartUploads {
                 if part.etag.as_ref().is_some_and(|etag| etag.value() != known.etag) {
                     return Err(S3ErrorCode::InvalidPart.into());
                 }
-                if index + 1 < named.len() && known.staged.len < PART_MIN {
+                if index + 1 < named.len() && known.staged.len < PART_MIN_BYTES {
                     return Err(s3_error!(EntityTooSmall, "part {} is smaller than 5 MiB", part.number));
                 }
                 bytes.push(known.staged.clone());

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Threads for calls on sources: more than a link needs, and each may wait for the origin.
 const ENDPOINT_THREADS: usize = 128;
 /// How long attributes that came with the answer to a change may be used again.
-const ANSWER_TTL: Duration = Duration::from_secs(1);
+const S3_ANSWER_TTL: Duration = Duration::from_secs(1);
 
 /// Starts the endpoint; `upload_dir` takes parts of uploads where the configuration names no directory.
 ///
@@ -74,10 +74,10 @@ pub(crate) fn bucket_writes(
     stats: &Arc<Stats>,
 ) -> Result<BucketWrites, Fault> {
     let config = WritableConfig {
-        attr_ttl: ANSWER_TTL,
-        entry_ttl: ANSWER_TTL,
-        dir_entry_ttl: ANSWER_TTL,
-        negative_ttl: ANSWER_TTL,
+        attr_ttl: S3_ANSWER_TTL,
+        entry_ttl: S3_ANSWER_TTL,
+        dir_entry_ttl: S3_ANSWER_TTL,
+        negative_ttl: S3_ANSWER_TTL,
         // No kernel has checked anything before: the source decides.
         kernel_checks: false,
         // The endpoint's lookup counts limit the memory.
