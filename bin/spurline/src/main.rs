@@ -79,7 +79,9 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
                 &config.mountpoint.display().to_string(),
             )? {
                 StartOutcome::Waited(code) => Ok(code),
-                StartOutcome::Run(ready) if config.recover && !background::has_keeper() => keeper::run(ready),
+                StartOutcome::Run(ready) if config.recover && !background::has_keeper() => {
+                    keeper::run(ready, &config.mountpoint)
+                }
                 StartOutcome::Run(ready) => mount::run(config, ready).map(success),
             }
         }

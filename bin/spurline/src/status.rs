@@ -295,7 +295,10 @@ fn mount_writes_line(writes: &MountWrites, stats: &Stats) -> Option<String> {
 
 /// The keeper of a mount.
 fn keeper_line(keeper: &KeeperStatus) -> String {
-    let KeeperStatus { pid, restarts, cause, pause_ms, .. } = keeper;
+    let KeeperStatus { pid, alive, restarts, cause, pause_ms, .. } = keeper;
+    if !alive {
+        return format!("no keeper: process {pid} has ended, and the mount will not survive its process; mount again");
+    }
     let restarts_line = match restarts {
         0 => "no restart so far".to_owned(),
         1 => format!("1 restart after {cause}, with a pause of {pause_ms} ms"),

@@ -1,6 +1,8 @@
 //! A mount with `--recover` goes on after the end of its process.
 
 use crate::world::*;
+use rustix::process::Signal;
+use spurline_testkit::S3Server;
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
@@ -30,14 +32,37 @@ fn server(world: &World, at: &Path) -> Option<(u32, u64)> {
     Some((status["pid"].as_u64()? as u32, status["keeper"]["restarts"].as_u64()?))
 }
 
-fn kill_server(world: &World, at: &Path) -> u64 {
+/// Ends the process that serves the mount; returns the number of processes before the next.
+fn end_server(world: &World, at: &Path, signal: Signal) -> u64 {
     let (pid, restarts) = server(world, at).expect("a process answers");
-    send(pid, rustix::process::Signal::KILL);
+    end_process(pid, signal);
     restarts + 1
+}
+
+fn end_process(pid: u32, signal: Signal) {
+    eventually("the process ends", || {
+        // Again: the first SIGSEGV that is no fault of a stack only restores the signal's default.
+        send(pid, signal);
+        !Path::new(&format!("/proc/{pid}")).exists()
+    });
 }
 
 fn wait_for_server(world: &World, at: &Path, restarts: u64) {
     eventually("another process serves the mount", || server(world, at).is_some_and(|(_, now)| now >= restarts));
+}
+
+/// Reads a whole file by a new memory map.
+fn read_mapped(file: &File) -> Vec<u8> {
+    use std::os::fd::AsRawFd as _;
+    let len = file.metadata().unwrap().len() as usize;
+    // SAFETY: a new private mapping of an open file, read only within its length, and taken away below.
+    unsafe {
+        let start = libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0);
+        assert_ne!(start, libc::MAP_FAILED);
+        let text = std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec();
+        libc::munmap(start, len);
+        text
+    }
 }
 
 /// Reads and walks until `stop`; any error fails the test.
@@ -48,7 +73,14 @@ fn read_on(at: &Path, stop: &AtomicBool, rounds: &AtomicU64, seed: usize) {
         turn += 1;
         let n = turn % FILES;
         let wanted = bytes(n as u64, FILE_LEN);
-        assert!(fs::read(at.join(name(n))).unwrap() == wanted, "{}", name(n));
+        let file = File::open(at.join(name(n))).unwrap();
+        if turn.is_multiple_of(2) {
+            assert!(read_mapped(&file) == wanted, "{}, mapped", name(n));
+        } else {
+            assert!(fs::read(at.join(name(n))).unwrap() == wanted, "{}", name(n));
+        }
+        // The next round reads from the mount again.
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         let (n, file) = &held[turn % held.len()];
         let mut piece = [0; 5000];
         let offset = (turn * 7919) % (FILE_LEN - piece.len());
@@ -63,35 +95,33 @@ fn read_on(at: &Path, stop: &AtomicBool, rounds: &AtomicU64, seed: usize) {
     }
 }
 
-#[test]
-fn readers_go_on_when_the_process_of_their_mount_is_killed() {
-    if !can_mount() {
-        return;
-    }
-    let world = World::new();
-    let origin = world.dir("origin");
-    fill(&origin);
-    let mut mount = world.mount(origin.to_str().unwrap(), &["--recover", "--attr-cache", "100ms"]);
+/// Kills the process of a mount of the files of [`fill`] under readers, with causes and moments by the seed, then unmounts.
+fn readers_survive(world: &World, mut mount: Mount, seed: u64) {
+    let kills: u64 = std::env::var("SPURLINE_KILLS").map_or(3, |kills| kills.parse().unwrap());
+    let draws = bytes(seed, kills as usize * 2);
     let at = mount.at.clone();
     let stop = Arc::new(AtomicBool::new(false));
     let rounds = Arc::new(AtomicU64::new(0));
     let readers: Vec<_> = (0..3)
-        .map(|seed| {
+        .map(|reader| {
             let (at, stop, rounds) = (at.clone(), Arc::clone(&stop), Arc::clone(&rounds));
-            std::thread::spawn(move || read_on(&at, &stop, &rounds, seed))
+            std::thread::spawn(move || read_on(&at, &stop, &rounds, reader))
         })
         .collect();
     let mut opened = File::open(mount.path(name(5))).unwrap();
     let mut listing = fs::read_dir(mount.path("folder1")).unwrap();
     assert!(listing.next().is_some());
-    let kills: u64 = std::env::var("SPURLINE_KILLS").map_or(4, |kills| kills.parse().unwrap());
-    for _ in 0..kills {
+    for draw in draws.chunks(2) {
         let before = rounds.load(Ordering::SeqCst);
-        eventually("programs read", || rounds.load(Ordering::SeqCst) > before + 3);
-        let restarts = kill_server(&world, &at);
-        wait_for_server(&world, &at, restarts);
-        // A process that dies within a second has died early.
-        std::thread::sleep(std::time::Duration::from_millis(1100));
+        let wanted = before + 1 + u64::from(draw[0] % 16);
+        eventually("programs read", || rounds.load(Ordering::SeqCst) >= wanted);
+        let signal = [Signal::KILL, Signal::SEGV, Signal::ABORT][usize::from(draw[1]) % 3];
+        let restarts = end_server(world, &at, signal);
+        wait_for_server(world, &at, restarts);
+        if kills > 4 {
+            // Five processes in a row that die within a second are a crash loop.
+            std::thread::sleep(std::time::Duration::from_millis(1100));
+        }
     }
     let mut text = Vec::new();
     opened.seek(SeekFrom::Start(0)).unwrap();
@@ -108,6 +138,211 @@ fn readers_go_on_when_the_process_of_their_mount_is_killed() {
     let out = world.run(&["umount", at.to_str().unwrap()]);
     assert!(out.status.success(), "{out:?}");
     assert!(mount.process_mut().wait().success(), "the keeper ends with the mount");
+}
+
+#[test]
+fn readers_go_on_when_the_process_of_their_mount_dies() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let origin = world.dir("origin");
+    fill(&origin);
+    let mount = world.mount(origin.to_str().unwrap(), &["--recover", "--attr-cache", "100ms"]);
+    readers_survive(&world, mount, 1);
+}
+
+#[test]
+fn readers_go_on_when_the_process_of_a_mount_through_a_node_dies() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let origin = world.dir("origin");
+    fill(&origin);
+    let source = origin.to_str().unwrap();
+    let node = world.node(&[source], 0, &[]);
+    let mount = world.consumer(source, &node.address, &["--recover", "--attr-cache", "100ms"]);
+    readers_survive(&world, mount, 2);
+}
+
+#[test]
+fn readers_go_on_when_the_process_of_a_mount_of_a_bucket_dies() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("data");
+    for n in 0..FILES {
+        server.put("data", &name(n), &bytes(n as u64, FILE_LEN));
+    }
+    let more = ["--endpoint-url", &server.endpoint(), "--recover", "--attr-cache", "100ms"];
+    let mount = world.mount("s3://data", &more);
+    readers_survive(&world, mount, 3);
+}
+
+/// What `status` says of a mount without a process.
+fn failed_status(world: &World, at: &Path) -> String {
+    let out = world.run(&["status", at.to_str().unwrap()]);
+    assert!(!out.status.success(), "{out:?}");
+    String::from_utf8_lossy(&[out.stdout, out.stderr].concat()).into_owned()
+}
+
+fn error_number(failed: std::io::Error) -> rustix::io::Errno {
+    rustix::io::Errno::from_io_error(&failed).unwrap()
+}
+
+#[test]
+fn a_crash_loop_ends_with_a_dead_mount_that_can_be_removed() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let origin = world.dir("origin");
+    fill(&origin);
+    let mut mount = world.mount(origin.to_str().unwrap(), &["--recover"]);
+    let at = mount.at.clone();
+    eventually("the keeper gives up", || {
+        if let Some((pid, _)) = server(&world, &at) {
+            send(pid, Signal::KILL);
+        }
+        mount.process().log().contains("the keeper gives up")
+    });
+    assert_eq!(mount.process_mut().wait().code(), Some(1));
+    assert!(mount.process().log().contains("died 5 times in a row"), "{}", mount.process().log());
+    assert_eq!(error_number(fs::read_dir(&at).unwrap_err()), rustix::io::Errno::NOTCONN);
+    let shown = failed_status(&world, &at);
+    assert!(shown.contains("is gone") && shown.contains("umount"), "{shown}");
+    let out = world.run(&["umount", at.to_str().unwrap()]);
+    assert!(out.status.success() && !is_mounted(&at), "{out:?}");
+}
+
+#[test]
+fn a_source_that_is_out_of_reach_for_a_while_delays_the_next_process() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let origin = world.dir("origin");
+    fill(&origin);
+    let away = world.path("away");
+    let mut mount = world.mount(origin.to_str().unwrap(), &["--recover", "--attr-cache", "0s"]);
+    let at = mount.at.clone();
+    let file = mount.path(name(7));
+    fs::rename(&origin, &away).unwrap();
+    let restarts = end_server(&world, &at, Signal::KILL);
+    let reader = std::thread::spawn(move || fs::read(file).unwrap());
+    let starts = |mount: &Mount| mount.process().log().matches("it is started again").count();
+    eventually("several processes fail to start", || starts(&mount) > 6);
+    assert!(!reader.is_finished(), "programs wait");
+    fs::rename(&away, &origin).unwrap();
+    wait_for_server(&world, &at, restarts);
+    assert!(reader.join().unwrap() == bytes(7, FILE_LEN));
+
+    // Without a process, `status` says so, the mount can be unmounted, and nothing else can be mounted there.
+    let mut second = world.command(&[]);
+    second.args(world.mount_words(away.to_str().unwrap())).arg("--recover");
+    fs::rename(&origin, &away).unwrap();
+    end_server(&world, &at, Signal::KILL);
+    let failed = starts(&mount);
+    eventually("the next process fails to start", || starts(&mount) > failed + 1);
+    let shown = failed_status(&world, &at);
+    assert!(shown.contains("no process at present") && shown.contains("its keeper, process"), "{shown}");
+    refused(&finish(&mut second), 1, &["umount"]);
+    let out = world.run(&["umount", at.to_str().unwrap()]);
+    assert!(out.status.success() && !is_mounted(&at), "{out:?}");
+    assert!(mount.process_mut().wait().success(), "{}", mount.process().log());
+}
+
+#[test]
+fn a_keeper_that_is_stopped_unmounts_with_and_without_a_process() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let origin = world.dir("origin");
+    fill(&origin);
+    for has_process in [true, false] {
+        let mut mount = world.mount(origin.to_str().unwrap(), &["--recover"]);
+        assert_eq!(mount.read(name(1)).len(), FILE_LEN);
+        if !has_process {
+            fs::rename(&origin, world.path("away")).unwrap();
+            end_server(&world, &mount.at, Signal::KILL);
+        }
+        mount.process().signal(Signal::TERM);
+        let ended = mount.process_mut().wait();
+        assert!(!is_mounted(&mount.at), "{}", mount.process().log());
+        assert!(ended.success() || !has_process, "{ended}: {}", mount.process().log());
+    }
+}
+
+#[test]
+fn a_mount_goes_on_without_its_keeper_and_says_so() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let origin = world.dir("origin");
+    fill(&origin);
+    let mut mount = world.mount(origin.to_str().unwrap(), &["--recover"]);
+    let at = mount.at.to_str().unwrap().to_owned();
+    let mut second = world.command(&[]);
+    second.args(world.mount_words(origin.to_str().unwrap())).arg("--recover");
+    refused(&finish(&mut second), 1, &["is busy", "umount"]);
+    mount.process_mut().kill();
+    assert_eq!(mount.read(name(1)), bytes(1, FILE_LEN));
+    let shown = String::from_utf8(world.run(&["status", &at]).stdout).unwrap();
+    assert!(shown.contains("no keeper"), "{shown}");
+    refused(&world.run(&["upgrade", &at]), 1, &["goes on as before", "keeper"]);
+    assert_eq!(mount.read(name(2)), bytes(2, FILE_LEN));
+    let out = world.run(&["umount", &at]);
+    assert!(out.status.success() && !is_mounted(&mount.at), "{out:?}");
+}
+
+#[test]
+fn a_mount_over_the_working_directory_goes_on() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let origin = world.dir("origin");
+    fill(&origin);
+    let at = world.dir("mnt");
+    let mut command = world.command(&["mount", "../origin", ".", "--recover", "--attr-cache", "0s"]);
+    let mount = world.mount_with(command.current_dir(&at));
+    let restarts = end_server(&world, &at, Signal::KILL);
+    wait_for_server(&world, &at, restarts);
+    assert_eq!(mount.read(name(1)), bytes(1, FILE_LEN));
+    mount.unmount();
+}
+
+#[test]
+fn what_changed_at_the_source_meanwhile_is_stale_or_listed_anew() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let origin = world.dir("origin");
+    fill(&origin);
+    let mount = world.mount(origin.to_str().unwrap(), &["--recover", "--attr-cache", "0s"]);
+    let at = mount.at.clone();
+    let gone = File::open(mount.path(name(3))).unwrap();
+    let mut listing = fs::read_dir(mount.path("folder1")).unwrap();
+    assert!(listing.next().is_some());
+    fs::remove_file(origin.join(name(3))).unwrap();
+    fs::write(origin.join("folder1/another"), b"new").unwrap();
+    fs::remove_file(origin.join(name(4))).unwrap();
+    let restarts = end_server(&world, &at, Signal::KILL);
+    wait_for_server(&world, &at, restarts);
+    let failed = gone.read_at(&mut [0; 16], 0).unwrap_err();
+    assert_eq!(error_number(failed), rustix::io::Errno::STALE);
+    assert!(listing.all(|entry| entry.is_ok()));
+    assert_eq!(mount.read("folder1/another"), b"new");
+    assert_eq!(error_number(fs::read(mount.path(name(3))).unwrap_err()), rustix::io::Errno::NOENT);
+    drop(gone);
+    drop(listing);
+    mount.unmount();
 }
 
 #[test]

@@ -491,6 +491,11 @@ impl InodeTable {
     /// Keeps the present version of an inode that grew.
     pub fn keep_growth(&self, inode: &Inode) {
         let Some(records) = self.records.get() else { return };
+        // Under the lock no reference is added, which the copy of the count would miss, and no inode is forgotten.
+        let tables = self.shard_of(inode.ino).tables.write();
+        if !tables.by_ino.get(&inode.ino).is_some_and(|known| std::ptr::eq(&**known, inode)) {
+            return;
+        }
         // Of two records of an inode, either is right: the readers so far had bytes of both.
         let earlier = inode.record.swap(inode.keep(&**records), Ordering::Relaxed);
         records.remove_record(earlier);

@@ -234,6 +234,21 @@ impl KeptState {
         *self.blocks.lock() = blocks;
     }
 
+    /// A free block of this class, else a new one, else a longer one that is free; with its class.
+    fn take_block(&self, blocks: &mut FreeBlocks, wanted: usize) -> Option<(usize, usize)> {
+        if let Some(at) = blocks.free[wanted].pop() {
+            return Some((at as usize, wanted));
+        }
+        if blocks.end + BLOCK_WORDS[wanted] > self.words.len() {
+            return (wanted + 1..BLOCK_WORDS.len()).find_map(|class| Some((blocks.free[class].pop()? as usize, class)));
+        }
+        // Under the lock until the header is written: a block after a missing header would be lost.
+        let at = blocks.end;
+        self.words[at].store(header(KIND_FREE, wanted), Ordering::Release);
+        blocks.end += BLOCK_WORDS[wanted];
+        Some((at, wanted))
+    }
+
     /// Adds a block of numbers and texts; 0 if there is no room.
     fn add_block(&self, kind: u64, numbers: &[u64], texts: &[&[u8]]) -> RecordSlot {
         let text_bytes: usize = texts.iter().map(|text| text.len()).sum();
@@ -243,19 +258,9 @@ impl KeptState {
             return 0;
         };
         let mut blocks = self.blocks.lock();
-        let at = match blocks.free[class].pop() {
-            Some(at) => at as usize,
-            None if blocks.end + BLOCK_WORDS[class] > self.words.len() => {
-                blocks.refused += 1;
-                return 0;
-            }
-            None => {
-                // Under the lock until the header is written: a block after a missing header would be lost.
-                let at = blocks.end;
-                self.words[at].store(header(KIND_FREE, class), Ordering::Release);
-                blocks.end += BLOCK_WORDS[class];
-                at
-            }
+        let Some((at, class)) = self.take_block(&mut blocks, class) else {
+            blocks.refused += 1;
+            return 0;
         };
         blocks.used_words += BLOCK_WORDS[class];
         drop(blocks);
@@ -483,6 +488,26 @@ mod tests {
         assert_eq!(next.refused_records(), 0);
         next.keep_inode(&inode(8, &[b'p'; 9000], None));
         assert_eq!(next.refused_records(), 1);
+    }
+
+    #[test]
+    fn a_full_table_uses_longer_free_blocks_and_counts_what_it_refuses() {
+        let state = KeptState::create(0).unwrap();
+        let path = [b'p'; 1000];
+        let mut slots = Vec::new();
+        while slots.last() != Some(&0) {
+            slots.push(state.keep_inode(&inode(slots.len() as u64 + 2, &path, None)));
+        }
+        assert_eq!(state.refused_records(), 1);
+        // The rest of the table has no room for a long block, and some for short ones.
+        while state.keep_inode(&inode(9, b"", None)) != 0 {}
+        assert_eq!(state.refused_records(), 2);
+        state.remove_record(slots[3]);
+        assert_eq!(state.keep_inode(&inode(9, b"short", None)), slots[3]);
+        let next = KeptState::open(state.duplicate_file().unwrap()).unwrap();
+        assert_eq!(next.used_bytes(), state.used_bytes());
+        next.remove_record(slots[3]);
+        assert_eq!(next.keep_inode(&inode(9, &path, None)), slots[3], "the block keeps its length");
     }
 
     #[test]

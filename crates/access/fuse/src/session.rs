@@ -270,6 +270,10 @@ impl<S: FileService> SessionShared<S> {
             }
             ConnectionEnd::Failed(e) => {
                 self.core.record_failure(format!("reading requests failed: {e}"));
+                if self.core.is_kept {
+                    // The successor serves the connection, which an abort would end.
+                    std::process::abort();
+                }
                 // Without this, the other threads would wait for requests that this thread can no longer read.
                 let _ = self.core.abort_session();
             }

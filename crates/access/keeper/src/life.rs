@@ -1,6 +1,7 @@
 //! The side of the mount's process: the order at the start, and reports to the keeper.
 
 use crate::messages::{KeeperMessage, KeptDescriptors, LifeOrder, UPGRADE_ACCEPTED};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
@@ -45,6 +46,13 @@ impl MountLife {
 }
 
 impl KeeperLink {
+    /// Whether the keeper lives.
+    pub fn has_keeper(&self) -> bool {
+        let mut events = [PollFd::new(&self.socket, PollFlags::empty())];
+        let polled = poll(&mut events, Some(&Timespec::default()));
+        polled.is_err() || !events[0].revents().contains(PollFlags::HUP)
+    }
+
     /// Gives the connection and the state of a new mount to the keeper.
     ///
     /// # Errors

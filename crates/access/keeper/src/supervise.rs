@@ -14,15 +14,19 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// The keeper gives up after this many processes in a row that died early.
+/// The keeper gives up after this many processes in a row that crashed or were killed early.
 const EARLY_DEATHS_MAX: u32 = 5;
+/// The keeper gives up after this long without a process that served, if each ended with an error of its own: the source may
+/// be out of reach for a while.
+const FAILED_STARTS_LIMIT: Duration = Duration::from_secs(300);
 /// A process that served for less than this died early.
 const EARLY_DEATH_AGE: Duration = Duration::from_secs(1);
-/// The pause before the second restart in a row; doubled with each further one.
+/// The pause before the second restart in a row; doubled with each further one, up to the longest.
 const RESTART_PAUSE: Duration = Duration::from_millis(100);
+const RESTART_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// The last pause before the start of a process is abandoned.
 const START_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// How long all threads of a process may take to stop, and the interval of looks.
@@ -30,6 +34,8 @@ const HALT_LIMIT: Duration = Duration::from_millis(500);
 const HALT_INTERVAL: Duration = Duration::from_millis(1);
 /// How long a new program may take to check the state.
 const CHECK_LIMIT: Duration = Duration::from_secs(30);
+/// The kernel reads no request into less than the largest one needs.
+const REQUEST_ROOM_BYTES: usize = 2 << 20;
 /// The exit code of a mount that the keeper gave up, or whose process was killed before it had mounted.
 const FAILED_CODE: u8 = 1;
 
@@ -40,8 +46,9 @@ pub struct SupervisedProgram {
     /// Kept open: the file may be replaced or removed while the mount lives.
     file: File,
     arguments: Vec<OsString>,
-    /// The working directory, for relative paths in the arguments.
-    folder: Option<PathBuf>,
+    /// The working directory, for relative paths in the arguments. Kept open: by its name, the directory below the mount would
+    /// be the mount.
+    folder: Option<File>,
 }
 
 impl SupervisedProgram {
@@ -51,44 +58,50 @@ impl SupervisedProgram {
     /// When the program can't be opened.
     pub fn open(path: PathBuf) -> io::Result<SupervisedProgram> {
         let arguments = std::env::args_os().skip(1).collect();
-        Ok(SupervisedProgram { file: File::open(&path)?, path, arguments, folder: std::env::current_dir().ok() })
+        Ok(SupervisedProgram { file: File::open(&path)?, path, arguments, folder: File::open(".").ok() })
     }
 
     fn with_program(&self, path: PathBuf) -> io::Result<SupervisedProgram> {
         let file = File::open(&path)?;
-        Ok(SupervisedProgram { path, file, arguments: self.arguments.clone(), folder: self.folder.clone() })
+        let folder = self.folder.as_ref().map(File::try_clone).transpose()?;
+        Ok(SupervisedProgram { path, file, arguments: self.arguments.clone(), folder })
     }
 
     fn command(&self) -> Command {
         let same = |at: std::fs::Metadata| {
             self.file.metadata().is_ok_and(|kept| (kept.dev(), kept.ino()) == (at.dev(), at.ino()))
         };
-        let path = if self.path.metadata().is_ok_and(same) {
-            self.path.clone()
-        } else {
-            PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
-        };
+        let path = if self.path.metadata().is_ok_and(same) { self.path.clone() } else { open_file_path(&self.file) };
         let mut command = Command::new(path);
         command.arg0("spurline").args(&self.arguments).env(LIFE_VARIABLE, "1");
         if let Some(folder) = &self.folder {
-            command.current_dir(folder);
+            command.current_dir(open_file_path(folder));
         }
         command
     }
+}
+
+fn open_file_path(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// Requests to end the mount, from a thread of signals.
 #[derive(Debug, Default)]
 pub struct StopRequests {
     process: AtomicI32,
+    /// Whether the process unmounts at a signal. A successor that is killed at its start would leave a dead mount.
+    unmounts: AtomicBool,
     count: AtomicU32,
 }
 
 impl StopRequests {
-    /// Ends the mount: each call is a signal for the mount's process.
+    /// Ends the mount: each call is a signal for the mount's process, as soon as that can unmount. The second call does not wait
+    /// for that.
     pub fn request_stop(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
-        self.signal_process();
+        if self.unmounts.load(Ordering::SeqCst) || self.is_forced() {
+            self.signal_process();
+        }
     }
 
     fn signal_process(&self) {
@@ -101,9 +114,22 @@ impl StopRequests {
         self.count.load(Ordering::SeqCst) > 0
     }
 
+    fn is_forced(&self) -> bool {
+        self.count.load(Ordering::SeqCst) > 1
+    }
+
     fn set_process(&self, id: u32) {
+        self.unmounts.store(false, Ordering::SeqCst);
         self.process.store(id as i32, Ordering::SeqCst);
-        if id != 0 && self.is_stopping() {
+        if self.is_forced() {
+            self.signal_process();
+        }
+    }
+
+    /// From now on the process unmounts at a signal, or leaves nothing behind.
+    fn set_unmounts(&self) {
+        self.unmounts.store(true, Ordering::SeqCst);
+        if self.is_stopping() {
             self.signal_process();
         }
     }
@@ -122,6 +148,9 @@ pub trait KeeperReports {
 
     /// The mount is lost.
     fn report_loss(&mut self, text: &str);
+
+    /// The mount is to end, and has no process that could unmount.
+    fn remove_mount(&mut self);
 }
 
 /// How a life ended.
@@ -152,7 +181,7 @@ pub fn supervise(program: SupervisedProgram, stop: &StopRequests, reports: &mut 
     let mut before: Option<SupervisedProgram> = None;
     let mut cause = String::new();
     let mut ended_at_ns = 0;
-    let mut early_deaths = 0;
+    let mut early_deaths = EarlyDeaths::default();
     loop {
         let order = LifeOrder {
             keeper: std::process::id(),
@@ -162,17 +191,35 @@ pub fn supervise(program: SupervisedProgram, stop: &StopRequests, reports: &mut 
             check_only: false,
             kept: keeper.kept.as_ref().map(KeptDescriptors::duplicate).transpose()?,
         };
-        let end = keeper.run_life(&program, order)?;
-        ended_at_ns = monotonic_ns();
-        let Some(kept) = &keeper.kept else { return Ok(exit_code(end.status)) };
-        if stop.is_stopping() || is_dead(&kept.device) {
+        let mut end = keeper.run_life(&program, order)?;
+        if end.served.is_some() {
+            // Programs wait since then, however many processes fail to serve.
+            ended_at_ns = monotonic_ns();
+        }
+        let Some(kept) = &keeper.kept else {
+            if end.status.code().is_none() && !stop.is_stopping() {
+                keeper.reports.report_loss(&format!(
+                    "the mount's process ended before the mount was ready ({}): if the mountpoint answers ENOTCONN, remove it \
+                     with spurline umount, and mount again",
+                    end.status
+                ));
+            }
+            return Ok(exit_code(end.status));
+        };
+        if is_dead(&kept.device) {
+            // An unmount without a process that could take part is no failure.
+            let had_no_part = end.served.is_none() || end.status.code().is_none();
+            return Ok(if had_no_part && is_unmounted(&kept.device) { 0 } else { exit_code(end.status) });
+        }
+        if stop.is_forced() || stop.is_stopping() && end.served.is_none() {
+            keeper.reports.remove_mount();
             return Ok(exit_code(end.status));
         }
         keeper.takeovers += 1;
-        if let Some(next) = end.upgrade {
+        if let Some(next) = end.upgrade.take() {
             cause = format!("upgrade to {}", next.path.display());
             before = Some(std::mem::replace(&mut program, next));
-            early_deaths = 0;
+            early_deaths = EarlyDeaths::default();
             continue;
         }
         cause = format!("its process ended: {}", end.status);
@@ -187,22 +234,75 @@ pub fn supervise(program: SupervisedProgram, stop: &StopRequests, reports: &mut 
             // The program of an upgrade has proved itself.
             before = None;
         }
-        early_deaths = if early { early_deaths + 1 } else { 0 };
-        if early_deaths >= EARLY_DEATHS_MAX {
+        if early {
+            early_deaths.count_death(&end);
+        } else {
+            early_deaths = EarlyDeaths::default();
+        }
+        if let Some(deaths) = early_deaths.are_too_many() {
             // Closes the connection: programs get errors instead of waiting for ever.
             keeper.kept = None;
             keeper.reports.report_loss(&format!(
-                "the mount's process died {EARLY_DEATHS_MAX} times in a row soon after its start (last: {}): the keeper gives \
-                 up, and programs in the mount get ENOTCONN; remove the mount with spurline umount, look at the log, and \
-                 mount again",
+                "{deaths} (last: {}): the keeper gives up, and programs in the mount get ENOTCONN; remove the \
+                 mount with spurline umount, look at the log, and mount again",
                 end.status
             ));
             return Ok(FAILED_CODE);
         }
         keeper.reports.report_restart(&format!("{cause}; it is started again"));
-        if early_deaths > 1 {
-            std::thread::sleep(RESTART_PAUSE * 2u32.pow(early_deaths - 2));
+        if let Some(pause) = early_deaths.pause() {
+            pause_while_mounted(&kept.device, pause);
+            if is_dead(&kept.device) {
+                return Ok(if is_unmounted(&kept.device) { 0 } else { FAILED_CODE });
+            }
+            if stop.is_stopping() {
+                keeper.reports.remove_mount();
+                return Ok(0);
+            }
         }
+    }
+}
+
+/// Processes in a row that died early.
+#[derive(Default)]
+struct EarlyDeaths {
+    /// The last ones, which crashed or were killed.
+    crashes: u32,
+    /// Processes since the last that served, which ended with an error of their own; and the end of the first.
+    failed_starts: u32,
+    failing_since: Option<Instant>,
+}
+
+impl EarlyDeaths {
+    fn count_death(&mut self, end: &LifeEnd) {
+        if end.served.is_some() {
+            self.failed_starts = 0;
+            self.failing_since = None;
+        }
+        if end.status.code().is_none() {
+            self.crashes += 1;
+        } else {
+            self.crashes = 0;
+            self.failed_starts += 1;
+            self.failing_since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Why the keeper gives up.
+    fn are_too_many(&self) -> Option<String> {
+        if self.crashes >= EARLY_DEATHS_MAX {
+            return Some(format!("the mount's process died {EARLY_DEATHS_MAX} times in a row soon after its start"));
+        }
+        let failed = self.failing_since.is_some_and(|since| since.elapsed() >= FAILED_STARTS_LIMIT);
+        failed.then(|| {
+            let limit = FAILED_STARTS_LIMIT.as_secs();
+            format!("the mount's process could not serve for {limit} s, in {} starts", self.failed_starts)
+        })
+    }
+
+    fn pause(&self) -> Option<Duration> {
+        let doublings = (self.crashes + self.failed_starts).checked_sub(2)?.min(16);
+        Some((RESTART_PAUSE * 2u32.pow(doublings)).min(RESTART_PAUSE_MAX))
     }
 }
 
@@ -210,7 +310,12 @@ impl Keeper<'_> {
     fn run_life(&mut self, program: &SupervisedProgram, order: LifeOrder) -> io::Result<LifeEnd> {
         let (ours, theirs) = conversation()?;
         let mut child = start_patiently(program, theirs)?;
+        let is_new = self.kept.is_none();
         self.stop.set_process(child.id());
+        if is_new {
+            // Nothing is mounted before the process has its signal handlers.
+            self.stop.set_unmounts();
+        }
         // A process that is gone already is found below.
         let _ = KeeperMessage::Order(order).send(&ours);
         let mut ready_at = None;
@@ -230,6 +335,7 @@ impl Keeper<'_> {
                     KeeperMessage::Mounted(kept) => self.kept = Some(kept),
                     KeeperMessage::Ready => {
                         ready_at = Some(Instant::now());
+                        self.stop.set_unmounts();
                         if !std::mem::replace(&mut self.is_ready, true)
                             && let Err(unwanted) = self.reports.report_ready()
                         {
@@ -237,7 +343,7 @@ impl Keeper<'_> {
                             self.stop.request_stop();
                         }
                     }
-                    KeeperMessage::Upgrade(path) => match self.check_program(program, path.into()) {
+                    KeeperMessage::Upgrade(path) => match self.check_program(program, path.into(), &process) {
                         Ok(next) => {
                             let _ = KeeperMessage::UpgradeAnswer(UPGRADE_ACCEPTED.into()).send(&ours);
                             upgrade = Some(next);
@@ -264,7 +370,12 @@ impl Keeper<'_> {
     }
 
     /// Lets another program check whether it can take over; the reason if not.
-    fn check_program(&self, program: &SupervisedProgram, path: PathBuf) -> Result<SupervisedProgram, String> {
+    fn check_program(
+        &self,
+        program: &SupervisedProgram,
+        path: PathBuf,
+        serving: &OwnedFd,
+    ) -> Result<SupervisedProgram, String> {
         let failed = |error: io::Error| format!("{}: {error}", path.display());
         let Some(kept) = &self.kept else { return Err("the mount is being made".into()) };
         let next = program.with_program(path.clone()).map_err(failed)?;
@@ -275,7 +386,7 @@ impl Keeper<'_> {
         let kept = Some(kept.duplicate().map_err(failed)?);
         let order = LifeOrder { check_only: true, takeovers: self.takeovers, kept, ..LifeOrder::default() };
         let _ = KeeperMessage::Order(order).send(&ours);
-        match wait_for_check(&mut child) {
+        match wait_for_check(&mut child, serving) {
             Ok(status) if status.success() => Ok(next),
             Ok(status) => {
                 let mut said = String::new();
@@ -307,15 +418,30 @@ fn conversation() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-fn wait_for_check(child: &mut Child) -> io::Result<ExitStatus> {
-    let process = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
-    let limit = Timespec::try_from(CHECK_LIMIT).map_err(io::Error::other)?;
-    if poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit))? == 0 {
-        let _ = child.kill();
-        let _ = child.wait();
-        return Err(io::Error::new(io::ErrorKind::TimedOut, format!("its check did not end within {CHECK_LIMIT:?}")));
-    }
-    child.wait()
+/// Waits for the end of a check, unless the process that serves the mount ends first.
+fn wait_for_check(child: &mut Child, serving: &OwnedFd) -> io::Result<ExitStatus> {
+    let checking = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+    let until = Instant::now() + CHECK_LIMIT;
+    let failure = loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        let mut events = [PollFd::new(&checking, PollFlags::IN), PollFd::new(serving, PollFlags::IN)];
+        match poll(&mut events, Some(&left)) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Ok(0) => {
+                break io::Error::new(io::ErrorKind::TimedOut, format!("its check did not end within {CHECK_LIMIT:?}"));
+            }
+            Ok(_) => {}
+            Err(error) => break error.into(),
+        }
+        if !events[0].revents().is_empty() {
+            return child.wait();
+        }
+        break io::Error::other("the mount's process ended during its check");
+    };
+    let _ = child.kill();
+    let _ = child.wait();
+    Err(failure)
 }
 
 fn wait_for_end(process: &OwnedFd) -> io::Result<()> {
@@ -347,6 +473,19 @@ fn is_dead(device: &OwnedFd) -> bool {
     let mut events = [PollFd::new(device, PollFlags::IN)];
     let polled = poll(&mut events, Some(&Timespec::default()));
     polled.is_ok() && events[0].revents().contains(PollFlags::ERR)
+}
+
+/// Whether a connection that has ended was unmounted, rather than aborted. A living connection would lose a request.
+fn is_unmounted(device: &OwnedFd) -> bool {
+    let mut request = vec![0; REQUEST_ROOM_BYTES];
+    rustix::io::read(device, &mut request) == Err(rustix::io::Errno::NODEV)
+}
+
+/// Pauses, at most until the mount ends.
+fn pause_while_mounted(device: &OwnedFd, pause: Duration) {
+    let Ok(limit) = Timespec::try_from(pause) else { return };
+    // The end is reported without being waited for, and a request is not.
+    let _ = poll(&mut [PollFd::new(device, PollFlags::empty())], Some(&limit));
 }
 
 fn exit_code(status: ExitStatus) -> u8 {

@@ -158,6 +158,18 @@ pub fn mount_process(mount: &SpurlineMount) -> Result<AdminPeer, UnreachableProc
             },
         )),
         Some((socket, e)) => {
+            if let MountServer::Process(keeper) = find_server(mount, &locate::list_mounts().unwrap_or_default()) {
+                return Err(theirs(
+                    format!(
+                        "the mount at {at} has no process at present: no process answers at {}; its keeper, process {keeper}, \
+                         starts the next, and programs wait",
+                        socket.display()
+                    ),
+                    format!(
+                        "ask again in a moment; its log says why the last ended; spurline umount {at} ends the mount"
+                    ),
+                ));
+            }
             let what = format!(
                 "the process of the mount at {at} is gone, it was killed or crashed; no process answers at {}: {e}",
                 socket.display()

@@ -118,7 +118,12 @@ impl MountRecovery {
                 pause / 1000
             );
         } else {
-            state.keep_mount(session.mountpoint(), &fixed_settings(config));
+            if state.keep_mount(session.mountpoint(), &fixed_settings(config)) == 0 {
+                return Err(Fault::usage(
+                    "the mountpoint, the source and the options have no room in the state of the mount",
+                    "",
+                ));
+            }
             let device = session.duplicate_device().map_err(lost)?;
             let device = device.ok_or_else(|| Fault::failed("the mount ended while it started", ""))?;
             let state = state.duplicate_file().map_err(lost)?;
@@ -132,6 +137,7 @@ impl KeeperView {
     pub(crate) fn status(&self) -> KeeperStatus {
         KeeperStatus {
             pid: self.order.keeper,
+            alive: self.link.has_keeper(),
             restarts: self.order.takeovers,
             cause: self.order.cause.clone(),
             pause_ms: self.pause_us.load(Ordering::Relaxed) / 1000,

@@ -87,6 +87,8 @@ pub struct MountStatus {
 pub struct KeeperStatus {
     /// The process number of the keeper.
     pub pid: u32,
+    /// Whether the keeper lives. Without a keeper, the end of the mount's process is the end of the mount.
+    pub alive: bool,
     /// Processes that have served the mount before.
     pub restarts: u64,
     /// Why the process before ended; empty at first.
