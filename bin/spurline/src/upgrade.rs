@@ -4,7 +4,7 @@ use crate::cli::UpgradeArgs;
 use spurline_config::Fault;
 use spurline_observe::locate::list_mounts;
 use spurline_runtime::locator::find_mount;
-use spurline_runtime::upgrade::upgrade_mount;
+use spurline_runtime::upgrade::{UpgradedMount, upgrade_mount};
 
 /// Runs the command: each mount continues with this program, or the given one.
 ///
@@ -16,25 +16,32 @@ pub fn run(args: UpgradeArgs) -> Result<(), Fault> {
         None => std::env::current_exe(),
     };
     let program = program.map_err(|error| Fault::failed(format!("the program: {error}"), "name it with --program"))?;
+    let is_named = args.mountpoint.is_some();
     let mounts = match args.mountpoint {
         Some(mountpoint) => vec![find_mount(&mountpoint)?],
         None => list_mounts()?,
     };
     let mut failed = None;
     for mount in &mounts {
-        match upgrade_mount(mount, &program) {
-            Ok(upgraded) => anstream::println!(
-                "{}: version {} in place of {}, after a pause of {} ms",
-                mount.mountpoint.display(),
-                upgraded.after,
-                upgraded.before,
-                upgraded.pause_ms
-            ),
-            Err(fault) => {
-                if let Some(earlier) = failed.replace(fault) {
-                    crate::report::print_fault(&earlier);
-                }
+        let at = mount.mountpoint.display();
+        let fault = match upgrade_mount(mount, &program) {
+            Ok(Some(upgraded)) => {
+                let UpgradedMount { before, after, pause_ms } = upgraded;
+                anstream::println!("{at}: version {after} in place of {before}, after a pause of {pause_ms} ms");
+                continue;
             }
+            Ok(None) if !is_named => {
+                anstream::println!("{at}: as before, because the mount is without --recover");
+                continue;
+            }
+            Ok(None) => Fault::failed(
+                format!("{at} has no keeper: only a mount with --recover can continue with another program"),
+                "unmount, and mount again with --recover",
+            ),
+            Err(fault) => fault,
+        };
+        if let Some(earlier) = failed.replace(fault) {
+            crate::report::print_fault(&earlier);
         }
     }
     failed.map_or(Ok(()), Err)

@@ -207,11 +207,11 @@ fn services_start_with_the_settings_of_the_package_and_report_to_systemd() {
     std::fs::create_dir(&source).unwrap();
     std::fs::write(source.join("file"), "bytes").unwrap();
     std::fs::create_dir(at("mountpoint")).unwrap();
-    let mut units = vec!["spurline-coordinator.service", "spurline-node.service"];
+    let mut units = vec![("spurline-coordinator.service", "false"), ("spurline-node.service", "false")];
     if common::fuse() {
-        units.push("spurline-mount@.service");
+        units.extend([("spurline-mount@.service", "false"), ("spurline-mount@.service", "true")]);
     }
-    for unit in units {
+    for (unit, recovers) in units {
         let notified = at("notified");
         let socket = UnixDatagram::bind(&notified).unwrap();
         socket.set_read_timeout(Some(common::LIMIT)).unwrap();
@@ -228,6 +228,7 @@ fn services_start_with_the_settings_of_the_package_and_report_to_systemd() {
             .env("SPURLINE_RUNTIME_DIR", at("run"))
             .env("SPURLINE_METRICS", "none")
             .env("SPURLINE_SOURCE", &source)
+            .env("SPURLINE_RECOVER", recovers)
             .spawn()
             .unwrap();
         let mut got = [0; 16];

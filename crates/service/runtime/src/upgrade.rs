@@ -34,20 +34,15 @@ fn mount_status(peer: &AdminPeer, limit: Duration) -> spurline_types::Result<(Op
     }
 }
 
-/// Continues `mount` with `program`.
+/// Continues `mount` with `program`; `None` for a mount without a keeper, which can't.
 ///
 /// # Errors
-/// When the mount has no keeper, the program can't take over, or the program fails; the mount then goes on as before.
-pub fn upgrade_mount(mount: &SpurlineMount, program: &Path) -> Result<UpgradedMount, Fault> {
+/// When the program can't take over, or fails; the mount then goes on as before.
+pub fn upgrade_mount(mount: &SpurlineMount, program: &Path) -> Result<Option<UpgradedMount>, Fault> {
     let at = mount.mountpoint.display();
     let peer = mount_process(mount).map_err(|absent| absent.fault)?;
     let (old_process, before) = mount_status(&peer, ANSWER)?;
-    let Some(keeper) = before.keeper else {
-        return Err(Fault::failed(
-            format!("{at} has no keeper: only a mount with --recover can continue with another program"),
-            "unmount, and mount again with --recover",
-        ));
-    };
+    let Some(keeper) = before.keeper else { return Ok(None) };
     match peer.request_upgrade(program, CHECK_LIMIT) {
         Err(error) if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::Timeout) => {
             return Err(Fault::failed(format!("{at} goes on as before: {}", error.message()), ""));
@@ -71,7 +66,7 @@ pub fn upgrade_mount(mount: &SpurlineMount, program: &Path) -> Result<UpgradedMo
                 "look at the mount's log",
             ));
         }
-        return Ok(UpgradedMount { before: before.version, after: now.version, pause_ms: kept.pause_ms });
+        return Ok(Some(UpgradedMount { before: before.version, after: now.version, pause_ms: kept.pause_ms }));
     }
     Err(Fault::failed(
         format!("no process of {at} answers after {} s", TAKEOVER_LIMIT.as_secs()),
