@@ -260,9 +260,11 @@ impl<S: PooledServer> Service for AdmissionGate<'_, S> {
     fn handle_hello(&self, conn: &ConnState, hello: &HelloRequest<'_>) -> Result<WelcomeAnswer> {
         let AdmissionGate(shared, service) = self;
         if !hello.source.is_empty() {
-            if let Some(longest_idle) = shared.connection_slots().admit_for_data(conn).inspect_err(|why| {
-                shared.refusals().record_refusal(&conn.endpoints().peer, RefusalReason::Limit, why)
-            })? {
+            let admitted = shared.connection_slots().admit_for_data(conn);
+            let admitted = admitted.inspect_err(|why| {
+                shared.refusals().record_refusal(&conn.endpoints().peer, RefusalReason::Limit, why);
+            });
+            if let Some(longest_idle) = admitted? {
                 shared.remove_connection(&longest_idle);
             }
         }
