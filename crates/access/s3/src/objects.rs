@@ -7,7 +7,7 @@ use crate::errors::volume_error;
 use crate::keys::KeyPath;
 use s3s::dto::{ETag, Range, Timestamp};
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
-use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr};
+use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, content_type_of};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -62,7 +62,7 @@ fn find<'a>(bucket: &OpenBucket, key: &'a str) -> S3Result<FoundObject<'a>> {
     }
     let etag = bucket.etag(path.as_bytes(), &attr);
     let is_file = wanted == FileKind::File;
-    let content_type = if is_file { content_type_of(path) } else { FOLDER_TYPE };
+    let content_type = if is_file { content_type_of(path.as_bytes()).unwrap_or(UNKNOWN_TYPE) } else { FOLDER_TYPE };
     let size = if is_file { attr.size } else { 0 };
     let head = ObjectHead { size, etag: strong_etag(&etag), modified: attr.mtime, content_type };
     Ok(FoundObject { path, attr, head })
@@ -188,26 +188,6 @@ pub(crate) fn copied_range(
 /// A time as headers and listings show it.
 pub(crate) fn timestamp(time: SystemTime) -> Timestamp {
     Timestamp::from(time.max(SystemTime::UNIX_EPOCH))
-}
-
-/// The type that a name suggests.
-fn content_type_of(path: &str) -> &'static str {
-    let name = path.rsplit('/').next().unwrap_or_default();
-    let extension = name.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase());
-    match extension.as_deref() {
-        Some("txt" | "log" | "md") => "text/plain",
-        Some("html" | "htm") => "text/html",
-        Some("css") => "text/css",
-        Some("csv") => "text/csv",
-        Some("js" | "mjs") => "text/javascript",
-        Some("json") => "application/json",
-        Some("xml") => "application/xml",
-        Some("pdf") => "application/pdf",
-        Some("png") => "image/png",
-        Some("jpg" | "jpeg") => "image/jpeg",
-        Some("svg") => "image/svg+xml",
-        _ => UNKNOWN_TYPE,
-    }
 }
 
 #[cfg(test)]

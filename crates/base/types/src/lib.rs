@@ -4,6 +4,7 @@
 
 pub mod attr;
 pub mod congestion;
+pub mod content_type;
 pub mod errno;
 pub mod error;
 pub mod fault;
@@ -21,6 +22,7 @@ pub mod url;
 
 pub use attr::{DirEntry, FileKind, ListPage, ObjectAttr, unix_time};
 pub use congestion::Congestion;
+pub use content_type::content_type_of;
 pub use error::{Error, ErrorKind, IoContext, Result, RetryAdvice};
 pub use fault::Fault;
 pub use host_port::HostPort;

@@ -103,33 +103,7 @@ pub(super) fn node_attr(options: &BucketWriteOptions, path: &[u8], attr: &Object
 
 /// The content type that a name suggests; stores and browsers show an object by it.
 pub(super) fn content_type_of(path: &[u8]) -> &'static str {
-    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    let extension = name.rsplit(|byte| *byte == b'.').next().filter(|extension| extension.len() < name.len());
-    let extension = extension.map(|extension| String::from_utf8_lossy(extension).to_ascii_lowercase());
-    match extension.as_deref() {
-        Some("txt" | "log" | "md") => "text/plain",
-        Some("html" | "htm") => "text/html",
-        Some("css") => "text/css",
-        Some("csv") => "text/csv",
-        Some("js" | "mjs") => "text/javascript",
-        Some("json") => "application/json",
-        Some("xml") => "application/xml",
-        Some("yaml" | "yml") => "application/yaml",
-        Some("pdf") => "application/pdf",
-        Some("zip") => "application/zip",
-        Some("gz" | "tgz") => "application/gzip",
-        Some("tar") => "application/x-tar",
-        Some("parquet") => "application/vnd.apache.parquet",
-        Some("png") => "image/png",
-        Some("jpg" | "jpeg") => "image/jpeg",
-        Some("gif") => "image/gif",
-        Some("svg") => "image/svg+xml",
-        Some("webp") => "image/webp",
-        Some("mp4") => "video/mp4",
-        Some("mp3") => "audio/mpeg",
-        Some("wav") => "audio/wav",
-        _ => "application/octet-stream",
-    }
+    spurline_types::content_type_of(path).unwrap_or("application/octet-stream")
 }
 
 /// 64 random bits.
