@@ -3,7 +3,7 @@
 use crate::admin::{AdminServices, ProcessTarget};
 use crate::s3_endpoint::{bucket_writes, log_endpoint, start_endpoint, stop_endpoint};
 use crate::volume::{OpenVolume, open_volume};
-use crate::writes::{describe_losses, loss_fault, open_writes, writes_behind};
+use crate::writes::{finish_writes, open_writes};
 use crate::{peer_status, setup};
 use spurline_client::GroupWrites;
 use spurline_config::{Fault, GatewayConfig};
@@ -118,13 +118,7 @@ impl RunningGateway {
         if let Some(files) = files {
             files.close_all();
         }
-        let mut ended = Ok(());
-        if let Some(behind) = behind {
-            behind.finish_closing();
-            behind.finish_durably();
-            let losses = describe_losses(&writes_behind(&behind));
-            ended = losses.map_or(Ok(()), |losses| Err(loss_fault(config.volume.source.as_str(), &losses)));
-        }
+        let ended = behind.map_or(Ok(()), |behind| finish_writes(&behind, config.volume.source.as_str()));
         drop(admin);
         drop(volume);
         ended

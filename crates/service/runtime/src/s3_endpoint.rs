@@ -1,8 +1,8 @@
 //! Starts the S3 endpoint of a node or a gateway over opened sources. Knows no signal and no command line.
 
 use crate::setup;
+use crate::writable_files::files_without_kernel;
 use spurline_config::{Fault, MemoryBudget, S3Config, WritesConfig};
-use spurline_fs::writable::{WritableConfig, WritableFileSystem};
 use spurline_s3::{
     AccessKeys, BucketWrites, EndpointCertificate, EndpointConfig, EndpointLimits, S3Endpoint, SourceBucket,
 };
@@ -11,13 +11,9 @@ use spurline_volume::Volume;
 use spurline_volume::writes::WritableVolume;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Threads for calls on sources: more than a link needs, and each may wait for the origin.
 const ENDPOINT_THREADS: usize = 128;
-/// How long attributes that came with the answer to a change may be used again.
-const S3_ANSWER_TTL: Duration = Duration::from_secs(1);
-
 /// Starts the endpoint; `upload_dir` takes parts of uploads where the configuration names no directory.
 ///
 /// # Errors
@@ -73,24 +69,9 @@ pub(crate) fn bucket_writes(
     writes: &WritesConfig,
     stats: &Arc<Stats>,
 ) -> Result<BucketWrites, Fault> {
-    let config = WritableConfig {
-        attr_ttl: S3_ANSWER_TTL,
-        entry_ttl: S3_ANSWER_TTL,
-        dir_entry_ttl: S3_ANSWER_TTL,
-        negative_ttl: S3_ANSWER_TTL,
-        // No kernel has checked anything before: the source decides.
-        kernel_checks: false,
-        // The endpoint's lookup counts limit the memory.
-        inode_bytes: u64::MAX,
-        max_readahead: 0,
-        readahead_budget: 0,
-        owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
-        squash: writes.squash,
-    };
     let publishes = source.capabilities().publishes;
-    let files = WritableFileSystem::new(Arc::clone(volume), source, config, Arc::clone(stats));
-    let files = files.map_err(|error| Fault::failed(format!("{}: {error}", volume.source()), ""))?;
-    Ok(BucketWrites { files: Arc::new(files), publishes })
+    let files = files_without_kernel(volume, source, writes.squash, None, stats)?;
+    Ok(BucketWrites { files, publishes })
 }
 
 /// The line that people and scripts wait for.

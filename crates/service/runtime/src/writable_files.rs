@@ -3,12 +3,14 @@
 
 use crate::mount::readahead_budget;
 use crate::volume::{OpenVolume, open_volume};
-use crate::writes::{describe_doubt, describe_losses, loss_fault, open_writes, writes_behind};
+use crate::writes::{finish_writes, open_writes};
 use spurline_client::GroupWrites;
-use spurline_config::{Fault, VolumeConfig};
+use spurline_config::{Fault, MemoryBudget, VolumeConfig};
 use spurline_fs::FileService;
 use spurline_fs::writable::{WritableConfig, WritableFileSystem};
 use spurline_types::Stats;
+use spurline_volume::Volume;
+use spurline_volume::writes::WritableVolume;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,14 +49,7 @@ impl WritableFiles {
     /// the files.
     pub fn finish(self) -> Result<(), Fault> {
         self.files.close_all();
-        let Some(writes) = &self.behind else { return Ok(()) };
-        writes.finish_closing();
-        writes.finish_durably();
-        let behind = writes_behind(writes);
-        if let Some(doubt) = describe_doubt(&behind) {
-            tracing::warn!("{}: {doubt}", self.source);
-        }
-        describe_losses(&behind).map_or(Ok(()), |losses| Err(loss_fault(&self.source, &losses)))
+        self.behind.as_ref().map_or(Ok(()), |writes| finish_writes(writes, &self.source))
     }
 }
 
@@ -71,21 +66,38 @@ pub fn open_writable_files(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<
             "check the configuration with RawVolume::check_writable",
         ));
     };
-    let files_config = WritableConfig {
+    let squash = config.writes.and_then(|writes| writes.squash);
+    let budget = Some(&config.budget);
+    let files = files_without_kernel(&volume.volume, writes.source, squash, budget, stats)?;
+    Ok(WritableFiles { files, behind: writes.behind, source: config.source.to_string(), volume })
+}
+
+/// The files of a changed source, as this process's user, for callers without a kernel. They read ahead within a budget, if one is
+/// given.
+///
+/// # Errors
+/// The source's error for its root.
+pub(crate) fn files_without_kernel(
+    volume: &Arc<dyn Volume>,
+    source: Arc<dyn WritableVolume>,
+    squash: Option<(u32, u32)>,
+    budget: Option<&MemoryBudget>,
+    stats: &Arc<Stats>,
+) -> Result<Arc<WritableFileSystem>, Fault> {
+    let config = WritableConfig {
         attr_ttl: ANSWER_TTL,
         entry_ttl: ANSWER_TTL,
         dir_entry_ttl: ANSWER_TTL,
         negative_ttl: ANSWER_TTL,
         // No kernel has checked anything before: the source decides.
         kernel_checks: false,
-        // The program's own lookup counts limit the memory.
+        // The caller's own lookup counts limit the memory.
         inode_bytes: u64::MAX,
-        max_readahead: config.budget.readahead,
-        readahead_budget: readahead_budget(&config.budget),
+        max_readahead: budget.map_or(0, |budget| budget.readahead),
+        readahead_budget: budget.map_or(0, readahead_budget),
         owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
-        squash: config.writes.and_then(|writes| writes.squash),
+        squash,
     };
-    let files = WritableFileSystem::new(Arc::clone(&volume.volume), writes.source, files_config, Arc::clone(stats));
-    let files = files.map_err(|error| Fault::failed(format!("{}: {error}", config.source), ""))?;
-    Ok(WritableFiles { files: Arc::new(files), behind: writes.behind, source: config.source.to_string(), volume })
+    let files = WritableFileSystem::new(Arc::clone(volume), source, config, Arc::clone(stats));
+    files.map(Arc::new).map_err(|error| Fault::failed(format!("{}: {error}", volume.source()), ""))
 }

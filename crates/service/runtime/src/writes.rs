@@ -221,6 +221,20 @@ fn describe_files(bytes: u64, file_count: u64, first_files: &[FileByteCount]) ->
     Some(format!("{} of written bytes: {}{more}", human_bytes(bytes), named.join(", ")))
 }
 
+/// Waits until nodes have the written bytes durably; a doubt is logged.
+///
+/// # Errors
+/// When bytes are lost; the message names the files.
+pub(crate) fn finish_writes(writes: &GroupWrites, source: &str) -> std::result::Result<(), Fault> {
+    writes.finish_closing();
+    writes.finish_durably();
+    let behind = writes_behind(writes);
+    if let Some(doubt) = describe_doubt(&behind) {
+        tracing::warn!("{source}: {doubt}");
+    }
+    describe_losses(&behind).map_or(Ok(()), |losses| Err(loss_fault(source, &losses)))
+}
+
 /// The error of a mount whose log has losses.
 pub(crate) fn loss_fault(mountpoint: &str, losses: &str) -> Fault {
     Fault::failed(
