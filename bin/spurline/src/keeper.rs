@@ -15,15 +15,18 @@ use std::time::Duration;
 /// # Errors
 /// When no process can be started.
 pub fn run(ready: ReadySignal, mountpoint: &Path) -> Result<ExitCode, Fault> {
-    let failed = |error: std::io::Error| Fault::failed(format!("the keeper of the mount: {error}"), "");
-    let program = std::env::current_exe().and_then(SupervisedProgram::open).map_err(failed)?;
+    let program = std::env::current_exe().and_then(SupervisedProgram::open).map_err(keeper_fault)?;
     let stop = Arc::new(StopRequests::default());
     let requests = Arc::clone(&stop);
     signals::on_stop(move |_| requests.request_stop())?;
     // Without a look at the mountpoint, where a mount may wait for its process.
     let mountpoint = std::path::absolute(mountpoint).unwrap_or_else(|_| mountpoint.to_owned());
-    let code = supervise(program, &stop, &mut LoggedReports { ready, mountpoint }).map_err(failed)?;
+    let code = supervise(program, &stop, &mut LoggedReports { ready, mountpoint }).map_err(keeper_fault)?;
     Ok(ExitCode::from(code))
+}
+
+fn keeper_fault(error: std::io::Error) -> Fault {
+    Fault::failed(format!("the keeper of the mount: {error}"), "")
 }
 
 struct LoggedReports {

@@ -7,5 +7,5 @@ mod messages;
 mod supervise;
 
 pub use life::{KeeperLink, LIFE_VARIABLE, MountLife};
-pub use messages::{KeptDescriptors, LifeOrder, PROTOCOL_VERSION, UPGRADE_ACCEPTED};
-pub use supervise::{KeeperReports, StopRequests, SupervisedProgram, supervise};
+pub use messages::{KeptDescriptors, LifeOrder, PROTOCOL_VERSION, UPGRADE_ACCEPTED, UPGRADE_CAUSE, monotonic_ns};
+pub use supervise::{CHECK_LIMIT, KeeperReports, StopRequests, SupervisedProgram, supervise};

@@ -6,6 +6,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
+use rustix::time::{ClockId, clock_gettime};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -14,6 +15,8 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 pub const PROTOCOL_VERSION: u32 = 1;
 /// The keeper's answer to an accepted upgrade; any other answer is the reason of a refusal.
 pub const UPGRADE_ACCEPTED: &str = "accepted";
+/// The cause of a restart by an upgrade begins with this; the path of the program follows.
+pub const UPGRADE_CAUSE: &str = "upgrade to ";
 /// The longest message.
 const MESSAGE_MAX_BYTES: usize = 16 << 10;
 /// Descriptors of a message.
@@ -38,6 +41,12 @@ impl KeptDescriptors {
     }
 }
 
+/// Now, on the clock of [`LifeOrder::ended_at_ns`].
+pub fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// What a keeper tells a process of the mount at its start.
 #[derive(Debug, Default)]
 pub struct LifeOrder {
@@ -47,7 +56,7 @@ pub struct LifeOrder {
     pub takeovers: u64,
     /// Why the process before ended; empty at first.
     pub cause: String,
-    /// When the process before ended, in nanoseconds of the monotonic clock.
+    /// When the process before ended, by [`monotonic_ns`].
     pub ended_at_ns: u64,
     /// Only check whether this program can take over.
     pub check_only: bool,

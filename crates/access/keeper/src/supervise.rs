@@ -1,11 +1,10 @@
 //! The keeper's loop: starts the mount's process, waits for its end, and starts it again as long as the mount lives.
 
 use crate::life::LIFE_VARIABLE;
-use crate::messages::{KeeperMessage, KeptDescriptors, LifeOrder, UPGRADE_ACCEPTED};
+use crate::messages::{KeeperMessage, KeptDescriptors, LifeOrder, UPGRADE_ACCEPTED, UPGRADE_CAUSE, monotonic_ns};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid};
-use rustix::time::{ClockId, clock_gettime};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -33,7 +32,7 @@ const START_PAUSE_MAX: Duration = Duration::from_secs(10);
 const HALT_LIMIT: Duration = Duration::from_millis(500);
 const HALT_INTERVAL: Duration = Duration::from_millis(1);
 /// How long a new program may take to check the state.
-const CHECK_LIMIT: Duration = Duration::from_secs(30);
+pub const CHECK_LIMIT: Duration = Duration::from_secs(30);
 /// The kernel reads no request into less than the largest one needs.
 const REQUEST_ROOM_BYTES: usize = 2 << 20;
 /// The exit code of a mount that the keeper gave up, or whose process was killed before it had mounted.
@@ -217,7 +216,7 @@ pub fn supervise(program: SupervisedProgram, stop: &StopRequests, reports: &mut 
         }
         keeper.takeovers += 1;
         if let Some(next) = end.upgrade.take() {
-            cause = format!("upgrade to {}", next.path.display());
+            cause = format!("{UPGRADE_CAUSE}{}", next.path.display());
             before = Some(std::mem::replace(&mut program, next));
             early_deaths = EarlyDeaths::default();
             continue;
@@ -493,9 +492,4 @@ fn exit_code(status: ExitStatus) -> u8 {
         (Some(code), _) => code as u8,
         (None, _) => FAILED_CODE,
     }
-}
-
-fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

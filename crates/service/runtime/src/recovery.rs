@@ -1,10 +1,9 @@
 //! A mount that outlives its process: the state that a keeper holds, taken over from the process before or made anew. Knows no
 //! signals and no command line.
 
-use rustix::time::{ClockId, clock_gettime};
 use spurline_config::{Fault, MountConfig};
 use spurline_fuse::{FuseSession, KeptSession, KeptState};
-use spurline_keeper::{KeeperLink, KeptDescriptors, LifeOrder, MountLife};
+use spurline_keeper::{KeeperLink, KeptDescriptors, LifeOrder, MountLife, monotonic_ns};
 use spurline_observe::documents::KeeperStatus;
 use spurline_types::stats::Recovery;
 use spurline_types::{Error, ErrorKind, Result};
@@ -157,11 +156,6 @@ impl KeeperView {
     pub(crate) fn request_upgrade(&self, program: &Path) -> Result<()> {
         self.link.request_upgrade(program).map_err(|refusal| Error::new(ErrorKind::Invalid, refusal))
     }
-}
-
-fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use crate::locator::{ANSWER, mount_process};
 use spurline_config::Fault;
+use spurline_keeper::{CHECK_LIMIT, UPGRADE_CAUSE};
 use spurline_observe::client::AdminPeer;
 use spurline_observe::documents::{MountStatus, ProcessRole};
 use spurline_observe::locate::SpurlineMount;
@@ -12,8 +13,8 @@ use std::time::{Duration, Instant};
 /// How long the new process may take to serve.
 const TAKEOVER_LIMIT: Duration = Duration::from_secs(60);
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// How long a program may check the state.
-const CHECK_LIMIT: Duration = Duration::from_secs(40);
+/// How much longer than the check of a program its answer may take.
+const ANSWER_MARGIN: Duration = Duration::from_secs(10);
 
 /// A mount that continues with another program.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ pub fn upgrade_mount(mount: &SpurlineMount, program: &Path) -> Result<Option<Upg
     let peer = mount_process(mount).map_err(|absent| absent.fault)?;
     let (old_process, before) = mount_status(&peer, ANSWER)?;
     let Some(keeper) = before.keeper else { return Ok(None) };
-    match peer.request_upgrade(program, CHECK_LIMIT) {
+    match peer.request_upgrade(program, CHECK_LIMIT + ANSWER_MARGIN) {
         Err(error) if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::Timeout) => {
             return Err(Fault::failed(format!("{at} goes on as before: {}", error.message()), ""));
         }
@@ -60,7 +61,7 @@ pub fn upgrade_mount(mount: &SpurlineMount, program: &Path) -> Result<Option<Upg
         if now.fuse == spurline_observe::documents::FUSE_STARTING {
             continue;
         }
-        if !kept.cause.starts_with("upgrade to") {
+        if !kept.cause.starts_with(UPGRADE_CAUSE) {
             return Err(Fault::failed(
                 format!("{at} goes on with the program of before: {}", kept.cause),
                 "look at the mount's log",
