@@ -66,7 +66,7 @@ class ReadFile(io.RawIOBase):
     def pread_into(self, buffer, offset: int) -> int:
         """Reads at ``offset`` into a contiguous writable buffer; returns the number of bytes, smaller only at the end.
 
-        Raises ``OSError``: ``ESTALE`` when the version is gone, ``EHOSTDOWN`` and ``ETIMEDOUT`` when nobody answers."""
+        Raises ``OSError``: ``ESTALE`` when the version is gone, ``EHOSTDOWN`` and ``ETIMEDOUT`` when no server answers."""
         self._check_open()
         if offset < 0:
             raise OSError(_errno.EINVAL, "a position before the start of the file", self.stat.path)

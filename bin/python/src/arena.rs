@@ -29,12 +29,14 @@ unsafe impl Sync for Arena {}
 impl Arena {
     /// `len` bytes; the system gives pages at the first write.
     pub fn with_len(len: usize) -> PyResult<Arena> {
-        let no_memory = || PyMemoryError::new_err(format!("no memory for {len} bytes"));
-        let size = len.checked_add(ARENA_ALIGN).ok_or_else(no_memory)?;
-        let layout = Layout::from_size_align(size, ALLOCATED_ALIGN).map_err(|_| no_memory())?;
+        let size = len.checked_add(ARENA_ALIGN);
+        let layout = size.and_then(|size| Layout::from_size_align(size, ALLOCATED_ALIGN).ok());
         // SAFETY: the size is not zero.
-        let allocated = unsafe { alloc_zeroed(layout) };
-        Ok(Arena { allocated: NonNull::new(allocated).ok_or_else(no_memory)?, layout, len })
+        let allocated = layout.and_then(|layout| NonNull::new(unsafe { alloc_zeroed(layout) }).zip(Some(layout)));
+        match allocated {
+            Some((allocated, layout)) => Ok(Arena { allocated, layout, len }),
+            None => Err(PyMemoryError::new_err(format!("no memory for {len} bytes"))),
+        }
     }
 
     /// The first byte.

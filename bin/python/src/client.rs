@@ -6,8 +6,9 @@ use crate::open_source::OpenSource;
 use crate::parallel::{BatchWork, ClientWorkers};
 use crate::range_reads::{AbandonedMemory, RangeReads, RangeTuple, closed_failure, plan_reads, writable_buffers};
 use crate::settings::ClientSettings;
-use crate::source_paths::{FoundPath, find_path, normal_path};
+use crate::source_paths::{find_path, normal_path};
 use crate::writing::{PutFile, WritingFile, make_folders, put_files};
+use parking_lot::Mutex;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -15,7 +16,7 @@ use rustix::io::Errno;
 use spurline_jobs::{JobAction, JobRun, JobSpec};
 use spurline_types::{DirEntry, FileKind, ObjectAttr, attr::unix_time};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Interval at which a waiting call looks for signals: the delay of Ctrl-C.
@@ -48,33 +49,31 @@ pub(crate) struct ClientParts {
     loads: Mutex<Vec<Arc<JobRun>>>,
 }
 
-/// A call that runs on a thread of the client.
-struct SingleCall<T, F> {
-    open: std::sync::Weak<OpenSource>,
-    call: Mutex<Option<F>>,
-    result: Mutex<Option<Result<T, CallFailure>>>,
+/// Calls of the same kind on threads of the client: a step for each item.
+struct ItemCalls<T, F> {
+    open: Weak<OpenSource>,
+    call: F,
+    results: Vec<Mutex<Option<Result<T, CallFailure>>>>,
 }
 
-impl<T, F> BatchWork for SingleCall<T, F>
+impl<T, F> BatchWork for ItemCalls<T, F>
 where
     T: Send,
-    F: FnOnce(&OpenSource) -> Result<T, CallFailure> + Send,
+    F: Fn(&OpenSource, usize) -> Result<T, CallFailure> + Send + Sync,
 {
     fn steps(&self) -> usize {
-        1
+        self.results.len()
     }
 
-    fn run_step(&self, _step: usize) -> Option<usize> {
-        let call = self.call.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+    fn run_step(&self, step: usize) -> Option<usize> {
         let open = self.open.upgrade()?;
-        let result = call(&open);
-        *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        let result = (self.call)(&open, step);
+        *self.results[step].lock() = Some(result);
         None
     }
 
-    fn step_panicked(&self, _step: usize, cause: &str) -> Option<usize> {
-        let failure = CallFailure::new(Errno::IO, format!("the call failed: {cause}"));
-        *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(Err(failure));
+    fn step_panicked(&self, step: usize, cause: &str) -> Option<usize> {
+        *self.results[step].lock() = Some(Err(CallFailure::new(Errno::IO, format!("the call failed: {cause}"))));
         None
     }
 }
@@ -84,71 +83,34 @@ impl ClientParts {
     fn run<T: Send + 'static>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&OpenSource) -> Result<T, CallFailure> + Send + 'static,
+        call: impl Fn(&OpenSource) -> Result<T, CallFailure> + Send + Sync + 'static,
     ) -> PyResult<T> {
-        let single = Arc::new(SingleCall {
-            open: Arc::downgrade(&self.open),
-            call: Mutex::new(Some(call)),
-            result: Mutex::new(None),
-        });
-        self.run_batch(py, Arc::clone(&single) as _)?;
-        let result = single.result.lock().unwrap_or_else(PoisonError::into_inner).take();
-        Ok(result.unwrap_or_else(|| Err(closed_failure()))?)
+        let mut results = self.run_for_items(py, 1, Vec::new(), move |open, _| call(open))?;
+        Ok(results.pop().unwrap_or_else(|| Err(closed_failure()))?)
     }
 
-    /// Runs `work`, and waits for all steps.
+    /// Runs `call` for each of so many items, several at a time, and waits for all results. `buffers` are kept until no call uses
+    /// them.
     ///
     /// # Errors
-    /// `KeyboardInterrupt`, after which steps that run go on.
-    fn run_batch(&self, py: Python<'_>, work: Arc<dyn BatchWork>) -> PyResult<()> {
-        self.run_batch_with_memory(py, work, Vec::new())
-    }
-
-    /// As `run_batch`, for work that uses `buffers`, which are kept until no step runs.
-    pub fn run_batch_with_memory(
+    /// `KeyboardInterrupt`, after which calls that run go on.
+    pub fn run_for_items<T: Send + 'static>(
         &self,
         py: Python<'_>,
-        work: Arc<dyn BatchWork>,
+        items: usize,
         buffers: Vec<PyUntypedBuffer>,
-    ) -> PyResult<()> {
-        let batch = py.detach(|| self.workers.start(work));
-        let waited = interruptible(py, |limit| batch.wait_idle(limit));
-        if waited.is_err() {
+        call: impl Fn(&OpenSource, usize) -> Result<T, CallFailure> + Send + Sync + 'static,
+    ) -> PyResult<Vec<Result<T, CallFailure>>> {
+        let results = (0..items).map(|_| Mutex::default()).collect();
+        let calls = Arc::new(ItemCalls { open: Arc::downgrade(&self.open), call, results });
+        let batch = py.detach(|| self.workers.start(Arc::clone(&calls) as _));
+        if let Err(interrupt) = interruptible(py, |limit| batch.wait_idle(limit)) {
             batch.cancel();
             self.abandoned.keep(batch, buffers);
+            return Err(interrupt);
         }
-        waited
-    }
-}
-
-/// Lookups of many paths.
-struct FindWork {
-    open: std::sync::Weak<OpenSource>,
-    paths: Vec<Vec<u8>>,
-    found: Vec<Mutex<Option<Result<FoundPath, CallFailure>>>>,
-}
-
-impl FindWork {
-    fn set(&self, step: usize, found: Result<FoundPath, CallFailure>) {
-        let found = found.map_err(|failure| failure.of_path(&self.paths[step]));
-        *self.found[step].lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
-    }
-}
-
-impl BatchWork for FindWork {
-    fn steps(&self) -> usize {
-        self.paths.len()
-    }
-
-    fn run_step(&self, step: usize) -> Option<usize> {
-        let open = self.open.upgrade()?;
-        self.set(step, find_path(open.volume(), &self.paths[step]).map_err(CallFailure::from));
-        None
-    }
-
-    fn step_panicked(&self, step: usize, cause: &str) -> Option<usize> {
-        self.set(step, Err(CallFailure::new(Errno::IO, format!("a lookup failed: {cause}"))));
-        None
+        let results = calls.results.iter().map(|result| result.lock().take().unwrap_or_else(|| Err(closed_failure())));
+        Ok(results.collect())
     }
 }
 
@@ -185,14 +147,14 @@ impl NativeClient {
         if self.process != std::process::id() {
             return Err(CallFailure::new(Errno::BADF, "the client belongs to the parent process").into());
         }
-        let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let parts = self.parts.lock().clone();
         let parts = parts.ok_or_else(|| PyErr::from(closed_failure()))?;
         parts.abandoned.free_idle();
         Ok(parts)
     }
 
     fn take_parts(&self) -> Option<Arc<ClientParts>> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.parts.lock().take()
     }
 }
 
@@ -200,26 +162,26 @@ pub(crate) fn no_thread(error: std::io::Error) -> CallFailure {
     CallFailure::new(Errno::AGAIN, format!("no thread can be started: {error}"))
 }
 
-/// Opens the source on a separate thread, which an interrupted caller leaves behind until the source has answered.
-fn open_source(py: Python<'_>, settings: ClientSettings) -> PyResult<OpenSource> {
+/// Runs `work` on a separate thread, which an interrupted caller leaves behind; `None` if the thread failed.
+fn run_apart<T: Send + 'static>(
+    py: Python<'_>,
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<Option<T>> {
     let (sender, receiver) = mpsc::channel();
     let receiver = Mutex::new(receiver);
-    let spawned = std::thread::Builder::new().name("spurline-open".into()).spawn(move || {
-        let _ = sender.send(OpenSource::open(settings));
+    let spawned = std::thread::Builder::new().name(name.into()).spawn(move || {
+        let _ = sender.send(work());
     });
     let thread = spawned.map_err(no_thread)?;
     loop {
-        let received =
-            wait_step(py, |limit| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(limit))?;
-        match received {
-            Ok(opened) => {
+        match wait_step(py, |limit| receiver.lock().recv_timeout(limit))? {
+            Ok(result) => {
                 let _ = py.detach(|| thread.join());
-                return Ok(opened?);
+                return Ok(Some(result));
             }
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(CallFailure::new(Errno::IO, "the thread that opened the source has failed").into());
-            }
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
         }
     }
 }
@@ -231,7 +193,9 @@ impl NativeClient {
     fn open(py: Python<'_>, source: &str, settings: Vec<(String, String)>) -> PyResult<NativeClient> {
         let settings = ClientSettings::parse(source, &settings)?;
         let workers = ClientWorkers::new(settings.threads);
-        let open = Arc::new(open_source(py, settings)?);
+        let opened = run_apart(py, "spurline-open", move || OpenSource::open(settings))?;
+        let failed = "the thread that opened the source has failed";
+        let open = Arc::new(opened.ok_or_else(|| CallFailure::new(Errno::IO, failed))??);
         let parts = ClientParts { open, workers, abandoned: Arc::default(), loads: Mutex::default() };
         Ok(NativeClient { process: std::process::id(), parts: Mutex::new(Some(Arc::new(parts))) })
     }
@@ -257,17 +221,15 @@ impl NativeClient {
 
     /// As `find`, for many paths at once: for each the attributes, or the exception.
     fn find_many<'py>(&self, py: Python<'py>, paths: Vec<Vec<u8>>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let parts = self.parts()?;
-        let found = paths.iter().map(|_| Mutex::default()).collect();
-        let work = Arc::new(FindWork { open: Arc::downgrade(&parts.open), paths, found });
-        parts.run_batch(py, Arc::clone(&work) as _)?;
-        let found = work.found.iter().map(|found| found.lock().unwrap_or_else(PoisonError::into_inner).take());
-        found
-            .map(|found| match found.unwrap_or_else(|| Err(closed_failure())) {
-                Ok(found) => Ok(named_attr(py, &found.path, &found.attr).into_pyobject(py)?.into_any()),
-                Err(failure) => Ok(PyErr::from(failure).into_value(py).into_bound(py).into_any()),
-            })
-            .collect()
+        let found = self.parts()?.run_for_items(py, paths.len(), Vec::new(), move |open, item| {
+            let path = &paths[item];
+            find_path(open.volume(), path).map_err(|error| CallFailure::from(error).of_path(path))
+        })?;
+        let found = found.into_iter().map(|found| match found {
+            Ok(found) => Ok(named_attr(py, &found.path, &found.attr).into_pyobject(py)?.into_any()),
+            Err(failure) => Ok(failure.into_exception(py)),
+        });
+        found.collect()
     }
 
     /// A page of the names of the folder `path`, and the cursor of the next page; links are not followed.
@@ -346,7 +308,7 @@ impl NativeClient {
             parallel,
         };
         let job = LoadJob::start(spec, target)?;
-        let mut loads = parts.loads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loads = parts.loads.lock();
         loads.retain(|run| !run.progress().state.is_ended());
         loads.push(job.run());
         Ok(job)
@@ -393,25 +355,7 @@ impl NativeClient {
             return Ok(());
         }
         let Some(parts) = self.take_parts() else { return Ok(()) };
-        // An interrupted close goes on in a separate thread.
-        let (sender, receiver) = mpsc::channel();
-        let receiver = Mutex::new(receiver);
-        let spawned = std::thread::Builder::new().name("spurline-close".into()).spawn(move || {
-            let _ = sender.send(close_parts(parts));
-        });
-        let thread = spawned.map_err(no_thread)?;
-        loop {
-            let received =
-                wait_step(py, |limit| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(limit))?;
-            match received {
-                Ok(closed) => {
-                    let _ = py.detach(|| thread.join());
-                    return Ok(closed?);
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Ok(()),
-            }
-        }
+        Ok(run_apart(py, "spurline-close", move || close_parts(parts))?.unwrap_or(Ok(()))?)
     }
 }
 
@@ -419,7 +363,7 @@ impl NativeClient {
 const CALL_END_INTERVAL: Duration = Duration::from_millis(1);
 
 fn close_parts(parts: Arc<ClientParts>) -> Result<(), CallFailure> {
-    for run in parts.loads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+    for run in parts.loads.lock().drain(..) {
         run.stop();
     }
     parts.workers.close();

@@ -1,7 +1,7 @@
 //! Failures as Python exceptions: an `OSError` with errno, sentence and path. Knows no call that fails.
 
-use pyo3::PyErr;
 use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
 use rustix::io::Errno;
 use spurline_config::Fault;
 use spurline_fs::FsError;
@@ -20,6 +20,11 @@ impl CallFailure {
     /// A failure of this package's own.
     pub fn new(errno: Errno, sentence: impl Into<String>) -> Self {
         CallFailure { errno: errno.raw_os_error(), sentence: sentence.into(), path: None }
+    }
+
+    /// The failure as an exception among results.
+    pub fn into_exception(self, py: Python<'_>) -> Bound<'_, PyAny> {
+        PyErr::from(self).into_value(py).into_bound(py).into_any()
     }
 
     /// The same failure, of `path`.

@@ -2,10 +2,11 @@
 
 use crate::client::{interruptible, no_thread};
 use crate::failure::CallFailure;
+use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
 use rustix::io::Errno;
 use spurline_jobs::{JobRun, JobSpec, JobTarget, run_job};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A load under way, or ended.
@@ -23,9 +24,9 @@ struct LoadEnd {
 
 impl LoadEnd {
     fn wait(&self, limit: Duration) -> bool {
-        let is_over = self.is_over.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_timeout_while(is_over, limit, |is_over| !*is_over);
-        *waited.unwrap_or_else(PoisonError::into_inner).0
+        let mut is_over = self.is_over.lock();
+        self.changed.wait_while_for(&mut is_over, |is_over| !*is_over, limit);
+        *is_over
     }
 }
 
@@ -43,7 +44,7 @@ impl LoadJob {
         let spawned = std::thread::Builder::new().name("spurline-load".into()).spawn(move || {
             run_job(&*target, &spec, &run, &folder.path().join("files"), &mut |_| {});
             drop(target);
-            *ended.is_over.lock().unwrap_or_else(PoisonError::into_inner) = true;
+            *ended.is_over.lock() = true;
             ended.changed.notify_all();
         });
         spawned.map_err(no_thread)?;

@@ -60,17 +60,20 @@ impl CacheFolder {
     }
 }
 
-/// A cache folder of this process alone below `cache_dir`: the first that is free.
-fn own_cache_folder(cache_dir: &Path) -> Result<CacheFolder, CallFailure> {
-    let failed = |error: std::io::Error| CallFailure {
+fn cache_dir_failure(cache_dir: &Path, error: &std::io::Error) -> CallFailure {
+    CallFailure {
         errno: error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
         sentence: format!("cache_dir {}: {error}", cache_dir.display()),
         path: None,
-    };
-    std::fs::create_dir_all(cache_dir).map_err(failed)?;
+    }
+}
+
+/// A cache folder of this process alone below `cache_dir`: the first that is free.
+fn own_cache_folder(cache_dir: &Path) -> Result<CacheFolder, CallFailure> {
+    std::fs::create_dir_all(cache_dir).map_err(|error| cache_dir_failure(cache_dir, &error))?;
     for number in 0..MOST_CACHE_FOLDERS {
         let lock = File::options().create(true).append(true).open(cache_dir.join(format!("{number}.lock")));
-        let lock = lock.map_err(failed)?;
+        let lock = lock.map_err(|error| cache_dir_failure(cache_dir, &error))?;
         match lock.try_lock() {
             Ok(()) => {
                 let folder = CacheFolder { path: cache_dir.join(number.to_string()), _lock: lock };
@@ -79,7 +82,7 @@ fn own_cache_folder(cache_dir: &Path) -> Result<CacheFolder, CallFailure> {
                 }
             }
             Err(TryLockError::WouldBlock) => {}
-            Err(TryLockError::Error(error)) => return Err(failed(error)),
+            Err(TryLockError::Error(error)) => return Err(cache_dir_failure(cache_dir, &error)),
         }
     }
     let why = format!("cache_dir {} is in use by {MOST_CACHE_FOLDERS} processes", cache_dir.display());

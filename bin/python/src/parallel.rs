@@ -4,10 +4,11 @@
 //! A batch that is cancelled takes no further step; a step under way goes on to the end. Memory that steps write to must live until
 //! [`Batch::is_idle`].
 
+use parking_lot::{Condvar, Mutex};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -37,10 +38,6 @@ pub(crate) struct Batch {
     changed: Condvar,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Batch {
     fn new(work: Arc<dyn BatchWork>) -> Arc<Batch> {
         Arc::new(Batch { work, state: Mutex::default(), changed: Condvar::new() })
@@ -48,13 +45,13 @@ impl Batch {
 
     /// Takes no further step.
     pub fn cancel(&self) {
-        lock(&self.state).cancelled = true;
+        self.state.lock().cancelled = true;
         self.changed.notify_all();
     }
 
     /// Whether no step runs, and none will.
     pub fn is_idle(&self) -> bool {
-        self.is_idle_in(&lock(&self.state))
+        self.is_idle_in(&self.state.lock())
     }
 
     fn is_idle_in(&self, state: &BatchState) -> bool {
@@ -64,7 +61,7 @@ impl Batch {
     /// Waits until an item has ended that was not taken yet, or no step is left, at most for `limit`.
     pub fn wait_item(&self, limit: Duration) -> ItemWait {
         let until = Instant::now() + limit;
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         loop {
             if let Some(item) = state.ended.pop_front() {
                 return ItemWait::Ended(item);
@@ -76,21 +73,20 @@ impl Batch {
             if left.is_zero() {
                 return ItemWait::Later;
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left);
         }
     }
 
     /// Waits until no step runs and none will, at most for `limit`; whether that is so.
     pub fn wait_idle(&self, limit: Duration) -> bool {
-        let state = lock(&self.state);
-        let waited = self.changed.wait_timeout_while(state, limit, |state| !self.is_idle_in(state));
-        let state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let mut state = self.state.lock();
+        self.changed.wait_while_for(&mut state, |state| !self.is_idle_in(state), limit);
         self.is_idle_in(&state)
     }
 
     /// Takes a step; `None` when there is none. The second value: more steps are left.
     fn take_step(&self) -> Option<(usize, bool)> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.cancelled || state.next_step >= self.work.steps() {
             return None;
         }
@@ -103,7 +99,7 @@ impl Batch {
     fn run(&self, step: usize) {
         let ran = catch_unwind(AssertUnwindSafe(|| self.work.run_step(step)));
         let ended = ran.unwrap_or_else(|cause| self.work.step_panicked(step, panic_text(&*cause)));
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.running -= 1;
         state.ended.extend(ended);
         // A waiting caller that needs all items is woken once.
@@ -159,7 +155,7 @@ impl ClientWorkers {
     pub fn start(&self, work: Arc<dyn BatchWork>) -> Arc<Batch> {
         let steps = work.steps();
         let batch = Batch::new(work);
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         if state.closing {
             batch.cancel();
             return batch;
@@ -185,16 +181,16 @@ impl ClientWorkers {
         }
         drop(state);
         if wanted == 1 {
-            self.shared.wake.notify_one()
+            self.shared.wake.notify_one();
         } else {
-            self.shared.wake.notify_all()
+            self.shared.wake.notify_all();
         }
         batch
     }
 
     /// Cancels all work, and waits for the steps under way.
     pub fn close(&self) {
-        let mut state = lock(&self.shared.state);
+        let mut state = self.shared.state.lock();
         state.closing = true;
         state.batches.drain(..).for_each(|batch| batch.cancel());
         let threads = std::mem::take(&mut state.threads);
@@ -207,14 +203,14 @@ impl ClientWorkers {
 }
 
 fn run_worker(shared: &WorkerShared) {
-    let mut state = lock(&shared.state);
+    let mut state = shared.state.lock();
     loop {
         let Some(batch) = state.batches.pop_front() else {
             if state.closing {
                 return;
             }
             state.waiting += 1;
-            state = shared.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+            shared.wake.wait(&mut state);
             state.waiting -= 1;
             continue;
         };
@@ -227,6 +223,6 @@ fn run_worker(shared: &WorkerShared) {
         batch.run(step);
         // The last reference to a batch is the caller's, who frees the memory with the interpreter's lock.
         drop(batch);
-        state = lock(&shared.state);
+        state = shared.state.lock();
     }
 }

@@ -6,6 +6,7 @@ use crate::failure::CallFailure;
 use crate::open_source::OpenSource;
 use crate::parallel::{Batch, BatchWork, ItemWait};
 use crate::source_paths::find_path;
+use parking_lot::Mutex;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
@@ -14,7 +15,7 @@ use spurline_types::{FileKind, ObjectRef, Version};
 use spurline_volume::{ReadData, Volume};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// A range, as a tuple of Python.
 #[derive(FromPyObject)]
@@ -97,7 +98,7 @@ impl ReadWork {
                 range.read.fetch_add(bytes, Ordering::Relaxed);
             }
             Err(failure) => {
-                range.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+                range.failure.lock().get_or_insert(failure);
             }
         }
         (range.pieces_left.fetch_sub(1, Ordering::AcqRel) == 1).then_some(piece.range)
@@ -111,7 +112,7 @@ impl BatchWork for ReadWork {
 
     fn run_step(&self, step: usize) -> Option<usize> {
         let piece = &self.pieces[step];
-        let failed = self.ranges[piece.range].failure.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        let failed = self.ranges[piece.range].failure.lock().is_some();
         // The first failure is that of the range.
         let read = if failed { Ok(0) } else { self.read_piece(piece) };
         self.end_piece(piece, read)
@@ -173,7 +174,7 @@ impl AbandonedMemory {
     /// Frees the memory of steps that have ended.
     pub fn free_idle(&self) {
         let mut idle = Vec::new();
-        let mut reads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reads = self.0.lock();
         idle.extend(reads.extract_if(.., |reads| reads.batch.is_idle()));
         // The release of a buffer may run code of the program, which may call this client.
         drop(reads);
@@ -183,7 +184,7 @@ impl AbandonedMemory {
     /// Takes over the buffers of a batch that was cancelled.
     pub fn keep(&self, batch: Arc<Batch>, buffers: Vec<PyUntypedBuffer>) {
         let reads = AbandonedReads { batch, _buffers: buffers };
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(reads);
+        self.0.lock().push(reads);
     }
 }
 
@@ -219,12 +220,12 @@ pub(crate) fn plan_reads(
     let name = source.volume().source();
     let mut work = ReadWork { source: Arc::downgrade(source), ranges: Vec::new(), pieces: Vec::new() };
     for RangeTuple(path, version, size, offset, len, buffer, at) in tuples {
-        let outside = || PyValueError::new_err(format!("range {} does not fit in its buffer", work.ranges.len()));
-        let target = buffers.get(buffer).ok_or_else(outside)?;
-        if at.checked_add(len).is_none_or(|end| end > target.len_bytes()) {
-            return Err(outside());
-        }
         let range = work.ranges.len();
+        let target =
+            buffers.get(buffer).filter(|target| at.checked_add(len).is_some_and(|end| end <= target.len_bytes()));
+        let Some(target) = target else {
+            return Err(PyValueError::new_err(format!("range {range} does not fit in its buffer")));
+        };
         let first_piece = work.pieces.len();
         let is_pinned = version.is_some();
         let mut done = 0;
@@ -295,7 +296,7 @@ impl RangeReads {
     }
 
     fn parts(&self) -> PyResult<(Arc<ReadWork>, Arc<Batch>)> {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let inner = self.inner.lock();
         let reads = inner.as_ref().ok_or_else(|| PyErr::from(closed_failure()))?;
         if self.process != std::process::id() {
             return Err(CallFailure::new(Errno::BADF, "the reads belong to the parent process").into());
@@ -304,7 +305,7 @@ impl RangeReads {
     }
 
     fn end(&self) {
-        let reads = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let reads = self.inner.lock().take();
         let Some(reads) = reads else { return };
         if self.process != std::process::id() {
             // The threads and the state of the locks are the parent's.
@@ -327,9 +328,9 @@ impl ReadWork {
     /// The bytes that an ended range has read, or the failure as an exception.
     fn result<'py>(&self, py: Python<'py>, range: usize) -> PyResult<Bound<'py, PyAny>> {
         let range = &self.ranges[range];
-        let failure = range.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let failure = range.failure.lock().clone();
         match failure {
-            Some(failure) => Ok(PyErr::from(failure).into_value(py).into_bound(py).into_any()),
+            Some(failure) => Ok(failure.into_exception(py)),
             None => Ok(range.read.load(Ordering::Acquire).into_pyobject(py)?.into_any()),
         }
     }

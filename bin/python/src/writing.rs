@@ -4,36 +4,33 @@
 use crate::client::ClientParts;
 use crate::failure::CallFailure;
 use crate::open_source::OpenSource;
-use crate::parallel::BatchWork;
 use crate::range_reads::closed_failure;
 use crate::source_paths::normal_path;
+use parking_lot::Mutex;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use spurline_fs::writable::NewNode;
 use spurline_fs::{
-    CallerGroups, CreateMode, DirName, FileService, FileWrite, FsCaller, FsError, HandleRef, KernelSide, LookupOutcome,
-    ROOT,
+    CallerGroups, CreateMode, DirName, FileService, FileWrite, FsCaller, FsError, HandleRef, HeldInode, KernelSide,
+    MissingFolders, find_folder,
 };
 use spurline_volume::writes::{S_IFREG, WritePlace};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Bytes of one write: between two writes signals are handled.
 const WRITE_PIECE_BYTES: usize = 4 << 20;
 /// Permission bits of files before the umask is taken off.
-const FILE_MODE: u32 = 0o666;
-/// The same of folders.
-const FOLDER_MODE: u32 = 0o777;
+const NEW_FILE_MODE: u32 = 0o666;
 /// The file mode creation mask: a library can't read the process's mask without a change of the mask.
 const CREATION_MASK: u32 = 0o022;
 
 /// The user of this process; the source checks the rights.
 fn caller() -> FsCaller<'static> {
-    static GROUPS: OnceLock<Vec<u32>> = OnceLock::new();
-    let groups = GROUPS.get_or_init(|| {
+    static PROCESS_GROUPS: OnceLock<Vec<u32>> = OnceLock::new();
+    let groups = PROCESS_GROUPS.get_or_init(|| {
         rustix::process::getgroups().unwrap_or_default().into_iter().map(|group| group.as_raw()).collect()
     });
     FsCaller {
@@ -45,49 +42,12 @@ fn caller() -> FsCaller<'static> {
     }
 }
 
-/// A folder that was found, with the lookups to give back.
-struct FoundFolder<'a> {
+fn folder_at<'a>(
     files: &'a dyn FileService,
-    ino: u64,
-    looked_up: Vec<u64>,
-}
-
-impl Drop for FoundFolder<'_> {
-    fn drop(&mut self) {
-        for ino in self.looked_up.drain(..) {
-            self.files.forget(ino, 1);
-        }
-    }
-}
-
-fn find_folder<'a>(files: &'a dyn FileService, path: &[u8], make: bool) -> Result<FoundFolder<'a>, CallFailure> {
-    let mut folder = FoundFolder { files, ino: ROOT, looked_up: Vec::new() };
-    for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
-        let found = match files.lookup(folder.ino, name, &caller()) {
-            Ok(LookupOutcome::Found(entry)) => entry,
-            Ok(LookupOutcome::Absent { .. }) if make => make_folder(files, folder.ino, name)?,
-            Ok(LookupOutcome::Absent { .. }) => {
-                return Err(CallFailure::new(Errno::NOENT, "there is no such folder").of_path(path));
-            }
-            Err(error) => return Err(CallFailure::from(error).of_path(path)),
-        };
-        folder.ino = found.ino;
-        folder.looked_up.push(found.ino);
-    }
-    Ok(folder)
-}
-
-fn make_folder(files: &dyn FileService, parent: u64, name: &[u8]) -> Result<spurline_fs::FileEntry, CallFailure> {
-    let made = files.make(parent, name, NewNode::Directory { mode: FOLDER_MODE & !CREATION_MASK }, &caller());
-    match made {
-        Ok(entry) => Ok(entry),
-        // Another program was faster.
-        Err(error) if error.errno() == Errno::EXIST.raw_os_error() => match files.lookup(parent, name, &caller())? {
-            LookupOutcome::Found(entry) => Ok(entry),
-            LookupOutcome::Absent { .. } => Err(error.into()),
-        },
-        Err(error) => Err(error.into()),
-    }
+    path: &[u8],
+    missing: MissingFolders,
+) -> Result<HeldInode<'a>, CallFailure> {
+    find_folder(files, path, missing, &caller()).map_err(|error| CallFailure::from(error).of_path(path))
 }
 
 /// Makes the folder `path`, and all folders above.
@@ -95,7 +55,7 @@ fn make_folder(files: &dyn FileService, parent: u64, name: &[u8]) -> Result<spur
 /// # Errors
 /// Failures of the source.
 pub(crate) fn make_folders(files: &dyn FileService, path: &[u8]) -> Result<(), CallFailure> {
-    find_folder(files, &normal_path(path), true).map(drop)
+    folder_at(files, &normal_path(path), MissingFolders::Make).map(drop)
 }
 
 /// The folder and the name of a path.
@@ -115,8 +75,8 @@ fn split_name(path: &[u8]) -> Result<(&[u8], &[u8]), CallFailure> {
 pub(crate) fn remove_name(files: &dyn FileService, path: &[u8], is_folder: bool) -> Result<(), CallFailure> {
     let path = normal_path(path);
     let (folder, name) = split_name(&path)?;
-    let folder = find_folder(files, folder, false)?;
-    let removed = files.remove(folder.ino, name, is_folder, &caller());
+    let folder = folder_at(files, folder, MissingFolders::Fail)?;
+    let removed = files.remove(folder.ino(), name, is_folder, &caller());
     removed.map_err(|error| CallFailure::from(error).of_path(&path))
 }
 
@@ -129,10 +89,10 @@ pub(crate) fn rename_path(files: &dyn FileService, from: &[u8], to: &[u8]) -> Re
     let to = normal_path(to);
     let (old_folder, old_name) = split_name(&from)?;
     let (new_folder, new_name) = split_name(&to)?;
-    let old = find_folder(files, old_folder, false)?;
-    let new = find_folder(files, new_folder, false)?;
-    let old = DirName { parent: old.ino, name: old_name };
-    let new = DirName { parent: new.ino, name: new_name };
+    let old = folder_at(files, old_folder, MissingFolders::Fail)?;
+    let new = folder_at(files, new_folder, MissingFolders::Fail)?;
+    let old = DirName { parent: old.ino(), name: old_name };
+    let new = DirName { parent: new.ino(), name: new_name };
     files.rename(old, new, 0, &caller()).map_err(|error| CallFailure::from(error).of_path(&from))
 }
 
@@ -153,13 +113,15 @@ impl PutFile {
         static NEXT_FIRST_NAME: AtomicU64 = AtomicU64::new(0);
         let path = normal_path(path);
         let (folder, _) = split_name(&path)?;
-        let found = find_folder(files, folder, false)?;
+        let found = folder_at(files, folder, MissingFolders::Fail)?;
         let number = NEXT_FIRST_NAME.fetch_add(1, Ordering::Relaxed);
         let moment = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
         let first_name = format!(".spurline-{:x}-{moment:x}-{number:x}", std::process::id()).into_bytes();
-        let how =
-            CreateMode { flags: (OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY).bits(), mode: S_IFREG | FILE_MODE };
-        let made = files.create(found.ino, &first_name, how, &caller(), &KernelSide::default());
+        let how = CreateMode {
+            flags: (OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY).bits(),
+            mode: S_IFREG | NEW_FILE_MODE,
+        };
+        let made = files.create(found.ino(), &first_name, how, &caller(), &KernelSide::default());
         let (entry, opened) = made.map_err(|error| CallFailure::from(error).of_path(&path))?;
         let mut first_path = folder.to_owned();
         if !folder.is_empty() {
@@ -248,7 +210,7 @@ impl WritingFile {
     }
 
     fn take(&self) -> Option<PutFile> {
-        self.started.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.started.lock().take()
     }
 }
 
@@ -262,7 +224,7 @@ impl WritingFile {
         // Taken out, so that no thread waits for this lock with the interpreter's lock held.
         let mut file = self.take().ok_or_else(closed_failure)?;
         let written = write_pieces(py, &mut file, &*files, pieces);
-        *self.started.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+        *self.started.lock() = Some(file);
         written.map(|()| pieces.len)
     }
 
@@ -328,47 +290,15 @@ impl BufferBytes {
     }
 }
 
-/// Files that are written whole.
-struct PutWork {
-    open: Weak<OpenSource>,
-    paths: Vec<Vec<u8>>,
-    contents: Vec<BufferBytes>,
-    results: Vec<Mutex<Option<Result<(), CallFailure>>>>,
-    sync: bool,
-}
-
-impl PutWork {
-    fn put(&self, step: usize) -> Result<(), CallFailure> {
-        let files = self.open.upgrade().ok_or_else(closed_failure)?.files()?;
-        let mut file = PutFile::create(&*files, &self.paths[step])?;
-        let bytes = self.contents[step];
-        match file.write(&*files, bytes.part(0, bytes.len)) {
-            Ok(()) => file.commit(&*files, self.sync),
-            Err(failure) => {
-                file.abort(&*files);
-                Err(failure)
-            }
+fn put_file(open: &OpenSource, path: &[u8], bytes: &[u8], sync: bool) -> Result<(), CallFailure> {
+    let files = open.files()?;
+    let mut file = PutFile::create(&*files, path)?;
+    match file.write(&*files, bytes) {
+        Ok(()) => file.commit(&*files, sync),
+        Err(failure) => {
+            file.abort(&*files);
+            Err(failure)
         }
-    }
-
-    fn set(&self, step: usize, result: Result<(), CallFailure>) {
-        *self.results[step].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
-    }
-}
-
-impl BatchWork for PutWork {
-    fn steps(&self) -> usize {
-        self.paths.len()
-    }
-
-    fn run_step(&self, step: usize) -> Option<usize> {
-        self.set(step, self.put(step));
-        None
-    }
-
-    fn step_panicked(&self, step: usize, cause: &str) -> Option<usize> {
-        self.set(step, Err(CallFailure::new(Errno::IO, format!("a write failed: {cause}"))));
-        None
     }
 }
 
@@ -384,15 +314,10 @@ pub(crate) fn put_files<'py>(
     sync: bool,
 ) -> PyResult<Vec<Option<Bound<'py, PyAny>>>> {
     let buffers = contents.iter().map(contiguous_buffer).collect::<PyResult<Vec<_>>>()?;
-    let results = paths.iter().map(|_| Mutex::default()).collect();
-    let contents = buffers.iter().map(BufferBytes::of).collect();
-    let work = Arc::new(PutWork { open: Arc::downgrade(&parts.open), paths, contents, results, sync });
-    parts.run_batch_with_memory(py, Arc::clone(&work) as _, buffers)?;
-    let results = work.results.iter().map(|result| result.lock().unwrap_or_else(PoisonError::into_inner).take());
-    Ok(results
-        .map(|result| match result.unwrap_or_else(|| Err(closed_failure())) {
-            Ok(()) => None,
-            Err(failure) => Some(PyErr::from(failure).into_value(py).into_bound(py).into_any()),
-        })
-        .collect())
+    let contents: Vec<BufferBytes> = buffers.iter().map(BufferBytes::of).collect();
+    let results = parts.run_for_items(py, paths.len(), buffers, move |open, item| {
+        let bytes = contents[item];
+        put_file(open, &paths[item], bytes.part(0, bytes.len), sync)
+    })?;
+    Ok(results.into_iter().map(|result| result.err().map(|failure| failure.into_exception(py))).collect())
 }

@@ -7,18 +7,14 @@ use crate::errors::{change_error, volume_error};
 use crate::keys::{KeyPath, UPLOAD_PREFIX};
 use crate::uploads::StagedBytes;
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
-use spurline_fs::writable::NewNode;
 use spurline_fs::{
-    CallerGroups, CreateMode, DirName, FileService, FileWrite, FsCaller, FsError, FsResult, HandleRef, KernelSide,
-    LookupOutcome, ROOT,
+    CallerGroups, CreateMode, DirName, FileService, FileWrite, FsCaller, FsError, FsResult, HandleRef, HeldInode,
+    KernelSide, MissingFolders, find_folder,
 };
-use spurline_volume::writes::{S_IFDIR, S_IFMT, S_IFREG, WritePlace};
+use spurline_volume::writes::{S_IFREG, WritePlace};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
-/// From `linux/fs.h`.
-const RENAME_NOREPLACE: u32 = 1;
 const OBJECT_FILE_MODE: u32 = S_IFREG | 0o666;
-const OBJECT_FOLDER_MODE: u32 = 0o777;
 const UMASK: u32 = 0o022;
 /// Attempts to make a file in a folder that others remove meanwhile.
 const FOLDER_ATTEMPTS: usize = 5;
@@ -46,27 +42,6 @@ pub(crate) struct BucketChanges<'a> {
     files: &'a dyn FileService,
     publishes: bool,
     caller: FsCaller<'a>,
-}
-
-/// An inode that was looked up, until the drop.
-struct HeldInode<'a> {
-    files: &'a dyn FileService,
-    ino: u64,
-    mode: u32,
-}
-
-impl HeldInode<'_> {
-    fn is_folder(&self) -> bool {
-        self.mode & S_IFMT == S_IFDIR
-    }
-}
-
-impl Drop for HeldInode<'_> {
-    fn drop(&mut self) {
-        if self.ino != ROOT {
-            self.files.forget(self.ino, 1);
-        }
-    }
 }
 
 impl<'a> BucketChanges<'a> {
@@ -100,7 +75,7 @@ impl<'a> BucketChanges<'a> {
         };
         let _alone = self.bucket.lock_key(path);
         self.check_condition(path, condition)?;
-        let written = self.write_file(path, bytes, condition.absent);
+        let written = self.write_file(path, &bytes, condition.absent);
         self.bucket.note_change();
         written?;
         self.etag_of(path)
@@ -139,15 +114,15 @@ impl<'a> BucketChanges<'a> {
         self.etag_of(path)
     }
 
-    fn write_file(&self, path: &str, mut bytes: NewBytes, absent: bool) -> S3Result<()> {
+    fn write_file(&self, path: &str, bytes: &NewBytes, absent: bool) -> S3Result<()> {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         let mut attempt = 1;
         loop {
             let parent = self.folder(folder).map_err(|error| change_error(&error))?;
             let written = if self.publishes {
-                self.write_published(&parent, name, &mut bytes, absent)
+                self.write_published(&parent, name, bytes, absent)
             } else {
-                self.write_renamed(&parent, name, &mut bytes, absent)
+                self.write_renamed(&parent, name, bytes, absent)
             };
             match written {
                 // Another client has removed the last object of the folder, and the folder with it.
@@ -166,20 +141,15 @@ impl<'a> BucketChanges<'a> {
         &self,
         parent: &HeldInode<'_>,
         name: &str,
-        bytes: &mut NewBytes,
+        bytes: &NewBytes,
         absent: bool,
     ) -> Result<(), WriteFailure> {
         let random = RandomState::new().build_hasher().finish();
         let hidden = format!("{UPLOAD_PREFIX}{random:016x}");
-        let flags = (libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY) as u32;
-        let how = CreateMode { flags, mode: OBJECT_FILE_MODE };
-        let created = self.files.create(parent.ino, hidden.as_bytes(), how, &self.caller, &KernelSide::default());
-        let (entry, opened) = created.map_err(WriteFailure::Made)?;
-        let _held = HeldInode { files: self.files, ino: entry.ino, mode: entry.attr.mode };
-        let file = HandleRef { ino: entry.ino, fh: opened.fh };
-        let from = DirName { parent: parent.ino, name: hidden.as_bytes() };
-        let to = DirName { parent: parent.ino, name: name.as_bytes() };
-        let flags = if absent { RENAME_NOREPLACE } else { 0 };
+        let (_held, file) = self.create_new(parent, hidden.as_bytes())?;
+        let from = DirName { parent: parent.ino(), name: hidden.as_bytes() };
+        let to = DirName { parent: parent.ino(), name: name.as_bytes() };
+        let flags = if absent { libc::RENAME_NOREPLACE } else { 0 };
         let written = self.write_bytes(file, bytes).and_then(|()| {
             self.files.fsync(file, false)?;
             self.files.rename(from, to, flags, &self.caller)?;
@@ -187,7 +157,7 @@ impl<'a> BucketChanges<'a> {
         });
         let released = self.files.release(file.fh);
         if written.is_err() {
-            let _ = self.files.remove(parent.ino, hidden.as_bytes(), false, &self.caller);
+            let _ = self.files.remove(parent.ino(), hidden.as_bytes(), false, &self.caller);
         }
         written?;
         released?;
@@ -200,37 +170,39 @@ impl<'a> BucketChanges<'a> {
         &self,
         parent: &HeldInode<'_>,
         name: &str,
-        bytes: &mut NewBytes,
+        bytes: &NewBytes,
         absent: bool,
     ) -> Result<(), WriteFailure> {
-        let no_kernel = KernelSide::default();
-        let known = if absent { None } else { self.lookup(parent, name)? };
-        let (held, fh) = match known {
+        let known = if absent { None } else { parent.lookup(name.as_bytes(), &self.caller)? };
+        let (_held, file) = match known {
             Some(known) if known.is_folder() => return Err(FsError::IsADirectory.into()),
             Some(known) => {
                 let flags = (libc::O_WRONLY | libc::O_TRUNC) as u32;
-                let opened = self.files.open(known.ino, flags, &self.caller, &no_kernel)?;
-                (known, opened.fh)
+                let opened = self.files.open(known.ino(), flags, &self.caller, &KernelSide::default())?;
+                let file = HandleRef { ino: known.ino(), fh: opened.fh };
+                (known, file)
             }
-            None => {
-                let flags = (libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY) as u32;
-                let how = CreateMode { flags, mode: OBJECT_FILE_MODE };
-                let created = self.files.create(parent.ino, name.as_bytes(), how, &self.caller, &no_kernel);
-                let (entry, opened) = created.map_err(WriteFailure::Made)?;
-                (HeldInode { files: self.files, ino: entry.ino, mode: entry.attr.mode }, opened.fh)
-            }
+            None => self.create_new(parent, name.as_bytes())?,
         };
-        let file = HandleRef { ino: held.ino, fh };
         let written = self.write_bytes(file, bytes).and_then(|()| Ok(self.files.fsync(file, false)?));
         let discarded = if written.is_err() { self.files.discard(file) } else { Ok(()) };
-        let released = self.files.release(fh);
+        let released = self.files.release(file.fh);
         written?;
         discarded?;
         released?;
         Ok(())
     }
 
-    fn write_bytes(&self, file: HandleRef, bytes: &mut NewBytes) -> Result<(), WriteFailure> {
+    /// Creates a file, open for writing.
+    fn create_new(&self, parent: &HeldInode<'_>, name: &[u8]) -> Result<(HeldInode<'a>, HandleRef), WriteFailure> {
+        let flags = (libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY) as u32;
+        let how = CreateMode { flags, mode: OBJECT_FILE_MODE };
+        let created = self.files.create(parent.ino(), name, how, &self.caller, &KernelSide::default());
+        let (entry, opened) = created.map_err(WriteFailure::Made)?;
+        Ok((HeldInode::of_entry(self.files, &entry), HandleRef { ino: entry.ino, fh: opened.fh }))
+    }
+
+    fn write_bytes(&self, file: HandleRef, bytes: &NewBytes) -> Result<(), WriteFailure> {
         let mut offset = 0;
         match bytes {
             NewBytes::Staged(parts) => {
@@ -243,14 +215,12 @@ impl<'a> BucketChanges<'a> {
                 }
             }
             NewBytes::Object(range) => {
-                let start = range.at;
+                let mut range = range.clone();
                 while range.at < range.end {
                     let piece = range.read_piece().map_err(|error| WriteFailure::Bytes(volume_error(&error)))?;
                     self.write_piece(file, offset, &piece)?;
                     offset += piece.len() as u64;
                 }
-                // For another attempt.
-                range.at = start;
             }
         }
         Ok(())
@@ -272,8 +242,8 @@ impl<'a> BucketChanges<'a> {
 
     /// Makes the names of a folder durable, where that is a call of its own.
     fn sync_folder(&self, folder: &HeldInode<'_>) -> FsResult<()> {
-        let fh = self.files.opendir(folder.ino, &self.caller)?;
-        let synced = self.files.fsyncdir(HandleRef { ino: folder.ino, fh }, false);
+        let fh = self.files.opendir(folder.ino(), &self.caller)?;
+        let synced = self.files.fsyncdir(HandleRef { ino: folder.ino(), fh }, false);
         self.files.releasedir(fh)?;
         match synced {
             Err(FsError::NotServed) => Ok(()),
@@ -281,48 +251,17 @@ impl<'a> BucketChanges<'a> {
         }
     }
 
-    fn lookup(&self, parent: &HeldInode<'_>, name: &str) -> FsResult<Option<HeldInode<'a>>> {
-        match self.files.lookup(parent.ino, name.as_bytes(), &self.caller)? {
-            LookupOutcome::Found(entry) => {
-                Ok(Some(HeldInode { files: self.files, ino: entry.ino, mode: entry.attr.mode }))
-            }
-            LookupOutcome::Absent { .. } => Ok(None),
-        }
-    }
-
-    fn root(&self) -> HeldInode<'a> {
-        HeldInode { files: self.files, ino: ROOT, mode: S_IFDIR }
-    }
-
     /// The folder at a path, with all folders above; those that are missing are made.
     fn folder(&self, path: &str) -> FsResult<HeldInode<'a>> {
-        let mut folder = self.root();
-        for name in path.split('/').filter(|name| !name.is_empty()) {
-            folder = match self.lookup(&folder, name)? {
-                Some(found) if found.is_folder() => found,
-                Some(_) => return Err(FsError::NotADirectory),
-                None => self.make_folder(&folder, name)?,
-            };
-        }
-        Ok(folder)
-    }
-
-    fn make_folder(&self, parent: &HeldInode<'_>, name: &str) -> FsResult<HeldInode<'a>> {
-        let new = NewNode::Directory { mode: OBJECT_FOLDER_MODE };
-        match self.files.make(parent.ino, name.as_bytes(), new, &self.caller) {
-            Ok(entry) => Ok(HeldInode { files: self.files, ino: entry.ino, mode: entry.attr.mode }),
-            // Another client was faster.
-            Err(error) if error.errno() == libc::EEXIST => self.lookup(parent, name)?.ok_or(error),
-            Err(error) => Err(error),
-        }
+        find_folder(self.files, path.as_bytes(), MissingFolders::Make, &self.caller)
     }
 
     /// The folders on the way to a path, from the root on; `None` if one is missing.
     fn folders_to(&self, path: &str) -> FsResult<Option<Vec<HeldInode<'a>>>> {
-        let mut folders = vec![self.root()];
+        let mut folders = vec![HeldInode::root(self.files)];
         let (above, _) = path.rsplit_once('/').unwrap_or_default();
         for name in above.split('/').filter(|name| !name.is_empty()) {
-            match folders.last().map(|folder| self.lookup(folder, name)).transpose()?.flatten() {
+            match folders.last().map(|folder| folder.lookup(name.as_bytes(), &self.caller)).transpose()?.flatten() {
                 Some(found) if found.is_folder() => folders.push(found),
                 _ => return Ok(None),
             }
@@ -353,12 +292,12 @@ impl<'a> BucketChanges<'a> {
         let Some(folders) = self.folders_to(path)? else { return Ok(()) };
         let names: Vec<&str> = path.split('/').collect();
         let (Some(parent), Some(name)) = (folders.last(), names.last()) else { return Ok(()) };
-        match self.lookup(parent, name)? {
+        match parent.lookup(name.as_bytes(), &self.caller)? {
             Some(found) if found.is_folder() == is_folder => {}
             // A folder is not the object without the slash.
             _ => return Ok(()),
         }
-        match self.files.remove(parent.ino, name.as_bytes(), is_folder, &self.caller) {
+        match self.files.remove(parent.ino(), name.as_bytes(), is_folder, &self.caller) {
             Err(error) if error.errno() == libc::ENOENT => return Ok(()),
             // The marker of a folder with objects: there is nothing else to remove.
             Err(error) if is_folder && matches!(error.errno(), libc::ENOTEMPTY | libc::EEXIST) => return Ok(()),
@@ -369,7 +308,7 @@ impl<'a> BucketChanges<'a> {
         }
         let above = folders.iter().zip(&names).rev().skip(1);
         for (folder, name) in above {
-            if self.files.remove(folder.ino, name.as_bytes(), true, &self.caller).is_err() {
+            if self.files.remove(folder.ino(), name.as_bytes(), true, &self.caller).is_err() {
                 break;
             }
         }
