@@ -203,6 +203,28 @@ macro_rules! checksums_of {
     };
 }
 
+macro_rules! conditions_of {
+    ($input:ident) => {
+        ReadConditions {
+            if_match: $input.if_match,
+            if_none_match: $input.if_none_match,
+            if_modified_since: $input.if_modified_since,
+            if_unmodified_since: $input.if_unmodified_since,
+        }
+    };
+}
+
+macro_rules! copy_conditions_of {
+    ($input:ident) => {
+        ReadConditions {
+            if_match: $input.copy_source_if_match,
+            if_none_match: $input.copy_source_if_none_match,
+            if_modified_since: $input.copy_source_if_modified_since,
+            if_unmodified_since: $input.copy_source_if_unmodified_since,
+        }
+    };
+}
+
 #[async_trait]
 impl S3 for BucketService {
     async fn list_buckets(&self, _: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
@@ -240,12 +262,7 @@ impl S3 for BucketService {
     async fn head_object(&self, request: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
         let input = request.input;
         let bucket = self.bucket(&input.bucket)?;
-        let conditions = ReadConditions {
-            if_match: input.if_match,
-            if_none_match: input.if_none_match,
-            if_modified_since: input.if_modified_since,
-            if_unmodified_since: input.if_unmodified_since,
-        };
+        let conditions = conditions_of!(input);
         let key = input.key;
         let range = input.range;
         let head = on_thread(move || head_object(&bucket, &key, &conditions)).await?;
@@ -268,12 +285,7 @@ impl S3 for BucketService {
         let if_range = if_range.map(str::to_owned);
         let input = request.input;
         let bucket = self.bucket(&input.bucket)?;
-        let conditions = ReadConditions {
-            if_match: input.if_match,
-            if_none_match: input.if_none_match,
-            if_modified_since: input.if_modified_since,
-            if_unmodified_since: input.if_unmodified_since,
-        };
+        let conditions = conditions_of!(input);
         let read = ReadRequest { key: input.key, range: input.range, if_range, conditions };
         let memory = Arc::clone(&self.memory);
         let ObjectBody { head, content_len, content_range, stream } =
@@ -434,12 +446,7 @@ impl S3 for BucketService {
     async fn copy_object(&self, request: S3Request<CopyObjectInput>) -> S3Result<S3Response<CopyObjectOutput>> {
         let input = request.input;
         let bucket = self.changed_bucket(&input.bucket)?;
-        let conditions = ReadConditions {
-            if_match: input.copy_source_if_match,
-            if_none_match: input.copy_source_if_none_match,
-            if_modified_since: input.copy_source_if_modified_since,
-            if_unmodified_since: input.copy_source_if_unmodified_since,
-        };
+        let conditions = copy_conditions_of!(input);
         let copied = self.copied_range(&input.copy_source, conditions, None).await?;
         let len = copied.end;
         let etag = self.put(bucket, input.key, NewBytes::Object(copied), WriteCondition::default()).await?;
@@ -512,12 +519,7 @@ impl S3 for BucketService {
         self.changed_bucket(&input.bucket)?;
         let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
         let file = self.uploads.file_for(upload, input.part_number)?;
-        let conditions = ReadConditions {
-            if_match: input.copy_source_if_match,
-            if_none_match: input.copy_source_if_none_match,
-            if_modified_since: input.copy_source_if_modified_since,
-            if_unmodified_since: input.copy_source_if_unmodified_since,
-        };
+        let conditions = copy_conditions_of!(input);
         let range = input.copy_source_range.as_deref().map(Range::parse).transpose();
         let range = range.map_err(|_| s3_error!(InvalidArgument, "x-amz-copy-source-range is no range"))?;
         let copied = self.copied_range(&input.copy_source, conditions, range).await?;
