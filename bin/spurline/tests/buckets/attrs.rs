@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 const ATTRS: &[&str] = &["--object-attrs", "-o", "allow_other"];
 /// The kernel asks for everything at every call.
-pub const UNCACHED: &[&str] = &["--attr-cache", "0s", "--entry-cache", "0s", "--dir-entry-cache", "0s"];
+pub const UNCACHED_FLAGS: &[&str] = &["--attr-cache", "0s", "--entry-cache", "0s", "--dir-entry-cache", "0s"];
 
 fn at(seconds: u64, nanos: u32) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos)
@@ -23,7 +23,7 @@ fn at(seconds: u64, nanos: u32) -> SystemTime {
 fn attributes_are_in_the_metadata_of_objects() {
     let Some(rig) = BucketRig::start() else { return };
     let mount = rig.mount("mnt", ATTRS);
-    let other = rig.mount("other", &[&["--object-attrs"], UNCACHED].concat());
+    let other = rig.mount("other", &[&["--object-attrs"], UNCACHED_FLAGS].concat());
     check_attributes(&mount, &other, &rig.server);
     other.unmount();
     mount.unmount();

@@ -12,6 +12,8 @@ mod objects;
 #[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../common/pjdfstest.rs"]
 mod pjdfstest;
+#[path = "../common/python_packages.rs"]
+mod python_packages;
 mod renames;
 #[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../common/s3_clients.rs"]

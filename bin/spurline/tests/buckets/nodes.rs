@@ -1,7 +1,7 @@
 //! A bucket that is written through nodes: the objects when a call has returned, the files of other mounts, and the price of a
 //! lost node.
 
-use crate::attrs::{UNCACHED, check_attributes, copy_twice};
+use crate::attrs::{UNCACHED_FLAGS, check_attributes, copy_twice};
 use crate::installed_tool::tool;
 use crate::objects::{
     OtherServer, check_kept_objects, make_and_remove_names, make_every_change, run_fsx_on, write_through_faults,
@@ -144,7 +144,7 @@ fn names_are_made_and_removed_through_nodes() {
 fn attributes_are_in_the_metadata_of_objects_through_nodes() {
     let Some(rig) = NodesRig::start_with(2, &["--object-attrs"]) else { return };
     let mount = rig.mount("mnt", &["-o", "allow_other"]);
-    let other = rig.mount("other", UNCACHED);
+    let other = rig.mount("other", UNCACHED_FLAGS);
     check_attributes(&mount, &other, &rig.server);
     copy_twice(&mount, &rig.world, &rig.server);
     other.unmount();

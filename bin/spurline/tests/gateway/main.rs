@@ -2,6 +2,8 @@
 
 mod calls;
 mod hostile;
+#[path = "../common/python_packages.rs"]
+mod python_packages;
 mod rig;
 #[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../common/s3_clients.rs"]

@@ -1,10 +1,10 @@
 //! Puts the package together, and runs its tests.
 
+use crate::python_packages::installed_packages;
 use crate::world::*;
 use spurline_testkit::S3Server;
-use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// Packages for the tests, of these releases.
 const TOOLS: [&str; 3] = ["pytest==9.2.0", "numpy==2.4.6", "fsspec==2026.9.0"];
@@ -23,28 +23,7 @@ fn python() -> Option<PathBuf> {
 }
 
 fn python_with(packages: &[&str]) -> Option<PathBuf> {
-    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools");
-    let venv = tools.join(format!("python-{}", packages.join("-").replace("==", "-")));
-    fs::create_dir_all(&venv).unwrap();
-    let lock = File::create(venv.join("lock")).unwrap();
-    lock.lock().unwrap();
-    let is_ready = venv.join("ready");
-    if !is_ready.exists() {
-        run_tool(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-        run_tool(Command::new(venv.join("bin/pip")).args(["install", "-q"]).args(packages))?;
-        fs::write(is_ready, "").unwrap();
-    }
-    Some(venv.join("bin/python"))
-}
-
-fn run_tool(command: &mut Command) -> Option<()> {
-    let why = match command.stdin(Stdio::null()).output() {
-        Ok(out) if out.status.success() => return Some(()),
-        Ok(out) => String::from_utf8_lossy(&out.stderr).lines().last().unwrap_or_default().to_owned(),
-        Err(error) => error.to_string(),
-    };
-    skip("pypi", &format!("the tools of the Python tests can't be installed: {why}"));
-    None
+    Some(installed_packages("python", packages)?.join("python"))
 }
 
 /// The library that was built with this program.
