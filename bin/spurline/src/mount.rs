@@ -4,7 +4,7 @@ use crate::background::ReadySignal;
 use crate::{report, signals};
 use spurline_config::{Fault, MountConfig};
 use spurline_keeper::MountLife;
-use spurline_runtime::{MountRecovery, MountStop, PreparedMount};
+use spurline_runtime::{MountRecovery, MountStop, PreparedMount, UnsentBytes};
 use std::sync::Arc;
 
 /// Runs the mount; returns at the end.
@@ -35,18 +35,20 @@ pub fn run(config: MountConfig, ready: ReadySignal) -> Result<(), Fault> {
 /// The first signal unmounts, the second ends the mount by force, the third does not wait for nodes.
 fn stop_by_signal(stop: &Arc<MountStop>, count: u32) {
     if let Some(unsent) = stop.describe_unsent() {
+        let UnsentBytes { bytes, .. } = &unsent;
+        let taker = unsent.taker();
         match count {
             1 => {
-                tracing::warn!("no node has {unsent}; they are sent when their files are closed, or this process ends")
+                tracing::warn!(
+                    "waiting for {taker} to take {bytes}; they are sent when their files are closed, or this process ends"
+                )
             }
-            2 => tracing::warn!("lost, unless a node takes them now: {unsent}"),
+            2 => tracing::warn!("lost, unless {taker} takes them now: {bytes}"),
             _ => {
-                tracing::error!("lost: {unsent}");
+                tracing::error!("lost: {bytes}");
                 // The log may be a file.
-                report::print_fault(&Fault::failed(
-                    format!("lost: {unsent}"),
-                    "write these files again when a node answers",
-                ));
+                let remedy = format!("write these files again when {taker} answers");
+                report::print_fault(&Fault::failed(format!("lost: {bytes}"), remedy));
                 std::process::exit(1);
             }
         }

@@ -12,8 +12,8 @@ use spurline_observe::documents::{
     NodeWrites, PEER_DOWN, PEER_UNKNOWN, PEER_UP, PathSpeedCheck, PathStatus, PeerStatus, ProcessRole, ProcessStatus,
     RailStatus, RegistryStatus, STATE_UP,
 };
-use spurline_runtime::describe_losses;
 use spurline_runtime::locator::{ANSWER, NamedProcess, all_processes, find_process};
+use spurline_runtime::{describe_losses, describe_unsent};
 use spurline_types::Stats;
 use spurline_types::units::human_bytes;
 use std::process::ExitCode;
@@ -278,8 +278,14 @@ fn mount_writes_line(writes: &MountWrites, stats: &Stats) -> Option<String> {
     let made = stats.fuse.change_ops.get();
     let written = human_bytes(stats.fuse.write_bytes.get());
     let done = format!("{made} changes made, {written} written by requests");
+    let lost = writes.behind.as_ref().and_then(describe_losses);
+    let lost = lost.map(|lost| format!("; {RED}{lost}{RED:#}")).unwrap_or_default();
+    let unpublished = writes.behind.as_ref().filter(|behind| behind.publishes).and_then(describe_unsent);
+    let unpublished = unpublished
+        .map(|unsent| format!("; not published yet: {}", printable(unsent.bytes.as_bytes())))
+        .unwrap_or_default();
     if !writes.through_nodes {
-        return Some(format!("straight to the source; {done}"));
+        return Some(format!("straight to the source; {done}{unpublished}{lost}"));
     }
     let dirty = human_bytes(stats.writes.dirty_bytes.get());
     let memory = human_bytes(stats.writes.memory_bytes.get());
@@ -288,9 +294,9 @@ fn mount_writes_line(writes: &MountWrites, stats: &Stats) -> Option<String> {
         0 => String::new(),
         n => format!("; {RED}{n} writes refused by the source after close or write had returned{RED:#}"),
     };
-    let lost = writes.behind.as_ref().and_then(describe_losses);
-    let lost = lost.map(|lost| format!("; {RED}{lost}{RED:#}")).unwrap_or_default();
-    Some(format!("through nodes; {done}; {dirty} on the way, {memory} of {limit} held until durable{failed}{lost}"))
+    Some(format!(
+        "through nodes; {done}; {dirty} on the way, {memory} of {limit} held until durable{unpublished}{failed}{lost}"
+    ))
 }
 
 /// The keeper of a mount.

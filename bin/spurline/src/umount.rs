@@ -1,9 +1,12 @@
 //! `spurline umount`.
 
 use crate::cli::UmountArgs;
-use crate::report::{print_note, print_warnings};
+use crate::jobs::show::is_terminal;
+use crate::report::{print_note, print_warnings, printable};
 use crate::signals;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use spurline_config::Fault;
+use spurline_runtime::UnsentBytes;
 use spurline_runtime::unmount::{UnmountReport, UnmountRequest, unmount_mount};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,27 +17,63 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// When the path is no mountpoint, is busy, or may not be unmounted by this user.
 pub fn run(args: UmountArgs) -> Result<(), Fault> {
     let UmountArgs { mountpoint, force, lazy, timeout } = args;
-    let unsent = Arc::new(Mutex::new(None::<String>));
-    let last = Arc::clone(&unsent);
+    let line = Arc::new(UnsentLine::new());
+    let known = Arc::clone(&line);
     signals::on_stop(move |count| {
-        let unsent = last.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        match (count, unsent) {
-            (1, Some(unsent)) => print_warnings(&[format!("no node has {unsent}; a second signal ends the wait")]),
-            (_, Some(unsent)) => {
-                print_warnings(&[format!("if the mount's process ends before a node is reached, it loses {unsent}")]);
-                std::process::exit(1);
-            }
-            (_, None) => std::process::exit(1),
+        let Some(unsent) = known.last() else { std::process::exit(1) };
+        let UnsentBytes { bytes, .. } = &unsent;
+        let taker = unsent.taker();
+        if count == 1 {
+            known.print_warning(format!("waiting for {taker} to take {bytes}; a second signal ends the wait"));
+        } else {
+            known.print_warning(format!("if the mount's process ends before {taker} takes them, it loses {bytes}"));
+            std::process::exit(1);
         }
     })?;
     let report = UnmountReport {
-        warn: &|warning| print_warnings(&[warning]),
-        note: &|note| print_note(&note),
-        unsent: &|now| {
-            // Known before the output: the signal may come at once.
-            *unsent.lock().unwrap_or_else(PoisonError::into_inner) = Some(now.clone());
-            print_note(&format!("waiting for a node to take {now}"));
-        },
+        warn: &|warning| line.print_warning(warning),
+        note: &|note| line.bar.suspend(|| print_note(&note)),
+        unsent: &|unsent| line.show(unsent),
     };
-    unmount_mount(&mountpoint, UnmountRequest { force, lazy, timeout }, &report)
+    let unmounted = unmount_mount(&mountpoint, UnmountRequest { force, lazy, timeout }, &report);
+    line.bar.finish_and_clear();
+    unmounted
+}
+
+/// What the mount's process waits for: a line that is rewritten on a terminal, and elsewhere one for each change.
+struct UnsentLine {
+    bar: ProgressBar,
+    last: Mutex<Option<UnsentBytes>>,
+}
+
+impl UnsentLine {
+    fn new() -> UnsentLine {
+        let target = if is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(None, target);
+        let style = ProgressStyle::with_template("{spinner} {wide_msg}");
+        UnsentLine {
+            bar: bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner())),
+            last: Mutex::default(),
+        }
+    }
+
+    fn last(&self) -> Option<UnsentBytes> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn show(&self, unsent: &UnsentBytes) {
+        // Known before the output: a signal may come at once.
+        let before = self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(unsent.clone());
+        let text = format!("waiting for {} to take {}", unsent.taker(), unsent.bytes);
+        if !self.bar.is_hidden() {
+            self.bar.set_message(printable(text.as_bytes()));
+            self.bar.tick();
+        } else if before.as_ref() != Some(unsent) {
+            print_note(&text);
+        }
+    }
+
+    fn print_warning(&self, warning: String) {
+        self.bar.suspend(|| print_warnings(&[warning]));
+    }
 }

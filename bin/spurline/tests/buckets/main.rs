@@ -1,5 +1,5 @@
 //! Buckets that are written, end to end with the real binary: alone and through nodes, attributes, renames, faults of the store,
-//! and the S3 programs of others.
+//! unmounts, and the S3 programs of others.
 
 mod attrs;
 mod faults;
@@ -19,6 +19,7 @@ mod renames;
 #[path = "../common/s3_clients.rs"]
 mod s3_clients;
 mod strangers;
+mod unmounts;
 #[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../common/world.rs"]
 mod world;

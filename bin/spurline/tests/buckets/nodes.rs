@@ -18,10 +18,10 @@ const BUCKET: &str = "bucket";
 const TRANSPORTS: [&[&str]; 2] = [&["--fuse-io", "dev"], &["--fuse-io", "uring"]];
 
 /// A bucket in memory, and nodes that change it.
-struct NodesRig {
-    server: S3Server,
-    nodes: Vec<Node>,
-    world: World,
+pub struct NodesRig {
+    pub server: S3Server,
+    pub nodes: Vec<Node>,
+    pub world: World,
     /// More flags of the nodes.
     node_words: &'static [&'static str],
 }
@@ -31,7 +31,7 @@ impl NodesRig {
         NodesRig::start_with(count, &[])
     }
 
-    fn start_with(count: usize, node_words: &'static [&'static str]) -> Option<NodesRig> {
+    pub fn start_with(count: usize, node_words: &'static [&'static str]) -> Option<NodesRig> {
         if !can_mount() {
             return None;
         }
@@ -40,7 +40,7 @@ impl NodesRig {
         NodesRig::start_nodes(count, server, &endpoint, node_words)
     }
 
-    fn start_over(count: usize, server: S3Server, endpoint: &str) -> Option<NodesRig> {
+    pub fn start_over(count: usize, server: S3Server, endpoint: &str) -> Option<NodesRig> {
         NodesRig::start_nodes(count, server, endpoint, &[])
     }
 
@@ -68,7 +68,7 @@ impl NodesRig {
         self.world.node_with(with_credentials(&mut command))
     }
 
-    fn mount(&self, name: &str, more: &[&str]) -> Mount {
+    pub fn mount(&self, name: &str, more: &[&str]) -> Mount {
         let at = self.world.dir(name);
         let nodes: Vec<&str> = self.nodes.iter().map(|node| node.address.as_str()).collect();
         let registry = format!("static:{}", nodes.join(","));
@@ -246,6 +246,53 @@ fn open_files_follow_renames_through_nodes() {
     drop(removed);
     assert!(rig.object("p/removed").is_none());
     mount.unmount();
+}
+
+/// The names in a folder, each with the length of the file.
+fn listed(mount: &Mount, folder: &str) -> Vec<(String, u64)> {
+    let entries = fs::read_dir(mount.path(folder)).unwrap().map(Result::unwrap);
+    let mut names: Vec<_> =
+        entries.map(|entry| (entry.file_name().into_string().unwrap(), entry.metadata().unwrap().len())).collect();
+    names.sort();
+    names
+}
+
+/// The files of a folder have their homes on all nodes, of which one makes the listing.
+#[test]
+fn a_mount_lists_the_files_that_it_makes_on_any_node() {
+    let Some(rig) = NodesRig::start(3) else { return };
+    let one = rig.mount("one", TRANSPORTS[0]);
+    let two = rig.mount("two", TRANSPORTS[1]);
+    fs::create_dir(one.path("folder")).unwrap();
+    for number in 0..4 {
+        fs::write(one.path(format!("folder/old{number}")), b"old").unwrap();
+    }
+    let mut files: Vec<File> = Vec::new();
+    for number in 0..4u8 {
+        let mut old = OpenOptions::new().append(true).open(one.path(format!("folder/old{number}"))).unwrap();
+        old.write_all(b" and longer").unwrap();
+        files.push(old);
+        let mut new = File::create(one.path(format!("folder/new{number}"))).unwrap();
+        new.write_all(&vec![1; usize::from(number)]).unwrap();
+        files.push(new);
+    }
+    let mut wanted: Vec<(String, u64)> = (0..4).map(|number| (format!("new{number}"), number)).collect();
+    let others: Vec<(String, u64)> = (0..4).map(|number| (format!("old{number}"), 3)).collect();
+    wanted.extend(others.iter().map(|(name, _)| (name.clone(), 14)));
+    assert_eq!(listed(&one, "folder"), wanted);
+    assert_eq!(listed(&two, "folder"), others, "what is not published is its own");
+    // A folder with files that only this mount knows is not empty.
+    fs::create_dir(one.path("full")).unwrap();
+    let inside: Vec<File> = (0..4).map(|number| File::create(one.path(format!("full/{number}"))).unwrap()).collect();
+    assert_eq!(fs::remove_dir(one.path("full")).unwrap_err().kind(), ErrorKind::DirectoryNotEmpty);
+    (0..4).for_each(|number| fs::remove_file(one.path(format!("full/{number}"))).unwrap());
+    fs::remove_dir(one.path("full")).unwrap();
+    drop(inside);
+    drop(files);
+    assert_eq!(listed(&one, "folder"), wanted);
+    eventually("the other mount sees the names", || listed(&two, "folder") == wanted);
+    one.unmount();
+    two.unmount();
 }
 
 #[test]

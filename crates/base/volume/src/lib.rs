@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod capabilities;
+pub mod delayed;
 pub mod info;
 pub mod locks;
 pub mod repeated;

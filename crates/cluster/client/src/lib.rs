@@ -30,4 +30,4 @@ pub use peer_fetch::GroupPeerFetch;
 pub use peer_paths::DataPath;
 pub use remote::{GroupVolume, GroupVolumeConfig};
 pub use warm::ObjectExtent;
-pub use writes::{GroupWrites, WriteLosses};
+pub use writes::GroupWrites;

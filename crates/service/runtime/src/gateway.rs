@@ -5,12 +5,12 @@ use crate::s3_endpoint::{bucket_writes, log_endpoint, start_endpoint, stop_endpo
 use crate::volume::{OpenVolume, open_volume};
 use crate::writes::{finish_writes, open_writes};
 use crate::{peer_status, setup};
-use spurline_client::GroupWrites;
 use spurline_config::{Fault, GatewayConfig};
 use spurline_observe::documents::{GatewayStatus, InfoDocument, ProcessRole};
 use spurline_observe::locate::SocketOwner;
 use spurline_s3::{S3Endpoint, SourceBucket};
 use spurline_types::Stats;
+use spurline_volume::delayed::DelayedWrites;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ pub struct RunningGateway {
     admin: AdminServices,
     /// Kept alive here: the admin services have a weak view.
     _target: Arc<ProcessTarget>,
-    behind: Option<Arc<GroupWrites>>,
+    behind: Option<Arc<dyn DelayedWrites>>,
     files: Option<Arc<dyn spurline_fs::FileService>>,
     volume: OpenVolume,
     config: GatewayConfig,
@@ -118,7 +118,7 @@ impl RunningGateway {
         if let Some(files) = files {
             files.close_all();
         }
-        let ended = behind.map_or(Ok(()), |behind| finish_writes(&behind, config.volume.source.as_str()));
+        let ended = behind.map_or(Ok(()), |behind| finish_writes(&*behind, config.volume.source.as_str()));
         drop(admin);
         drop(volume);
         ended

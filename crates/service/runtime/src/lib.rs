@@ -39,4 +39,4 @@ pub use node::{RunningNode, start_node};
 pub use recovery::MountRecovery;
 pub use volume::{OpenVolume, open_volume};
 pub use writable_files::{WritableFiles, open_writable_files};
-pub use writes::describe_losses;
+pub use writes::{UnsentBytes, describe_losses, describe_unsent};

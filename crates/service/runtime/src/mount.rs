@@ -6,11 +6,11 @@ use crate::exported::{ExportedNames, KeepNames, resume_clients};
 use crate::recovery::{KeeperView, MountRecovery};
 use crate::volume::{OpenVolume, open_volume};
 use crate::writes::{
-    OpenWrites, describe_losses, describe_unsent, find_reads, lock_word, loss_fault, open_writes, source_abilities,
+    OpenWrites, UnsentBytes, describe_unsent, find_loss, find_reads, lock_word, open_writes, source_abilities,
     writes_behind,
 };
 use crate::{group, peer_status, setup};
-use spurline_client::{GroupVolume, GroupWrites};
+use spurline_client::GroupVolume;
 use spurline_config::{Fault, FuseIo, MemoryBudget, MountConfig};
 use spurline_fs::writable::{WritableConfig, WritableFileSystem};
 use spurline_fs::{FileService, FileSystem};
@@ -27,6 +27,7 @@ use spurline_store::Store;
 use spurline_types::{Error, ErrorKind, FileKind, Result, Stats};
 use spurline_volume::Volume;
 use spurline_volume::capabilities::LockScope;
+use spurline_volume::delayed::DelayedWrites;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -259,9 +260,9 @@ impl RunningMount {
                 behind.finish_durably();
             }
         }
-        let behind = stop.behind.get().map(|writes| writes_behind(writes));
+        let behind = stop.behind.get().map(|writes| writes_behind(&**writes));
         admin.report_end(behind.as_ref());
-        let lost = behind.as_ref().and_then(describe_losses).map(|losses| loss_fault(&at, &losses));
+        let lost = behind.as_ref().and_then(|behind| find_loss(&at, behind));
         let ended = if stop.aborted.load(Ordering::SeqCst) {
             Err(Fault::failed(format!("{at} was unmounted by force; its open files fail from now on"), ""))
         } else {
@@ -303,8 +304,8 @@ fn wait_or_abandon(session: &FuseSession) -> bool {
 /// Unmounts a mount, also before the mount is there.
 #[derive(Default)]
 pub struct MountStop {
-    /// Written bytes go to nodes later.
-    behind: OnceLock<Arc<GroupWrites>>,
+    /// Written bytes reach the source later.
+    behind: OnceLock<Arc<dyn DelayedWrites>>,
     asked: AtomicBool,
     /// Unmounted while files were open, which keep the session alive.
     detached: AtomicBool,
@@ -314,9 +315,9 @@ pub struct MountStop {
 }
 
 impl MountStop {
-    /// The written bytes that no node has yet, in words: lost if this process ends now. `None` if there are none.
-    pub fn describe_unsent(&self) -> Option<String> {
-        describe_unsent(&writes_behind(self.behind.get()?))
+    /// The written bytes that are not in the source yet, in words: lost if this process ends now. `None` if there are none.
+    pub fn describe_unsent(&self) -> Option<UnsentBytes> {
+        describe_unsent(&writes_behind(&**self.behind.get()?))
     }
 
     /// Unmounts: at once, or as soon as the mount exists. Returns after the unmount, or after the detachment at the end of a

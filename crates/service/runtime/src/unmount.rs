@@ -2,7 +2,7 @@
 
 use crate::exported::{is_exported, renew_export};
 use crate::locator::{find_mount, mount_process};
-use crate::writes::{describe_doubt, describe_losses, describe_unsent, loss_fault};
+use crate::writes::{UnsentBytes, describe_doubt, describe_unsent, find_loss, loss_fault};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -43,8 +43,8 @@ pub struct UnmountReport<'a> {
     pub warn: &'a dyn Fn(String),
     /// Receives the cause of the wait.
     pub note: &'a dyn Fn(String),
-    /// Receives every second, during the wait for the mount's process, the written bytes that no node has yet.
-    pub unsent: &'a dyn Fn(String),
+    /// Receives every second, during the wait for the mount's process, the written bytes that are not in the source yet.
+    pub unsent: &'a dyn Fn(&UnsentBytes),
 }
 
 /// Unmounts the mount of Spurline at `mountpoint`, and waits for the end of the process unless that is lazy.
@@ -362,7 +362,7 @@ impl MountProcess {
             let status = admin.fetch_status(REPORT_INTERVAL).ok();
             let behind = status.as_ref().and_then(|status| status.mount()?.writes.behind.as_ref());
             unsent = behind.and_then(describe_unsent);
-            unsent.iter().cloned().for_each(report.unsent);
+            unsent.iter().for_each(report.unsent);
             if behind.is_some_and(|behind| behind.finishing) && !std::mem::replace(&mut finishing, true) {
                 (report.note)("waiting for the nodes to make the changes durable".into());
             }
@@ -382,6 +382,14 @@ impl MountProcess {
                 ),
                 "it ends when the source responds, or when the source itself is unmounted by force (umount -f); until then its \
                  cache directory is in use",
+            ));
+        }
+        if let Some(unsent) = unsent {
+            let UnsentBytes { bytes, .. } = &unsent;
+            let taker = unsent.taker();
+            return Err(Fault::failed(
+                format!("{at} is unmounted, but {taker} has not taken all bytes after {seconds} s: {bytes}"),
+                "its process goes on and then ends; its log says so if bytes are lost. Wait longer with --timeout",
             ));
         }
         if finishing {
@@ -430,7 +438,7 @@ impl MountProcess {
 fn report_losses(
     mount: &SpurlineMount,
     end: Option<EndWatch>,
-    unsent: Option<String>,
+    unsent: Option<UnsentBytes>,
     report: &UnmountReport<'_>,
 ) -> Result<(), Fault> {
     let at = mount.mountpoint.display().to_string();
@@ -440,13 +448,13 @@ fn report_losses(
         (report.warn)(format!("{at}: {doubt}"));
     }
     let lost = match end_report {
-        Some(_) => behind.and_then(describe_losses),
-        None => unsent.map(|unsent| format!("its process ended without a word, and no node had {unsent}")),
+        Some(_) => behind.and_then(|behind| find_loss(&at, behind)),
+        None => unsent.map(|unsent| {
+            let lost = format!("its process ended without a word before {} had taken {}", unsent.taker(), unsent.bytes);
+            loss_fault(&at, &lost, unsent.publishes)
+        }),
     };
-    match lost {
-        Some(lost) => Err(loss_fault(&at, &lost)),
-        None => Ok(()),
-    }
+    lost.map_or(Ok(()), Err)
 }
 
 #[cfg(test)]

@@ -4,12 +4,12 @@
 use crate::mount::readahead_budget;
 use crate::volume::{OpenVolume, open_volume};
 use crate::writes::{finish_writes, open_writes};
-use spurline_client::GroupWrites;
 use spurline_config::{Fault, MemoryBudget, VolumeConfig};
 use spurline_fs::FileService;
 use spurline_fs::writable::{WritableConfig, WritableFileSystem};
 use spurline_types::Stats;
 use spurline_volume::Volume;
+use spurline_volume::delayed::DelayedWrites;
 use spurline_volume::writes::WritableVolume;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const ANSWER_TTL: Duration = Duration::from_secs(1);
 /// The files of a source that is changed. Field order is drop order: files are closed before the end of the services.
 pub struct WritableFiles {
     files: Arc<WritableFileSystem>,
-    behind: Option<Arc<GroupWrites>>,
+    behind: Option<Arc<dyn DelayedWrites>>,
     source: String,
     volume: OpenVolume,
 }
@@ -45,11 +45,11 @@ impl WritableFiles {
     /// [`FileService::fsync`] makes writes durable. Without this call, bytes that no node has yet are lost with the process.
     ///
     /// # Errors
-    /// When bytes are lost, because no node took the bytes within the time of a request, or are not durable; the message names
+    /// When bytes are lost, because no node or store took the bytes within the time of a request, or are not durable; the message names
     /// the files.
     pub fn finish(self) -> Result<(), Fault> {
         self.files.close_all();
-        self.behind.as_ref().map_or(Ok(()), |writes| finish_writes(writes, &self.source))
+        self.behind.as_ref().map_or(Ok(()), |writes| finish_writes(&**writes, &self.source))
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::setup;
 use crate::volume::OpenVolume;
-use spurline_client::GroupWrites;
 use spurline_config::{Fault, VolumeConfig, WritesConfig};
 use spurline_observe::documents::{
     FileByteCount, FileReads, LOCKS_OF_MOUNT, LOCKS_OF_SOURCE, SourceAbilities, WritesBehind,
@@ -12,6 +11,7 @@ use spurline_types::open_flags::O_RDONLY;
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
+use spurline_volume::delayed::DelayedWrites;
 use spurline_volume::writes::{CacheVersion, Caller, NodePath, WritableVolume};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ const UNSENT_SHOWN: usize = 5;
 /// The changing side of a volume, and whether that acts for every user.
 pub(crate) struct OpenWrites {
     pub source: Arc<dyn WritableVolume>,
-    /// The same through nodes, which get written bytes later.
-    pub behind: Option<Arc<GroupWrites>>,
+    /// The same, if written bytes reach the source later: through nodes, and in a bucket.
+    pub behind: Option<Arc<dyn DelayedWrites>>,
     pub serves_all_users: bool,
     /// `--local-locks`.
     pub local_locks: bool,
@@ -60,7 +60,7 @@ pub(crate) fn open_writes(
         let source = opened.map_err(|error| unwritable(error, ""))?;
         let (uid, gid) = owner_of_files(&writes);
         source.set_owner(uid, gid);
-        let behind = Some(Arc::clone(&source));
+        let behind: Option<Arc<dyn DelayedWrites>> = Some(Arc::clone(&source) as _);
         return Ok(Some(OpenWrites { behind, source, serves_all_users: true, local_locks }));
     }
     let location = SourceLocation::parse(config.source.as_str())?;
@@ -69,7 +69,8 @@ pub(crate) fn open_writes(
         let options = bucket_options(&writes, staging_dir, config.budget.total);
         let source = open_bucket_writes(config, options, volume, stats)?;
         // All files have the same owner, so no caller acts as itself.
-        return Ok(Some(OpenWrites { source, behind: None, serves_all_users: true, local_locks }));
+        let behind: Option<Arc<dyn DelayedWrites>> = Some(Arc::clone(&source) as _);
+        return Ok(Some(OpenWrites { source, behind, serves_all_users: true, local_locks }));
     }
     let squash = writes.squash.map(|(uid, gid)| Squash { uid, gid });
     let opened = WritableSource::open(location.path(), squash);
@@ -161,8 +162,8 @@ pub(crate) fn open_node_directory(source: &str, writes: &WritesConfig) -> Result
     Ok(opened)
 }
 
-/// Written bytes that no node has yet and lost bytes, for `status` and for the report of an unmount.
-pub(crate) fn writes_behind(writes: &GroupWrites) -> WritesBehind {
+/// Written bytes that are not in the source yet and lost bytes, for `status` and for the report of an unmount.
+pub(crate) fn writes_behind(writes: &dyn DelayedWrites) -> WritesBehind {
     let mut unsent = file_bytes(writes.unsent_files());
     unsent.sort_by_key(|file| std::cmp::Reverse(file.bytes));
     let unsent_bytes = unsent.iter().map(|file| file.bytes).sum();
@@ -170,6 +171,7 @@ pub(crate) fn writes_behind(writes: &GroupWrites) -> WritesBehind {
     unsent.truncate(UNSENT_SHOWN);
     let losses = writes.losses();
     WritesBehind {
+        publishes: writes.publishes(),
         unsent_bytes,
         unsent_files,
         unsent,
@@ -186,17 +188,40 @@ fn file_bytes(files: Vec<(String, u64)>) -> Vec<FileByteCount> {
     files.into_iter().map(|(path, bytes)| FileByteCount { path, bytes }).collect()
 }
 
+/// Written bytes that are not in the source yet, in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnsentBytes {
+    /// The bytes, with the first files.
+    pub bytes: String,
+    /// As [`WritesBehind::publishes`].
+    pub publishes: bool,
+}
+
+impl UnsentBytes {
+    /// What has to take the bytes.
+    pub fn taker(&self) -> &'static str {
+        if self.publishes { "the store" } else { "a node" }
+    }
+}
+
 /// The unsent bytes in words; `None` if there are none.
-pub fn describe_unsent(behind: &WritesBehind) -> Option<String> {
-    describe_files(behind.unsent_bytes, behind.unsent_files, &behind.unsent)
+pub fn describe_unsent(behind: &WritesBehind) -> Option<UnsentBytes> {
+    let bytes = describe_files(behind.unsent_bytes, behind.unsent_files, &behind.unsent)?;
+    Some(UnsentBytes { bytes, publishes: behind.publishes })
 }
 
 /// The losses in words; `None` if there are none.
 pub fn describe_losses(behind: &WritesBehind) -> Option<String> {
     let files = describe_files(behind.lost_bytes, behind.lost_files, &behind.lost);
-    let lost = files.map(|files| format!("lost, as no node took them: {files}"));
-    let reason = behind.not_durable.as_ref();
-    let undone = reason.map(|why| format!("not all changes of the mount are durable on its nodes: {why}"));
+    let lost = files.map(|files| {
+        if behind.publishes {
+            format!("lost, as the store did not take them: {files}")
+        } else {
+            format!("lost, as no node took them: {files}")
+        }
+    });
+    let undone =
+        behind.not_durable.as_ref().map(|why| format!("not all changes of the mount are durable on its nodes: {why}"));
     let all: Vec<String> = lost.into_iter().chain(undone).collect();
     (!all.is_empty()).then(|| all.join("; "))
 }
@@ -209,9 +234,9 @@ pub(crate) fn describe_doubt(behind: &WritesBehind) -> Option<String> {
     ))
 }
 
-/// All bytes of a state, with the first files; `None` without bytes.
+/// All bytes of a state, with the first files; `None` without files.
 fn describe_files(bytes: u64, file_count: u64, first_files: &[FileByteCount]) -> Option<String> {
-    if bytes == 0 {
+    if file_count == 0 {
         return None;
     }
     let named: Vec<String> =
@@ -225,22 +250,29 @@ fn describe_files(bytes: u64, file_count: u64, first_files: &[FileByteCount]) ->
 ///
 /// # Errors
 /// When bytes are lost; the message names the files.
-pub(crate) fn finish_writes(writes: &GroupWrites, source: &str) -> std::result::Result<(), Fault> {
+pub(crate) fn finish_writes(writes: &dyn DelayedWrites, source: &str) -> std::result::Result<(), Fault> {
     writes.finish_closing();
     writes.finish_durably();
     let behind = writes_behind(writes);
     if let Some(doubt) = describe_doubt(&behind) {
         tracing::warn!("{source}: {doubt}");
     }
-    describe_losses(&behind).map_or(Ok(()), |losses| Err(loss_fault(source, &losses)))
+    find_loss(source, &behind).map_or(Ok(()), Err)
 }
 
-/// The error of a mount whose log has losses.
-pub(crate) fn loss_fault(mountpoint: &str, losses: &str) -> Fault {
-    Fault::failed(
-        format!("{mountpoint}: {losses}"),
-        "write these files again when a node answers; if a disk refused changes, check that disk and the files that were written last",
-    )
+/// The error of a mount with losses; `None` without any.
+pub(crate) fn find_loss(mountpoint: &str, behind: &WritesBehind) -> Option<Fault> {
+    describe_losses(behind).map(|losses| loss_fault(mountpoint, &losses, behind.publishes))
+}
+
+/// The error of a mount that has lost bytes.
+pub(crate) fn loss_fault(mountpoint: &str, losses: &str, publishes: bool) -> Fault {
+    let remedy = if publishes {
+        "write these files again when the store takes changes; the log of the mount has the store's answers"
+    } else {
+        "write these files again when a node answers; if a disk refused changes, check that disk and the files that were written last"
+    };
+    Fault::failed(format!("{mountpoint}: {losses}"), remedy)
 }
 
 /// The abilities of the source, for `spurline info`.
@@ -309,8 +341,11 @@ mod tests {
             ..WritesBehind::default()
         };
         assert_eq!(describe_unsent(&behind(0, 0)), None);
-        assert_eq!(describe_unsent(&behind(2048, 1)).unwrap(), "2.00 KiB of written bytes: /a/b (2.00 KiB)");
-        assert!(describe_unsent(&behind(2048, 3)).unwrap().ends_with("and 2 more"));
+        let to_node = describe_unsent(&behind(2048, 1)).unwrap();
+        assert_eq!((&*to_node.bytes, to_node.taker()), ("2.00 KiB of written bytes: /a/b (2.00 KiB)", "a node"));
+        assert!(describe_unsent(&behind(2048, 3)).unwrap().bytes.ends_with("and 2 more"));
+        let empty = describe_unsent(&WritesBehind { publishes: true, ..behind(0, 1) }).unwrap();
+        assert_eq!((&*empty.bytes, empty.taker()), ("0 B of written bytes: /a/b (0 B)", "the store"));
         assert_eq!(describe_unsent(&WritesBehind::default()), None);
     }
 
@@ -318,7 +353,7 @@ mod tests {
     fn losses_are_named() {
         let lost = |bytes, why: Option<&str>| WritesBehind {
             lost_bytes: bytes,
-            lost_files: 1,
+            lost_files: bytes.min(1),
             lost: file_bytes(vec![("f".to_owned(), bytes)]),
             not_durable: why.map(ToOwned::to_owned),
             ..WritesBehind::default()

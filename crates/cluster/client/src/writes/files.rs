@@ -6,13 +6,14 @@ use super::open_file::{
     FileOpening, OpenCall, OpenFile, OpenFiles, call_attr_open, call_open, change_open, query_open, set_call,
 };
 use super::{CAPABILITIES, no_capabilities};
+use parking_lot::Mutex;
 use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_types::errno::{EIO, ENODATA, EXDEV};
 use spurline_types::open_flags::O_APPEND;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{
     AttrChange, CacheVersion, Caller, FileIdentity, FileLock, ListedName, LockConflict, LockKind, NodeAttr,
-    OpenAttrCall, WritableDirectory, WritableFile, WritableObject, WritePlace,
+    OpenAttrCall, S_IFREG, WritableDirectory, WritableFile, WritableObject, WritePlace,
 };
 use std::any::Any;
 use std::sync::Arc;
@@ -24,6 +25,8 @@ const FALLOC_FL_KEEP_SIZE: u32 = 1;
 const FALLOC_FL_PUNCH_HOLE: u32 = 2;
 /// As [`FALLOC_FL_PUNCH_HOLE`].
 const FALLOC_FL_ZERO_RANGE: u32 = 16;
+/// Positions in a listing of names that only this mount knows, behind those of the process.
+const NEW_NAMES_START: u64 = 1 << 62;
 /// Zeros of one write.
 const ZEROS_LEN: usize = 64 << 10;
 
@@ -401,6 +404,7 @@ impl WritableFile for RemoteFile {
             let _ = self.files.send_all(&self.opened.bytes);
             let dropped = Error::new(ErrorKind::Io(EIO), "the changes of this open file were dropped");
             self.files.fail_changes(&self.opened.bytes, dropped);
+            self.opened.bytes.unpublished.note_removed();
         }
     }
 
@@ -422,11 +426,55 @@ impl WritableFile for RemoteFile {
 pub(crate) struct RemoteDirectory {
     files: Arc<OpenFiles>,
     opened: Arc<OpenFile>,
+    /// New files of the directory that are not published: other processes have these files.
+    new_names: Mutex<Vec<ListedName>>,
 }
 
 impl RemoteDirectory {
     pub fn new(files: Arc<OpenFiles>, opened: Arc<OpenFile>) -> Self {
-        RemoteDirectory { files, opened }
+        RemoteDirectory { files, opened, new_names: Mutex::default() }
+    }
+
+    /// The names that the process lists.
+    fn read_process(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>> {
+        let max = u32::try_from(max).unwrap_or(u32::MAX);
+        let file = self.opened.number();
+        match self.query(WriteCall::ReadDirectory { file, from, max, attrs }, caller)? {
+            WriteAnswer::Names(names) => Ok(names),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// As [`WritableDirectory::read`], where a file's changes are not in the source before they are published: only this mount
+    /// knows all files that it has changed.
+    fn read_with_unpublished(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>> {
+        let changed = self.files.changed_in(&self.opened.current_path());
+        if from == 0 {
+            let new_names: Result<Vec<ListedName>> =
+                changed.iter().map(|(name, open)| self.list_changed(name, open)).collect();
+            *self.new_names.lock() = new_names?;
+        }
+        if from < NEW_NAMES_START {
+            let mut names = self.read_process(from, max, attrs, caller)?;
+            if !names.is_empty() {
+                self.new_names.lock().retain(|new| names.iter().all(|listed| listed.name != new.name));
+                // The kernel looks these up, at the processes that have the changes.
+                let changed_names = names.iter_mut().filter(|listed| changed.contains_key(&listed.name));
+                changed_names.for_each(|listed| listed.attr = None);
+                return Ok(names);
+            }
+        }
+        let new_names = self.new_names.lock();
+        let skipped = usize::try_from(from.saturating_sub(NEW_NAMES_START)).unwrap_or(usize::MAX);
+        let positions = NEW_NAMES_START + 1..;
+        let listed = new_names.iter().zip(positions).skip(skipped).take(max.max(1));
+        Ok(listed.map(|(new, next)| ListedName { next, attr: new.attr.filter(|_| attrs), ..new.clone() }).collect())
+    }
+
+    fn list_changed(&self, name: &[u8], open: &OpenFile) -> Result<ListedName> {
+        self.files.send_all(&open.bytes)?;
+        let attr = open.stat_open(&self.files)?;
+        Ok(ListedName { name: name.to_vec(), file_type: S_IFREG, inode: attr.inode, next: 0, attr: Some(attr) })
     }
 
     fn query(&self, call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
@@ -461,18 +509,15 @@ impl WritableObject for RemoteDirectory {
 
 impl WritableDirectory for RemoteDirectory {
     fn read(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>> {
-        let max = u32::try_from(max).unwrap_or(u32::MAX);
-        let read =
-            || match self.query(WriteCall::ReadDirectory { file: self.opened.number(), from, max, attrs }, caller)? {
-                WriteAnswer::Names(names) => Ok(names),
-                other => Err(unexpected(&other)),
-            };
-        let names = read()?;
+        if self.files.publishes() {
+            return self.read_with_unpublished(from, max, attrs, caller);
+        }
+        let names = self.read_process(from, max, attrs, caller)?;
         let mut moved = false;
         for attr in names.iter().filter_map(|name| name.attr.as_ref()) {
             moved |= self.files.send_bytes_of(Some(attr.identity))?;
         }
-        if moved { read() } else { Ok(names) }
+        if moved { self.read_process(from, max, attrs, caller) } else { Ok(names) }
     }
 }
 

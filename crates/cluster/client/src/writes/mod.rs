@@ -18,21 +18,20 @@ mod bytes;
 mod calls;
 mod files;
 mod known;
-mod losses;
 mod open_file;
 
 use crate::remote::GroupClient;
 use calls::{CallEnd, CallTarget, NodeAnswer, RequestContext, WriteCalls, attr_of, settle_answer, unexpected};
 use files::{RemoteDirectory, RemoteFile, cache_version_of, reopen_file};
 use known::KnownObjects;
-pub use losses::WriteLosses;
 use open_file::{FileOpening, FilePlace, OpenFile, OpenFiles, call_attr_open, change_open};
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_sys::join_path;
-use spurline_types::errno::{EEXIST, EIO, ENODATA, ENOENT, EXDEV};
+use spurline_types::errno::{EEXIST, EIO, ENODATA, ENOENT, ENOTEMPTY, EXDEV};
 use spurline_types::open_flags::O_EXCL;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::capabilities::WriteCapabilities;
+use spurline_volume::delayed::{DelayedWrites, WriteLosses};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_volume::writes::{
     AttrChange, CacheVersion, Caller, Change, CreatedFile, FileIdentity, KnownNames, NamePath, NodeAttr, NodePath,
@@ -159,27 +158,6 @@ impl GroupWrites {
         failed.map_or(Ok(()), Err)
     }
 
-    /// The mount has ended: makes all that it has changed durable.
-    pub fn finish_durably(&self) {
-        self.finishing.store(true, Ordering::Release);
-        let begun = Instant::now();
-        match self.sync_touched() {
-            Ok(()) => tracing::debug!("the nodes made all changes durable in {:.1?}", begun.elapsed()),
-            Err(SyncFailure { error, refused }) => {
-                tracing::error!("not all changes of this mount are durable on their nodes: {error}");
-                let mut losses = self.files.losses.lock();
-                let place = if refused { &mut losses.not_durable } else { &mut losses.maybe_not_durable };
-                *place = Some(error.to_string());
-            }
-        }
-        self.finishing.store(false, Ordering::Release);
-    }
-
-    /// Waits until the files that were closed have ended, and their nodes know.
-    pub fn finish_closing(&self) {
-        self.files.finish_closing();
-    }
-
     /// All files belong to this user and group, where the source has no owners. Only the first call has an effect.
     pub fn set_owner(&self, uid: u32, gid: u32) {
         if !self.capabilities().modes {
@@ -192,25 +170,10 @@ impl GroupWrites {
         self.files.memory_use()
     }
 
-    /// Files with bytes that no node has, and their numbers of bytes: they are lost if this process ends.
-    pub fn unsent_files(&self) -> Vec<(String, u64)> {
-        self.files.unsent_files()
-    }
-
     /// Sets how long new locks wait after a loss, and within which time locks are taken again. For tests.
     #[doc(hidden)]
     pub fn set_lock_grace(&self, new_after: Duration, again_within: Duration) {
         self.files.lock_grace.set(new_after, again_within);
-    }
-
-    /// The losses until now.
-    pub fn losses(&self) -> WriteLosses {
-        self.files.losses.lock().clone()
-    }
-
-    /// Whether [`GroupWrites::finish_durably`] is under way.
-    pub fn is_finishing(&self) -> bool {
-        self.finishing.load(Ordering::Acquire)
     }
 
     /// What a name leads to, for a change that removes it.
@@ -283,6 +246,44 @@ impl GroupWrites {
             Some(open) => open.stat_open(&self.files),
             None => Ok(attr),
         }
+    }
+}
+
+impl DelayedWrites for GroupWrites {
+    fn publishes(&self) -> bool {
+        self.files.publishes()
+    }
+
+    fn unsent_files(&self) -> Vec<(String, u64)> {
+        self.files.unsent_files()
+    }
+
+    fn losses(&self) -> WriteLosses {
+        self.files.losses.lock().clone()
+    }
+
+    /// Their nodes know, too.
+    fn finish_closing(&self) {
+        self.files.finish_closing();
+    }
+
+    fn finish_durably(&self) {
+        self.finishing.store(true, Ordering::Release);
+        let begun = Instant::now();
+        match self.sync_touched() {
+            Ok(()) => tracing::debug!("the nodes made all changes durable in {:.1?}", begun.elapsed()),
+            Err(SyncFailure { error, refused }) => {
+                tracing::error!("not all changes of this mount are durable on their nodes: {error}");
+                let mut losses = self.files.losses.lock();
+                let place = if refused { &mut losses.not_durable } else { &mut losses.maybe_not_durable };
+                *place = Some(error.to_string());
+            }
+        }
+        self.finishing.store(false, Ordering::Release);
+    }
+
+    fn is_finishing(&self) -> bool {
+        self.finishing.load(Ordering::Acquire)
     }
 }
 
@@ -448,7 +449,13 @@ impl WritableVolume for GroupWrites {
             Change::Unlink { at } | Change::Rmdir { at } => {
                 self.calls.report_closed();
                 context.known[0] = self.known_at(at);
-                join_path(at.directory.path, at.name)
+                let path = join_path(at.directory.path, at.name);
+                let is_folder = matches!(change, Change::Rmdir { .. });
+                // The process of the folder does not know of files in other processes.
+                if is_folder && self.files.publishes() && self.files.has_changed_below(&path) {
+                    return Err(Error::new(ErrorKind::Io(ENOTEMPTY), "the folder has files that are not published"));
+                }
+                path
             }
             Change::Rename { from, to, .. } => {
                 let old = join_path(from.directory.path, from.name);

@@ -15,6 +15,7 @@ use spurline_transport::{ConnState, ConnectionEndpoints, Service as _, Transport
 use spurline_types::errno::{EACCES, EAGAIN, EEXIST, EIO, ENOTEMPTY, ESTALE};
 use spurline_types::{ErrorKind, Result};
 use spurline_volume::Volume as _;
+use spurline_volume::delayed::DelayedWrites as _;
 use spurline_volume::writes::{
     AttrChange, Caller, Change, FileIdentity, FileLock, FileTime, LockFamily, LockKind, LockRange, NamePath, NewTime,
     NodePath, WritableFile, WritableVolume,

@@ -21,6 +21,7 @@ mod rename_folder;
 pub(crate) mod rename_record;
 mod requests;
 mod staged;
+mod unpublished;
 mod upload_record;
 mod volume;
 

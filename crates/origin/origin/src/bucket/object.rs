@@ -16,6 +16,7 @@ use super::part_upload::{FIRST_PART, PartState, PartUpload, part_at, part_range}
 use super::published::{PublishedBytes, PublishedTimes};
 use super::requests::{BucketRequests, NewObject, mark_of, marked, marked_as};
 use super::staged::{StagedBytes, StagingSpace};
+use super::unpublished::EndingFiles;
 use crate::object_origin::object_attr;
 use crate::s3_wire::bare_etag;
 use crate::write_backend::{CopySource, ObjectAttributes, UploadedPart, WriteCondition};
@@ -28,7 +29,7 @@ use spurline_volume::{ReadData, Volume};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::SystemTime;
 
 /// Least length of a part that is copied, as S3 has it for all parts but the last.
@@ -92,6 +93,8 @@ struct ObjectFacts {
     conflict: Option<Error>,
     /// Bytes of a program are missing: nothing is published until they are cut off.
     lost_write: Option<LostWrite>,
+    /// A program's call has reported that the changes until now could not be published.
+    failure_reported: bool,
 }
 
 /// A write that the local disk had no space for.
@@ -114,6 +117,7 @@ impl ObjectFacts {
             removed: false,
             conflict: None,
             lost_write: None,
+            failure_reported: false,
         }
     }
 
@@ -156,6 +160,7 @@ pub(super) struct ObjectContext {
     /// For the changed bytes of all files.
     pub space: Arc<StagingSpace>,
     pub absences: Arc<RecentAbsences>,
+    pub ending: EndingFiles,
 }
 
 /// A file that is open.
@@ -167,6 +172,8 @@ pub(super) struct OpenObject {
     writers: AtomicUsize,
     /// The number of the pending version, by the mount.
     pending_number: u64,
+    /// Bytes of the parts that the store has of the next publication, as of the last part that was sent.
+    sent_bytes: AtomicU64,
     facts: Mutex<ObjectFacts>,
     /// Locked before `facts`.
     changes: Mutex<ObjectChanges>,
@@ -189,6 +196,7 @@ impl OpenObject {
             context,
             unpublished,
             pending_number: 0,
+            sent_bytes: AtomicU64::new(0),
             writers: AtomicUsize::new(0),
             facts: Mutex::new(facts),
             changes: Mutex::new(changes),
@@ -265,6 +273,11 @@ impl OpenObject {
     pub fn is_changed(&self) -> bool {
         let facts = self.facts.lock();
         facts.changed && facts.is_current()
+    }
+
+    /// Bytes that the store does not have yet.
+    pub fn unsent_bytes(&self) -> u64 {
+        self.facts.lock().len.saturating_sub(self.sent_bytes.load(Ordering::Relaxed))
     }
 
     /// Whether the name still leads to this file.
@@ -473,6 +486,7 @@ impl OpenObject {
     fn note_change(&self, changes: &mut ObjectChanges, range: Range<u64>) {
         let mut facts = self.facts.lock();
         facts.changed = true;
+        facts.failure_reported = false;
         facts.changed_at = SystemTime::now();
         if self.context.options.object_attrs {
             facts.file_attrs.mtime = Some(file_time(facts.changed_at));
@@ -549,6 +563,7 @@ impl OpenObject {
         self.begin_upload(changes).await?;
         if let Some(upload) = &mut changes.upload {
             upload.wait_for_parts(PARTS_IN_FLIGHT).await;
+            self.sent_bytes.store(upload.sent_bytes(), Ordering::Relaxed);
         }
         let reserved = self.context.requests.reserve_body(range.end - range.start).await?;
         let body = self.part_body(changes, range.clone())?;
@@ -602,11 +617,18 @@ impl OpenObject {
         self.publish()
     }
 
-    /// Makes the file's bytes the object's. Nothing of them is visible before, and all of them are when this returns.
+    /// Makes the file's bytes the object's, for a program that learns the outcome. Nothing of them is visible before, and all of
+    /// them are when this returns.
     ///
     /// # Errors
     /// `Stale` when another writer has changed the object, now and at every later call; the store's.
     pub fn publish(&self) -> Result<()> {
+        let published = self.publish_changes();
+        self.facts.lock().failure_reported = published.is_err();
+        published
+    }
+
+    fn publish_changes(&self) -> Result<()> {
         let mut changes = self.changes.lock();
         let facts = self.facts.lock();
         let bytes_changed = facts.changed;
@@ -687,6 +709,7 @@ impl OpenObject {
         facts.published = Some(attr);
         facts.len = len;
         facts.changed = false;
+        self.sent_bytes.store(0, Ordering::Relaxed);
         facts.attrs_changed
     }
 
@@ -835,6 +858,28 @@ impl OpenObject {
         Ok((etag, attributes))
     }
 
+    /// Whether the end of the file publishes or loses something.
+    fn has_unpublished(&self) -> bool {
+        let facts = self.facts.lock();
+        !facts.removed && (facts.changed || facts.attrs_changed)
+    }
+
+    /// Publishes the changes of a file that no program has open. A failure that no call has reported is one of the mount.
+    fn publish_at_end(&self) {
+        let facts = self.facts.lock();
+        let path = String::from_utf8_lossy(&facts.path).into_owned();
+        let len = facts.len;
+        drop(facts);
+        let number = self.context.ending.begin(path.clone(), len);
+        let Err(error) = self.publish_changes() else { return self.context.ending.end(number) };
+        tracing::error!("the changes of '/{path}' ({len} bytes) are lost: {error}");
+        if self.facts.lock().failure_reported {
+            self.context.ending.end(number);
+        } else {
+            self.context.ending.end_lost(number);
+        }
+    }
+
     fn abort(&self, upload: Option<PartUpload>) {
         let Some(mut upload) = upload else { return };
         let aborted = async {
@@ -851,14 +896,8 @@ impl OpenObject {
 impl Drop for OpenObject {
     fn drop(&mut self) {
         // Pages of a memory map can come after the last close. A mount that uses a node publishes these pages itself.
-        if self.context.options.mount.is_none()
-            && let Err(error) = self.publish()
-        {
-            let facts = self.facts.lock();
-            let path = String::from_utf8_lossy(&facts.path).into_owned();
-            let len = facts.len;
-            drop(facts);
-            tracing::error!("the changes of '/{path}' ({len} bytes) are lost: {error}");
+        if self.context.options.mount.is_none() && self.has_unpublished() {
+            self.publish_at_end();
         }
         let upload = self.changes.lock().upload.take();
         self.abort(upload);

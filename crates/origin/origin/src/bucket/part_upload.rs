@@ -89,6 +89,12 @@ impl PartUpload {
         (1..=count).filter(|number| !self.parts.contains_key(number)).collect()
     }
 
+    /// Bytes of the parts that the store has.
+    pub fn sent_bytes(&self) -> u64 {
+        let sent = self.parts.iter().filter(|(_, part)| !is_sending(part));
+        sent.map(|(number, _)| part_range(*number)).map(|range| range.end - range.start).sum()
+    }
+
     /// Waits until fewer than `limit` parts are on their way. A part that failed, or was changed, is sent again later.
     pub async fn wait_for_parts(&mut self, limit: usize) {
         loop {

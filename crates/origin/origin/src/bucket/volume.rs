@@ -12,6 +12,7 @@ use super::published::{PublishedBytes, PublishedTimes};
 use super::rename_folder::complete_renames;
 use super::requests::{BucketRequests, NewObject, mark_of, marked, marked_as};
 use super::staged::StagingSpace;
+use super::unpublished::EndingFiles;
 use super::upload_record::abort_leftovers;
 use crate::object_origin::{ObjectOrigin, StoredNode, file_attr, folder_attr, object_attr};
 use crate::s3_wire::bare_etag;
@@ -24,6 +25,7 @@ use spurline_sys::join_path;
 use spurline_types::{Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
 use spurline_volume::Volume;
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
+use spurline_volume::delayed::{DelayedWrites, WriteLosses};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, outcome_by_names};
 use spurline_volume::writes::{
     AttrChange, Caller, Change, ContinuedFile, CreatedFile, NamePath, NodeAttr, NodePath, PendingVersion, S_IFDIR,
@@ -87,6 +89,7 @@ impl BucketFiles {
             times: PublishedTimes::default(),
             space: Arc::clone(&self.context.space),
             absences: Arc::clone(&self.absences),
+            ending: EndingFiles::default(),
         };
         BucketFiles {
             origin: Arc::clone(&self.origin),
@@ -624,6 +627,7 @@ impl WritableBucket {
             times: PublishedTimes::default(),
             space: Arc::new(StagingSpace::new(options.staging_max)),
             absences: Arc::default(),
+            ending: EndingFiles::default(),
         };
         let files = BucketFiles {
             origin: Arc::new(origin),
@@ -716,6 +720,26 @@ impl CheckedBucket {
             Ok(())
         })?;
         Ok(CheckedBucket { origin, requests, options })
+    }
+}
+
+impl DelayedWrites for WritableBucket {
+    fn publishes(&self) -> bool {
+        true
+    }
+
+    fn unsent_files(&self) -> Vec<(String, u64)> {
+        let open: Vec<_> = self.files.open.lock().files.values().filter_map(Weak::upgrade).collect();
+        let changed = open.iter().filter(|object| object.is_changed());
+        let mut files: Vec<(String, u64)> = changed
+            .map(|object| (String::from_utf8_lossy(&object.path()).into_owned(), object.unsent_bytes()))
+            .collect();
+        files.append(&mut self.files.context.ending.files());
+        files
+    }
+
+    fn losses(&self) -> WriteLosses {
+        self.files.context.ending.losses()
     }
 }
 

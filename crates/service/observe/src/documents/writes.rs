@@ -12,7 +12,7 @@ pub struct MountWrites {
     pub through_nodes: bool,
     /// [`LOCKS_OF_MOUNT`] or [`LOCKS_OF_SOURCE`]; `None` where the mount is read-only.
     pub locks: Option<String>,
-    /// Written bytes that no node has yet; `None` where the mount does not write through nodes.
+    /// Written bytes that are not in the source yet; `None` where every change is in the source when its call returns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub behind: Option<WritesBehind>,
 }
@@ -34,17 +34,20 @@ pub struct NodeWrites {
     pub open_files: u64,
 }
 
-/// Written bytes that no node has yet, and lost bytes: in the status of a mount, and in the report at the end.
+/// Written bytes that no node has yet, or that are not published yet, and lost bytes: in the status of a mount, and in the report
+/// at the end.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WritesBehind {
-    /// Bytes that no node has yet.
+    /// Whether the bytes are in the source when they are published, as objects of a bucket. Else nodes take them.
+    pub publishes: bool,
+    /// Bytes that no node has yet; with `publishes`, those that are not published.
     pub unsent_bytes: u64,
     /// Files with such bytes.
     pub unsent_files: u64,
     /// The files with most of these bytes.
     pub unsent: Vec<FileByteCount>,
-    /// Bytes that no node took before the file was closed for good.
+    /// Bytes that no node took, or that were not published, before the file was closed for good.
     pub lost_bytes: u64,
     /// Files with such bytes.
     pub lost_files: u64,

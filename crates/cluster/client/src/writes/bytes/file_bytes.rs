@@ -123,6 +123,11 @@ impl FileBytes {
         self.list.lock().unsent_bytes()
     }
 
+    /// Bytes of the file, if it has changes that are not published.
+    pub fn unpublished_bytes(&self) -> u64 {
+        if self.unpublished.is_changed() { self.end() } else { 0 }
+    }
+
     /// The end of the bytes that a node may have lost.
     pub fn retained_end(&self) -> u64 {
         self.list.lock().end()

@@ -115,6 +115,12 @@ impl UnpublishedChanges {
         counts.made > counts.published && !counts.removed && counts.failed.is_none()
     }
 
+    /// Whether the file has changes that are lost if they end here: they are not published, and the name still leads to the file.
+    pub fn has_lost_changes(&self) -> bool {
+        let counts = self.counts.lock();
+        counts.made > counts.published && !counts.removed
+    }
+
     /// Begins a publication; the next one waits for its end.
     pub fn begin_publication(&self) -> MutexGuard<'_, ()> {
         self.publishing.lock()

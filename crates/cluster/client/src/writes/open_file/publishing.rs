@@ -12,6 +12,7 @@ use spurline_types::errno::{EIO, ESTALE};
 use spurline_types::open_flags::{O_ACCMODE, O_RDONLY};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{AttrChange, Caller, FileIdentity, NodeAttr, NodePath, PendingVersion};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -27,6 +28,27 @@ impl OpenFiles {
             return None;
         }
         self.find_open(|open| open.bytes.unpublished.is_changed() && open.place.lock().path == path)
+    }
+
+    /// The open files with unpublished changes directly in a directory, by their names there.
+    pub fn changed_in(&self, directory: &[u8]) -> BTreeMap<Vec<u8>, Arc<OpenFile>> {
+        let open = self.open_files().into_iter().filter(|open| open.bytes.unpublished.is_changed());
+        let named = open.filter_map(|open| {
+            let path = open.current_path();
+            let name = if directory.is_empty() {
+                path.as_slice()
+            } else {
+                path.strip_prefix(directory).and_then(|rest| rest.strip_prefix(b"/"))?
+            };
+            let is_direct = !name.is_empty() && !name.contains(&b'/');
+            is_direct.then(|| (name.to_vec(), open))
+        });
+        named.collect()
+    }
+
+    /// Whether a file below a directory has unpublished changes.
+    pub fn has_changed_below(&self, directory: &[u8]) -> bool {
+        self.open_files().iter().any(|open| open.bytes.unpublished.is_changed() && open.is_below(directory))
     }
 
     /// The open file whose process a further open for changes goes to: a publication has the changes of one process.
@@ -203,16 +225,29 @@ impl OpenFiles {
         }
     }
 
+    /// Notes the changes of a file that end with this open file and were not published, unless a program's close has reported that.
+    pub(super) fn note_unpublished_loss(&self, opened: &OpenFile, error: Option<&Error>) {
+        let bytes = &opened.bytes;
+        if !bytes.unpublished.has_lost_changes() || opened.failed_close() || self.has_further_opens(opened) {
+            return;
+        }
+        let failure = bytes.unpublished.check().err();
+        let why = failure.as_ref().or(error).map_or_else(String::new, |error| format!(": {error}"));
+        tracing::error!("the changes of {} are lost, they are not published{why}", opened.logged_path());
+        self.losses.lock().add_file(opened.shown_path(), bytes.end());
+    }
+
+    /// Whether the mount has the file open once more.
+    fn has_further_opens(&self, opened: &OpenFile) -> bool {
+        self.find_open(|other| Arc::ptr_eq(&other.bytes, &opened.bytes) && other.number() != opened.number()).is_some()
+    }
+
     /// Sends or publishes the changes of a file that the program has closed.
     ///
     /// # Errors
     /// As [`OpenFiles::send_all`] and [`OpenFiles::publish`].
     pub(super) fn finish_changes(&self, opened: &OpenFile) -> Result<()> {
-        if !self.publishes()
-            || self
-                .find_open(|other| Arc::ptr_eq(&other.bytes, &opened.bytes) && other.number() != opened.number())
-                .is_some()
-        {
+        if !self.publishes() || self.has_further_opens(opened) {
             return self.send_all(&opened.bytes);
         }
         if opened.bytes.unpublished.is_removed() {

@@ -2,13 +2,13 @@
 
 use super::{FileOpening, LockGrace, OpenFile, renew_locks};
 use crate::remote::GroupClient;
-use crate::writes::WriteLosses;
 use crate::writes::bytes::{FileBytes, SendQueue, WriteMemory};
 use crate::writes::calls::{CallTarget, HomeProcess, WriteCalls};
 use parking_lot::Mutex;
 use spurline_proto::{LOCK_TIMES, MAX_WRITE, OpenFlags, WriteCall};
 use spurline_types::open_flags::{O_SYNC, O_TRUNC};
 use spurline_types::{Error, Result};
+use spurline_volume::delayed::WriteLosses;
 use spurline_volume::writes::{Caller, FileIdentity, KnownNames};
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;

@@ -475,6 +475,9 @@ impl OpenFiles {
 
     /// Ends an open file. Its bytes that are not durable stay while another open file can send them again.
     fn end_open(&self, opened: &OpenFile, error: Option<Error>) {
+        if self.publishes() {
+            self.note_unpublished_loss(opened, error.as_ref());
+        }
         self.leave_bytes(opened, error);
         self.close_soon(opened);
     }
@@ -503,7 +506,9 @@ impl OpenFiles {
         if lost > 0 {
             let error = error.map_or_else(String::new, |error| format!(": {error}"));
             tracing::error!("{lost} bytes of {} are lost, no node took them{error}", opened.logged_path());
-            self.losses.lock().add_file(opened.shown_path(), lost);
+            if !self.publishes() {
+                self.losses.lock().add_file(opened.shown_path(), lost);
+            }
             file.add_failure(Error::new(ErrorKind::Io(EIO), "no node took bytes of a closed file"));
         }
     }
@@ -596,14 +601,16 @@ impl OpenFiles {
         (self.memory.used_bytes(), self.memory.limit_bytes())
     }
 
-    /// Files with bytes that no node has, and their numbers of bytes: they are lost if this process ends.
+    /// Files with bytes that no node has, or that are not published, and their numbers of bytes: they are lost if this process
+    /// ends.
     pub fn unsent_files(&self) -> Vec<(String, u64)> {
         let mut files: Vec<(*const FileBytes, String, u64)> = Vec::new();
         for open in self.open_files() {
-            let bytes = open.bytes.unsent_bytes();
+            let unsent = if self.publishes() { open.bytes.unpublished_bytes() } else { open.bytes.unsent_bytes() };
+            let is_unsent = unsent > 0 || open.bytes.unpublished.is_changed();
             let at = Arc::as_ptr(&open.bytes);
-            if bytes > 0 && files.iter().all(|(known, ..)| *known != at) {
-                files.push((at, open.shown_path(), bytes));
+            if is_unsent && files.iter().all(|(known, ..)| *known != at) {
+                files.push((at, open.shown_path(), unsent));
             }
         }
         files.into_iter().map(|(_, path, bytes)| (path, bytes)).collect()

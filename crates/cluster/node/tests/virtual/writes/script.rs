@@ -5,6 +5,7 @@ use super::programs::{Program, RANGE_SLOTS, SETTLED_AFTER, Shared, StopOnPanic, 
 use crate::world::Dice;
 use spurline_net_sim::{FaultRates, RailMode};
 use spurline_types::ErrorKind;
+use spurline_volume::delayed::DelayedWrites as _;
 use spurline_volume::writes::*;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

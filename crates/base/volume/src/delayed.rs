@@ -1,12 +1,36 @@
-//! The losses of a mount, for those who did not read its log. It knows no reason and no remedy.
+//! Written bytes that reach the source after the calls of programs have returned, and those that never did, for those who did not
+//! read the log of their mount. It knows no reason and no remedy.
 
 /// The most files that are named.
 const NAMED_FILES: usize = 5;
 
+/// The side of a mount that has written bytes which are not in the source yet.
+pub trait DelayedWrites: Send + Sync {
+    /// Whether the bytes wait for their publication, rather than for a node.
+    fn publishes(&self) -> bool;
+
+    /// Files with such bytes, and the numbers of bytes: they are lost if this process ends.
+    fn unsent_files(&self) -> Vec<(String, u64)>;
+
+    /// The losses until now.
+    fn losses(&self) -> WriteLosses;
+
+    /// Waits until the files that were closed have ended.
+    fn finish_closing(&self) {}
+
+    /// The mount has ended: makes all that was changed through it durable.
+    fn finish_durably(&self) {}
+
+    /// Whether [`DelayedWrites::finish_durably`] is under way.
+    fn is_finishing(&self) -> bool {
+        false
+    }
+}
+
 /// Losses of a mount whose programs had gone on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WriteLosses {
-    /// Written bytes that no node took before their file was closed for good.
+    /// Written bytes that no node took, or that the source did not take, before their file was closed for good.
     pub bytes: u64,
     /// The files of these bytes.
     pub file_count: u64,
@@ -20,7 +44,7 @@ pub struct WriteLosses {
 
 impl WriteLosses {
     /// Adds lost bytes of the file that is shown as `path`.
-    pub(super) fn add_file(&mut self, path: String, bytes: u64) {
+    pub fn add_file(&mut self, path: String, bytes: u64) {
         self.bytes += bytes;
         if let Some((_, known)) = self.first_files.iter_mut().find(|(known, _)| *known == path) {
             *known += bytes;
