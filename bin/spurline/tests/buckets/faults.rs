@@ -139,6 +139,14 @@ fn a_full_disk_publishes_nothing() {
         eventually("the space of the lost file is free", || fs::write(mount.path("whole"), &whole).is_ok());
         assert!(!mount.path("cut").exists());
         assert!(rig.object("p/whole").unwrap() == bytes(3, 12 * MIB), "{name}");
+        // A file that is cut off before the lost bytes is published again.
+        let mut file = File::create(mount.path("cut")).unwrap();
+        assert!((0..200).any(|_| file.write_all(&piece).is_err()), "{name}");
+        file.set_len(MIB as u64).unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        assert!(rig.object("p/cut").unwrap() == piece, "{name}");
+        fs::remove_file(mount.path("cut")).unwrap();
         mount.unmount();
         assert_eq!(rig.server.open_uploads(), 0, "{name}");
     }

@@ -12,9 +12,12 @@ mod objects;
 #[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../common/pjdfstest.rs"]
 mod pjdfstest;
+mod programs;
+mod promises;
 #[path = "../common/python_packages.rs"]
 mod python_packages;
 mod renames;
+mod rules;
 #[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../common/s3_clients.rs"]
 mod s3_clients;

@@ -13,7 +13,7 @@ use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, chown};
 use std::sync::Arc;
 
-const BUCKET: &str = "bucket";
+pub const BUCKET: &str = "bucket";
 /// The kernel's transports.
 const TRANSPORTS: [&[&str]; 2] = [&["--fuse-io", "dev"], &["--fuse-io", "uring"]];
 
@@ -51,15 +51,27 @@ impl NodesRig {
         node_words: &'static [&'static str],
     ) -> Option<NodesRig> {
         server.create_bucket(BUCKET);
-        let mut rig = NodesRig { server, nodes: Vec::new(), world: World::new(), node_words };
-        for number in 0..count {
-            let node = rig.node(number, 0, endpoint);
-            rig.nodes.push(node);
-        }
-        Some(rig)
+        let rig = NodesRig { server, nodes: Vec::new(), world: World::new(), node_words };
+        Some(rig.with_nodes(count, endpoint))
     }
 
-    fn node(&self, number: usize, port: u16, endpoint: &str) -> Node {
+    /// In a folder that is there.
+    pub fn start_in(world: World, count: usize) -> NodesRig {
+        let server = S3Server::in_memory().unwrap();
+        server.create_bucket(BUCKET);
+        let endpoint = server.endpoint();
+        NodesRig { server, nodes: Vec::new(), world, node_words: &[] }.with_nodes(count, &endpoint)
+    }
+
+    fn with_nodes(mut self, count: usize, endpoint: &str) -> NodesRig {
+        for number in 0..count {
+            let node = self.node(number, 0, endpoint);
+            self.nodes.push(node);
+        }
+        self
+    }
+
+    pub fn node(&self, number: usize, port: u16, endpoint: &str) -> Node {
         let source = source();
         let port = port.to_string();
         let words = ["node", "--writable", "--source", &source, "--endpoint-url", endpoint, "--group-port", &port];

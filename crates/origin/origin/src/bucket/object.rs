@@ -16,7 +16,7 @@ use super::part_upload::{FIRST_PART, PartState, PartUpload, part_at, part_range}
 use super::published::{PublishedBytes, PublishedTimes};
 use super::requests::{BucketRequests, NewObject, mark_of, marked, marked_as};
 use super::staged::{StagedBytes, StagingSpace};
-use super::unpublished::EndingFiles;
+use super::unpublished::{EndingFile, EndingFiles};
 use crate::object_origin::object_attr;
 use crate::s3_wire::bare_etag;
 use crate::write_backend::{CopySource, ObjectAttributes, UploadedPart, WriteCondition};
@@ -173,7 +173,7 @@ pub(super) struct OpenObject {
     /// The number of the pending version, by the mount.
     pending_number: u64,
     /// Bytes of the parts that the store has of the next publication, as of the last part that was sent.
-    sent_bytes: AtomicU64,
+    sent_bytes: Arc<AtomicU64>,
     facts: Mutex<ObjectFacts>,
     /// Locked before `facts`.
     changes: Mutex<ObjectChanges>,
@@ -196,7 +196,7 @@ impl OpenObject {
             context,
             unpublished,
             pending_number: 0,
-            sent_bytes: AtomicU64::new(0),
+            sent_bytes: Arc::default(),
             writers: AtomicUsize::new(0),
             facts: Mutex::new(facts),
             changes: Mutex::new(changes),
@@ -870,7 +870,8 @@ impl OpenObject {
         let path = String::from_utf8_lossy(&facts.path).into_owned();
         let len = facts.len;
         drop(facts);
-        let number = self.context.ending.begin(path.clone(), len);
+        let sent_bytes = Arc::clone(&self.sent_bytes);
+        let number = self.context.ending.begin(EndingFile { path: path.clone(), bytes: len, sent_bytes });
         let Err(error) = self.publish_changes() else { return self.context.ending.end(number) };
         tracing::error!("the changes of '/{path}' ({len} bytes) are lost: {error}");
         if self.facts.lock().failure_reported {

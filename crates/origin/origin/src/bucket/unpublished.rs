@@ -3,12 +3,22 @@
 
 use parking_lot::Mutex;
 use spurline_volume::delayed::WriteLosses;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A file that ends.
+pub(super) struct EndingFile {
+    pub path: String,
+    pub bytes: u64,
+    /// Bytes that the store has already.
+    pub sent_bytes: Arc<AtomicU64>,
+}
 
 #[derive(Default)]
 struct EndingState {
     next_number: u64,
-    /// By the number of the ending: the path, and the bytes of the file.
-    files: Vec<(u64, String, u64)>,
+    /// By the numbers of the endings.
+    files: Vec<(u64, EndingFile)>,
     losses: WriteLosses,
 }
 
@@ -20,29 +30,34 @@ pub(super) struct EndingFiles {
 
 impl EndingFiles {
     /// The last open file of a file with changes has ended.
-    pub fn begin(&self, path: String, bytes: u64) -> u64 {
+    pub fn begin(&self, file: EndingFile) -> u64 {
         let mut state = self.state.lock();
         state.next_number += 1;
         let number = state.next_number;
-        state.files.push((number, path, bytes));
+        state.files.push((number, file));
         number
     }
 
     /// The changes are published, or dropped.
     pub fn end(&self, number: u64) {
-        self.state.lock().files.retain(|(known, ..)| *known != number);
+        self.state.lock().files.retain(|(known, _)| *known != number);
     }
 
     /// The changes are lost.
     pub fn end_lost(&self, number: u64) {
         let mut state = self.state.lock();
-        let lost: Vec<_> = state.files.extract_if(.., |(known, ..)| *known == number).collect();
-        lost.into_iter().for_each(|(_, path, bytes)| state.losses.add_file(path, bytes));
+        let lost: Vec<_> = state.files.extract_if(.., |(known, _)| *known == number).collect();
+        lost.into_iter().for_each(|(_, file)| state.losses.add_file(file.path, file.bytes));
     }
 
-    /// The files that are being published, with their bytes.
+    /// The files that are being published, with the bytes that the store does not have yet.
     pub fn files(&self) -> Vec<(String, u64)> {
-        self.state.lock().files.iter().map(|(_, path, bytes)| (path.clone(), *bytes)).collect()
+        let state = self.state.lock();
+        let files = state.files.iter().map(|(_, file)| {
+            let unsent = file.bytes.saturating_sub(file.sent_bytes.load(Ordering::Relaxed));
+            (file.path.clone(), unsent)
+        });
+        files.collect()
     }
 
     /// The losses until now.
@@ -58,8 +73,13 @@ mod tests {
     #[test]
     fn files_are_named_until_they_end_and_lost_ones_are_kept() {
         let ending = EndingFiles::default();
-        let one = ending.begin("a".to_owned(), 1);
-        let two = ending.begin("b".to_owned(), 2);
+        let file = |path: &str, sent: u64| EndingFile {
+            path: path.to_owned(),
+            bytes: 2,
+            sent_bytes: Arc::new(AtomicU64::new(sent)),
+        };
+        let one = ending.begin(file("a", 1));
+        let two = ending.begin(file("b", 0));
         assert_eq!(ending.files(), [("a".to_owned(), 1), ("b".to_owned(), 2)]);
         ending.end(one);
         ending.end_lost(two);
