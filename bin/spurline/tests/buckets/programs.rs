@@ -139,11 +139,18 @@ fn programs_store_in_a_bucket() {
     let Some(rig) = BucketRig::start() else { return };
     let mount = rig.mount("mnt", &["--object-attrs", "-o", "allow_other"]);
     run_programs(&python, &mount, &rig.world);
-    mount.unmount();
+    compare_trees(mount, rig.mount("other", &["--object-attrs"]));
     assert_eq!(rig.server.open_uploads(), 0);
     let Some(rig) = NodesRig::start_with(2, &["--object-attrs"]) else { return };
     let mount = rig.mount("mnt", &["-o", "allow_other"]);
     run_programs(&python, &mount, &rig.world);
-    mount.unmount();
+    compare_trees(mount, rig.mount("other", &[]));
     assert_eq!(rig.server.open_uploads(), 0);
+}
+
+/// Another mount has the same files.
+fn compare_trees(mount: Mount, other: Mount) {
+    assert_same(&tree(&other.at), &tree(&mount.at));
+    other.unmount();
+    mount.unmount();
 }

@@ -2,10 +2,11 @@
 //! process and no byte.
 
 use super::file_attrs::FileAttrs;
+use super::found::{FoundNode, FoundObject, OpenedNode};
 use super::names::{identity_of, is_unpublished, key_of};
-use super::object::{FoundObject, OpenObject, OpenedNode};
+use super::object::OpenObject;
 use super::requests::is_made_by;
-use super::volume::{BucketFiles, FoundNode};
+use super::volume::BucketFiles;
 use crate::s3_wire::bare_etag;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{FileIdentity, NodePath, PendingVersion};

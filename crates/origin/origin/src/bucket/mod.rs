@@ -11,6 +11,7 @@ mod continued;
 mod directory;
 mod file;
 mod file_attrs;
+mod found;
 mod names;
 mod object;
 mod part_upload;

@@ -11,6 +11,7 @@
 use super::BucketWriteOptions;
 use super::absences::RecentAbsences;
 use super::file_attrs::{FileAttrs, check_space, file_time, forget_old_bytes};
+use super::found::{FoundObject, OpenedNode};
 use super::names::{content_type_of, identity_of, key_of, random_identity};
 use super::part_upload::{FIRST_PART, PartState, PartUpload, part_at, part_range};
 use super::published::{PublishedBytes, PublishedTimes};
@@ -48,27 +49,6 @@ enum PartBody {
     Copied {
         etag: String,
     },
-}
-
-/// An object without changes of this process, or the marker of a folder.
-pub(super) struct FoundObject {
-    pub attr: ObjectAttr,
-    /// With `object_attrs` those of the object.
-    pub attributes: Option<ObjectAttributes>,
-}
-
-impl FoundObject {
-    /// Owner, mode, times and extended attributes.
-    pub fn file_attrs(&self) -> FileAttrs {
-        self.attributes.as_ref().map(FileAttrs::parse).unwrap_or_default()
-    }
-}
-
-/// The file that is opened.
-pub(super) enum OpenedNode {
-    Found(FoundObject),
-    /// A new file with these attributes.
-    New(FileAttrs),
 }
 
 /// The facts of a file that calls on names need. They are never locked during a request.

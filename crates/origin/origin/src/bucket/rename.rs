@@ -2,12 +2,12 @@
 //! rename that is aborted leaves some names twice and loses none. That of a folder is in `rename_folder`.
 
 use super::file_attrs::{FileAttrs, file_time};
+use super::found::{FoundNode, FoundObject, found_object};
 use super::names::{KEY_MAX, identity_of, key_of, node_attr, path_of};
-use super::object::FoundObject;
 use super::rename_folder::{FolderRename, RenameEnd, RenamedCopy, complete_renames};
 use super::rename_record::{RenameRecord, RenamedObject};
 use super::requests::{BucketRequests, NewObject, is_marked_as, mark_of, marked_as};
-use super::volume::{BucketFiles, FoundNode, exists, found_object};
+use super::volume::{BucketFiles, exists};
 use crate::backend::RawObject;
 use crate::s3_wire::bare_etag;
 use crate::write_backend::{CopySource, StoredObject, WriteCondition};

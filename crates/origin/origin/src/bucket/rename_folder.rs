@@ -9,11 +9,10 @@
 //!
 //! A copy that fails undoes the rename: copies are removed, then the record. So a failed rename can be repeated.
 
-use super::object::FoundObject;
+use super::found::{FoundObject, found_object};
 use super::rename::{CopyPlan, copy_object};
 use super::rename_record::{PhaseChange, RenamePhase, RenameRecord, RenamedObject};
 use super::requests::{BucketRequests, is_marked_as};
-use super::volume::found_object;
 use crate::s3_wire::bare_etag;
 use crate::write_backend::{StoredObject, WriteCondition};
 use futures::{StreamExt as _, TryStreamExt as _};

@@ -1,10 +1,11 @@
 //! The files of a mount whose changes are published when their last open file ends: no program waits for that, so those that fail
 //! are noted for the end of the mount. It knows no bytes and no request.
 
+use super::volume::WritableBucket;
 use parking_lot::Mutex;
-use spurline_volume::delayed::WriteLosses;
-use std::sync::Arc;
+use spurline_volume::delayed::{DelayedWrites, WriteLosses};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 /// A file that ends.
 pub(super) struct EndingFile {
@@ -63,6 +64,26 @@ impl EndingFiles {
     /// The losses until now.
     pub fn losses(&self) -> WriteLosses {
         self.state.lock().losses.clone()
+    }
+}
+
+impl DelayedWrites for WritableBucket {
+    fn publishes(&self) -> bool {
+        true
+    }
+
+    fn unsent_files(&self) -> Vec<(String, u64)> {
+        let open: Vec<_> = self.files.open.lock().files.values().filter_map(Weak::upgrade).collect();
+        let changed = open.iter().filter(|object| object.is_changed());
+        let mut files: Vec<(String, u64)> = changed
+            .map(|object| (String::from_utf8_lossy(&object.path()).into_owned(), object.unsent_bytes()))
+            .collect();
+        files.append(&mut self.files.context.ending.files());
+        files
+    }
+
+    fn losses(&self) -> WriteLosses {
+        self.files.context.ending.losses()
     }
 }
 

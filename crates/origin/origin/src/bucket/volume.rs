@@ -5,8 +5,9 @@ use super::absences::RecentAbsences;
 use super::directory::BucketFolder;
 use super::file::BucketFile;
 use super::file_attrs::{FileAttrs, check_space, file_time};
+use super::found::{FoundNode, FoundObject, OpenedNode, found_object};
 use super::names::{default_mode, key_of, node_attr, path_of};
-use super::object::{FoundObject, ObjectContext, OpenObject, OpenedNode};
+use super::object::{ObjectContext, OpenObject};
 use super::probe::{find_ignored_condition, unguarded};
 use super::published::{PublishedBytes, PublishedTimes};
 use super::rename_folder::complete_renames;
@@ -14,9 +15,9 @@ use super::requests::{BucketRequests, NewObject, mark_of, marked, marked_as};
 use super::staged::StagingSpace;
 use super::unpublished::EndingFiles;
 use super::upload_record::abort_leftovers;
-use crate::object_origin::{ObjectOrigin, StoredNode, file_attr, folder_attr, object_attr};
+use crate::object_origin::{ObjectOrigin, StoredNode, folder_attr, object_attr};
 use crate::s3_wire::bare_etag;
-use crate::write_backend::{CopySource, ObjectAttributes, StoredObject, WriteCondition};
+use crate::write_backend::{CopySource, ObjectAttributes, WriteCondition};
 use crate::{OriginOptions, OriginStore as _, SourceLocation};
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -25,7 +26,6 @@ use spurline_sys::join_path;
 use spurline_types::{Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
 use spurline_volume::Volume;
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
-use spurline_volume::delayed::{DelayedWrites, WriteLosses};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, outcome_by_names};
 use spurline_volume::writes::{
     AttrChange, Caller, Change, ContinuedFile, CreatedFile, NamePath, NodeAttr, NodePath, PendingVersion, S_IFDIR,
@@ -47,7 +47,7 @@ pub(super) struct BucketFiles {
     pub origin: Arc<ObjectOrigin>,
     pub requests: Arc<BucketRequests>,
     pub options: Arc<BucketWriteOptions>,
-    context: Arc<ObjectContext>,
+    pub context: Arc<ObjectContext>,
     timeout: std::time::Duration,
     pub open: Mutex<OpenTable>,
     /// New files of all mounts: an exclusive creation has a single winner.
@@ -569,26 +569,6 @@ pub(super) struct ListedPath {
 /// A change of the attributes in an object's metadata.
 type ChangeAttrs<'a> = dyn Fn(&mut FileAttrs) -> Result<()> + 'a;
 
-/// An object as its head describes it.
-pub(super) fn found_object(stored: StoredObject) -> FoundObject {
-    let attr = file_attr(&stored.raw);
-    let found = FoundObject { attr, attributes: Some(stored.attributes) };
-    if found.file_attrs().is_link() {
-        return FoundObject { attr: ObjectAttr { kind: FileKind::Symlink, ..found.attr }, ..found };
-    }
-    found
-}
-
-/// What a path leads to.
-pub(super) enum FoundNode {
-    /// A folder; with `object_attrs` its marker, if it has one.
-    Folder(Option<FoundObject>),
-    /// An object without changes of this process.
-    Object(FoundObject),
-    /// A file with changes that are not published.
-    Changed(Arc<OpenObject>),
-}
-
 pub(super) fn exists(path: &[u8]) -> Error {
     Error::new(ErrorKind::Io(libc::EEXIST), format!("'{}' exists", String::from_utf8_lossy(path)))
 }
@@ -599,7 +579,7 @@ fn not_offered(what: &str) -> Error {
 
 /// The changing side of a bucket.
 pub struct WritableBucket {
-    files: Arc<BucketFiles>,
+    pub(super) files: Arc<BucketFiles>,
 }
 
 impl WritableBucket {
@@ -720,26 +700,6 @@ impl CheckedBucket {
             Ok(())
         })?;
         Ok(CheckedBucket { origin, requests, options })
-    }
-}
-
-impl DelayedWrites for WritableBucket {
-    fn publishes(&self) -> bool {
-        true
-    }
-
-    fn unsent_files(&self) -> Vec<(String, u64)> {
-        let open: Vec<_> = self.files.open.lock().files.values().filter_map(Weak::upgrade).collect();
-        let changed = open.iter().filter(|object| object.is_changed());
-        let mut files: Vec<(String, u64)> = changed
-            .map(|object| (String::from_utf8_lossy(&object.path()).into_owned(), object.unsent_bytes()))
-            .collect();
-        files.append(&mut self.files.context.ending.files());
-        files
-    }
-
-    fn losses(&self) -> WriteLosses {
-        self.files.context.ending.losses()
     }
 }
 
