@@ -181,6 +181,8 @@ fn map_tensors(model: &ModelFiles, threads: usize, shuffled: Option<u32>) -> Res
                 stop::check_stop()?;
                 let len = buffer.len().min((tensor.len - done) as usize);
                 mappings[tensor.file].copy_to((tensor.start + done) as usize, &mut buffer[..len]);
+                // An optimising compiler removes copies that nothing reads.
+                std::hint::black_box(&mut buffer);
                 done += len as u64;
             }
             bytes.fetch_add(tensor.len, Ordering::Relaxed);
