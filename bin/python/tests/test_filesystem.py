@@ -57,8 +57,30 @@ def test_writes(source):
     files.pipe({"by-fsspec/a": b"1", "by-fsspec/deep/b": b"22"})
     with files.open("by-fsspec/c", "wb") as file:
         file.write(b"333")
+    with pytest.raises(ZeroDivisionError), files.open("by-fsspec/c", "wb") as file:
+        file.write(b"never")
+        1 / 0
+    assert (source / "by-fsspec/c").read_bytes() == b"333"
     files.mv("by-fsspec/c", "by-fsspec/d")
     files.rm("by-fsspec/deep", recursive=True)
     assert sorted(path.name for path in (source / "by-fsspec").iterdir()) == ["a", "d"]
     assert (source / "by-fsspec/d").read_bytes() == b"333"
+    files.client.close()
+
+
+def test_transactions(source):
+    # As torch's writer of distributed checkpoints uses them.
+    files = fsspec.filesystem("spurline", source=str(source), registry=REGISTRY, writable=True, skip_instance_cache=True)
+    files.makedirs("whole")
+    with files.transaction:
+        for name in ["a", "b"]:
+            with files.open(f"whole/{name}", "wb") as file:
+                file.write(name.encode() * 100_000)
+            assert not (source / f"whole/{name}").exists()
+    assert (source / "whole/b").read_bytes() == b"b" * 100_000
+    with pytest.raises(ZeroDivisionError), files.transaction:
+        with files.open("whole/a", "wb") as file:
+            file.write(b"never")
+        1 / 0
+    assert (source / "whole/a").read_bytes() == b"a" * 100_000 and len(list((source / "whole").iterdir())) == 2
     files.client.close()
