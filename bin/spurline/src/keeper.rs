@@ -3,7 +3,7 @@
 use crate::background::ReadySignal;
 use crate::signals;
 use spurline_config::Fault;
-use spurline_keeper::{KeeperReports, StopRequests, SupervisedProgram, supervise};
+use spurline_keeper::{KeeperReports, StopRequests, StoreLink, SupervisedProgram, supervise};
 use spurline_runtime::unmount::{UnmountReport, UnmountRequest, unmount_mount};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -16,12 +16,13 @@ use std::time::Duration;
 /// When no process can be started.
 pub fn run(ready: ReadySignal, mountpoint: &Path) -> Result<ExitCode, Fault> {
     let program = std::env::current_exe().and_then(SupervisedProgram::open).map_err(keeper_fault)?;
-    let stop = Arc::new(StopRequests::default());
+    let stop = Arc::new(StopRequests::new().map_err(keeper_fault)?);
     let requests = Arc::clone(&stop);
     signals::on_stop(move |_| requests.request_stop())?;
     // Without a look at the mountpoint, where a mount may wait for its process.
     let mountpoint = std::path::absolute(mountpoint).unwrap_or_else(|_| mountpoint.to_owned());
-    let code = supervise(program, &stop, &mut LoggedReports { ready, mountpoint }).map_err(keeper_fault)?;
+    let code = supervise(program, &stop, &mut LoggedReports { ready, mountpoint }, StoreLink::from_environment());
+    let code = code.map_err(keeper_fault)?;
     Ok(ExitCode::from(code))
 }
 

@@ -11,6 +11,7 @@ use spurline_csi::pb;
 use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use std::collections::HashMap;
 use std::net::TcpListener;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ fn a_volume_is_shared_by_the_pods_of_a_node_and_leaves_nothing() {
         (rig.read("a").unwrap(), rig.read("b").unwrap()),
         (b"hello from the source".into(), b"hello from the source".into())
     );
-    assert_eq!(rig.processes().len(), 1);
+    assert_eq!(rig.launched().len(), 1);
     let condition = rig.condition("pv", "a").unwrap();
     assert!(!condition.abnormal && condition.message.contains("mounted"), "{condition:?}");
     assert_eq!(rig.condition("pv", "nowhere").unwrap_err().code(), Code::NotFound);
@@ -76,7 +77,7 @@ fn a_volume_with_rw_changes_its_source_but_not_for_pods_that_only_read() {
     let refused = std::fs::write(rig.target("reader").join("other"), b"x").unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     // It stays so when the mount process is replaced.
-    rig.signal(rig.processes()[0], rustix::process::Signal::KILL);
+    rig.kill_mounts();
     wait_for("the replaced mount", || rig.read("writer").is_ok() && rig.read("reader").is_ok());
     std::fs::write(rig.target("writer").join("new"), b"again").unwrap();
     let refused = std::fs::write(rig.target("reader").join("other"), b"x").unwrap_err();
@@ -222,7 +223,8 @@ fn a_restarted_driver_finds_its_mounts_and_readers_see_nothing_of_it() {
 #[test]
 fn a_dead_mount_process_is_replaced_and_the_cause_reported() {
     let Some(rig) = DriverRig::new() else { return };
-    let attributes = rig.attributes();
+    let mut attributes = rig.attributes();
+    attributes.insert("mountOptions".into(), "cache-size=0,metrics=none,norecover".into());
     rig.stage("pv", &attributes).unwrap();
     rig.publish("pv", "a", &attributes).unwrap();
     let before = rig.processes();
@@ -239,6 +241,81 @@ fn a_dead_mount_process_is_replaced_and_the_cause_reported() {
     rig.check_empty();
 }
 
+/// Reads an open file from its mount, not from the kernel's cache.
+fn read_again(file: &std::fs::File) -> Vec<u8> {
+    use std::os::unix::fs::FileExt as _;
+    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let mut text = vec![0; 21];
+    file.read_exact_at(&mut text, 0).unwrap();
+    text
+}
+
+#[test]
+fn open_files_of_pods_outlive_the_processes_of_their_mount_and_of_the_driver() {
+    use rustix::process::Signal;
+    let Some(mut rig) = DriverRig::new() else { return };
+    let attributes = rig.attributes();
+    rig.stage("pv", &attributes).unwrap();
+    rig.publish("pv", "a", &attributes).unwrap();
+    let file = std::fs::File::open(rig.target("a").join("file")).unwrap();
+    let device = std::fs::metadata(rig.target("a")).unwrap().dev();
+    let events = |rig: &DriverRig, reason: &str| {
+        std::fs::read_to_string(rig.path("driver.log")).unwrap().matches(&format!("{reason}: ")).count()
+    };
+    let check = |rig: &DriverRig| {
+        assert_eq!(read_again(&file), b"hello from the source");
+        assert_eq!(std::fs::metadata(rig.target("a")).unwrap().dev(), device, "it is the same mount");
+        assert_eq!(rig.launched().len(), 1);
+    };
+
+    // The keeper replaces the process.
+    let keeper = rig.launched();
+    rig.signal(rig.servers()[0], Signal::KILL);
+    wait_for("the event", || events(&rig, "VolumeMountRestarted") == 1);
+    check(&rig);
+    assert_eq!(rig.launched(), keeper);
+    let wanted = "its process ended: signal: 9";
+    wait_for("the condition", || {
+        rig.condition("pv", "a").is_ok_and(|now| !now.abnormal && now.message.contains(wanted))
+    });
+
+    // The driver replaces both, as after the end of a container, also after its own end.
+    for round in 1..=2 {
+        rig.kill_mounts();
+        wait_for("the event", || events(&rig, "VolumeMountReplaced") == round);
+        check(&rig);
+        let inner = Arc::get_mut(&mut rig).unwrap();
+        inner.end_driver(if round == 1 { Signal::KILL } else { Signal::TERM });
+        inner.start();
+        let connects = "the keeper connects to the restarted driver";
+        let keeper = rig.launched()[0];
+        wait_for(connects, || has_store(keeper, &rig.path("state")));
+    }
+    // A pod that is deleted gets a signal.
+    let keeper = rig.launched();
+    rig.signal(keeper[0], Signal::TERM);
+    wait_for("the event", || events(&rig, "VolumeMountReplaced") == 3);
+    check(&rig);
+    assert_ne!(rig.launched(), keeper);
+    assert_eq!(events(&rig, "VolumeMountRestarted"), 1, "each end is reported once");
+
+    // An open file does not keep the volume.
+    rig.unpublish("pv", "a").unwrap();
+    rig.unstage("pv").unwrap();
+    rig.check_empty();
+    drop(file);
+}
+
+/// Whether the keeper is connected to a descriptor store below `dir`.
+fn has_store(keeper: i32, dir: &Path) -> bool {
+    let table = std::fs::read_to_string("/proc/net/unix").unwrap();
+    // The accepted end of a connection has the path of its listener; 03 is "connected".
+    let dir = dir.display().to_string();
+    let accepted = table.lines().filter(|line| line.contains(&dir) && line.ends_with("/store"));
+    let is_connected = |line: &str| line.split_whitespace().nth(5) == Some("03");
+    Path::new(&format!("/proc/{keeper}")).exists() && accepted.filter(|line| is_connected(line)).count() == 1
+}
+
 /// Runs a script with root's rights.
 fn sh(script: &str) -> std::process::Output {
     std::process::Command::new("sh").args(["-ec", script]).output().unwrap()
@@ -251,7 +328,7 @@ fn containers_of_a_volume_get_each_replacement() {
     use pb::volume_capability::access_mode::Mode;
     let Some(rig) = DriverRig::new() else { return };
     let mut attributes = rig.attributes();
-    attributes.insert("mountOptions".into(), "cache-size=0,metrics=none,rw".into());
+    attributes.insert("mountOptions".into(), "cache-size=0,metrics=none,rw,norecover".into());
     let many = || capability_of(Mode::MultiNodeMultiWriter);
     // As kubelet's directory and that of the driver are on most hosts.
     let shared = ["pods", "state"].map(|name| rig.path(name).display().to_string());
@@ -314,8 +391,7 @@ fn a_hung_mount_is_reported_and_does_not_hang_its_end() {
     let attributes = rig.attributes();
     rig.stage("pv", &attributes).unwrap();
     rig.publish("pv", "a", &attributes).unwrap();
-    let process = rig.processes()[0];
-    rig.signal(process, rustix::process::Signal::STOP);
+    rig.signal(rig.servers()[0], rustix::process::Signal::STOP);
     let condition = rig.condition("pv", "a").unwrap();
     assert!(condition.abnormal && condition.message.contains("no answer within"), "{condition:?}");
     rig.unpublish("pv", "a").unwrap();
@@ -601,7 +677,7 @@ fn calls_at_the_same_time_make_one_mount() {
             })
             .collect();
         stages.into_iter().for_each(|call| call.join().unwrap().unwrap());
-        assert_eq!(rig.processes().len(), 1, "round {round}");
+        assert_eq!(rig.launched().len(), 1, "round {round}");
         let pods: Vec<_> = (0..8)
             .map(|n| {
                 let (rig, attributes) = (Arc::clone(&rig), attributes.clone());

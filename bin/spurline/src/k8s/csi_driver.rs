@@ -83,7 +83,7 @@ pub fn run(args: CsiDriverArgs) -> Result<ExitCode, Fault> {
         default_memory,
         trust_inline: args.trust_inline_volumes,
         launcher,
-        arguments: Arc::new(MountParser),
+        arguments: Arc::new(MountParser::of_this_host()),
     })?;
     ready.signal_ready()?;
     let _ = stopped.recv();

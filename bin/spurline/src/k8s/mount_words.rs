@@ -6,7 +6,7 @@ use crate::fstab;
 use clap::{Args as _, Command, FromArgMatches as _};
 use spurline_config::budget::OUTSIDE;
 use spurline_config::{Fault, HostLimits, RawMount};
-use spurline_csi::{MountArguments, MountRequest, MountWords};
+use spurline_csi::{MountArguments, MountRequest, MountWords, NO_RECOVERY_OPTION};
 use std::ffi::OsString;
 
 /// Flags that make no sense for a volume, and why.
@@ -18,26 +18,51 @@ const REFUSED_VOLUME_FLAGS: [(&str, &str); 5] = [
     ("group-token-file", "put the token into the volume's secret, under the key group-token"),
 ];
 
+/// The oldest kernel on which a mount outlives its process.
+const OLDEST_RECOVERING_KERNEL: [u32; 2] = [6, 9];
+
 /// The parser of `spurline mount`.
 #[derive(Debug, Clone, Copy)]
-pub struct MountParser;
+pub struct MountParser {
+    /// Whether mounts of this host can outlive their processes.
+    recovers: bool,
+}
 
-impl MountArguments for MountParser {
-    fn of_mount(&self, request: MountRequest<'_>) -> Result<MountWords, Fault> {
-        words_of_mount(request, &HostLimits::detect())
+impl MountParser {
+    /// For mounts of this host.
+    pub fn of_this_host() -> MountParser {
+        let system = rustix::system::uname();
+        MountParser { recovers: is_recovering_kernel(&system.release().to_string_lossy()) }
     }
 }
 
-/// The words, on a host with these limits.
+/// Whether the kernel of this release (`6.12.3-amd64`) sends requests to the next process of a mount.
+fn is_recovering_kernel(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    [numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)] >= OLDEST_RECOVERING_KERNEL
+}
+
+impl MountArguments for MountParser {
+    fn of_mount(&self, request: MountRequest<'_>) -> Result<MountWords, Fault> {
+        words_of_mount(request, &HostLimits::detect(), self.recovers)
+    }
+}
+
+/// The words, on a host with these limits. With `recovers` the mount outlives its process where the volume's options allow that.
 ///
 /// # Errors
 /// When `spurline mount` would refuse the words.
-pub(super) fn words_of_mount(request: MountRequest<'_>, host: &HostLimits) -> Result<MountWords, Fault> {
+pub(super) fn words_of_mount(
+    request: MountRequest<'_>,
+    host: &HostLimits,
+    recovers: bool,
+) -> Result<MountWords, Fault> {
     let settings = request.settings;
     // Without environment variables: the driver's variables are not those of the mount process.
     let flags = MountArgs::augment_args(Command::new("mount"));
     // In /etc/fstab rw means nothing, because mount(8) adds the word; here a person wrote the word.
-    let options = settings.options.iter().map(|word| if word == "rw" { "writable".to_owned() } else { word.clone() });
+    let options = settings.options.iter().filter(|word| *word != NO_RECOVERY_OPTION);
+    let options = options.map(|word| if word == "rw" { "writable".to_owned() } else { word.clone() });
     let options = fstab::flags_of_options(&flags, &options.collect::<Vec<_>>())?;
     let named = settings.flags.iter().map(|(flag, value)| OsString::from(format!("--{flag}={value}")));
     let mut given: Vec<OsString> = named.chain(options).collect();
@@ -56,14 +81,25 @@ pub(super) fn words_of_mount(request: MountRequest<'_>, host: &HostLimits) -> Re
         let buffer = parse(&flags, &given, &places)?.volume.buffer_size.0;
         memory = memory.max(buffer / 3 * 4 + OUTSIDE);
     }
-    let raw = parse(&flags, &given, &places)?;
+    let mut raw = parse(&flags, &given, &places)?;
     let writable = raw.fuse.rw;
     let limits = HostLimits { cgroup: Some((memory, "the volume's attribute memory".into())), ..host.clone() };
+    let is_unwanted = settings.options.iter().any(|word| word == NO_RECOVERY_OPTION);
+    if recovers && !is_unwanted && !raw.fuse.recover {
+        // The checks know what goes with it.
+        let mut recovering = raw.clone();
+        recovering.fuse.recover = true;
+        if recovering.clone().check(&limits).is_ok() {
+            given.push("--recover".into());
+            raw = recovering;
+        }
+    }
+    let recovers = raw.fuse.recover;
     raw.check(&limits)?;
     let words = [OsString::from("mount")].into_iter().chain(given).chain(["--".into()]).chain(places);
     let words = words.map(|word| word.into_string()).collect::<Result<_, _>>();
     let words = words.map_err(|word| Fault::usage(format!("{} is no text", word.display()), ""))?;
-    Ok(MountWords { words, memory, writable })
+    Ok(MountWords { words, memory, writable, recovers })
 }
 
 fn has_flag(given: &[OsString], flag: &str) -> bool {
@@ -106,7 +142,8 @@ mod tests {
         };
         let own = [("group-token-file".to_owned(), "/t".to_owned())];
         let (mountpoint, default_memory) = (Path::new("/m"), 512 << 20);
-        words_of_mount(MountRequest { settings: &settings, own_flags: &own, mountpoint, default_memory }, &host())
+        let request = MountRequest { settings: &settings, own_flags: &own, mountpoint, default_memory };
+        words_of_mount(request, &host(), true)
     }
 
     #[test]
@@ -123,6 +160,7 @@ mod tests {
             "-o",
             "allow_other",
             "--buffer-size=336M",
+            "--recover",
             "--",
             "s3://b",
             "/m",
@@ -146,6 +184,23 @@ mod tests {
         assert!(words(&["buffer-size=3000M"], None).unwrap().memory >= 4000 << 20);
         let said = words(&["buffer-size=900M"], Some(512 << 20)).unwrap_err().to_string();
         assert!(said.contains("--buffer-size 900") && said.contains("the volume's attribute memory"), "{said}");
+    }
+
+    #[test]
+    fn mounts_outlive_their_processes_where_kernel_and_options_allow_that() {
+        for (release, recovers) in
+            [("6.8.0-45-generic", false), ("6.9", true), ("6.12.3+deb13-amd64", true), ("7.0", true)]
+        {
+            assert_eq!(is_recovering_kernel(release), recovers, "{release}");
+        }
+        for (options, recovers) in [(&[][..], true), (&["norecover"], false), (&["fuse-io=uring"], false)] {
+            let made = words(options, None).unwrap();
+            assert_eq!(
+                (made.recovers, made.words.contains(&"--recover".to_owned())),
+                (recovers, recovers),
+                "{options:?}"
+            );
+        }
     }
 
     #[test]

@@ -197,7 +197,7 @@ fn check_mount_options(values: &ClusterValues) -> Result<(), Fault> {
     let request = MountRequest { settings: &settings, own_flags: &[], mountpoint: Path::new("/mnt"), default_memory };
     // This machine is no part of the cluster.
     let host = HostLimits { memory_bytes: None, ..HostLimits::detect() };
-    let words = words_of_mount(request, &host)
+    let words = words_of_mount(request, &host, false)
         .map_err(|fault| Fault { what: format!("storageClass.mountOptions: {}", fault.what), ..fault })?;
     let is_directory = values.text("storageClass.source").starts_with('/');
     if words.writable && values.is_on("nodes.enabled") && !is_directory {

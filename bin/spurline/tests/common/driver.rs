@@ -175,6 +175,25 @@ impl DriverRig {
         .collect()
     }
 
+    /// The processes that the driver has started: keepers, and mounts without one.
+    pub fn launched(&self) -> Vec<i32> {
+        self.processes().into_iter().filter(|pid| !has_keeper(*pid)).collect()
+    }
+
+    /// The processes that serve mounts with a keeper.
+    pub fn servers(&self) -> Vec<i32> {
+        self.processes().into_iter().filter(|pid| has_keeper(*pid)).collect()
+    }
+
+    /// Kills all mount processes and their keepers at once, as the end of a container does.
+    pub fn kill_mounts(&self) {
+        for pid in self.processes() {
+            // A process may end with its keeper.
+            let pid = rustix::process::Pid::from_raw(pid).unwrap();
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+
     /// Checks that nothing is left of any volume.
     pub fn check_empty(&self) {
         assert!(!mounted_below(self.dir.path()), "{}", std::fs::read_to_string("/proc/self/mountinfo").unwrap());
@@ -198,9 +217,7 @@ impl DriverRig {
 impl Drop for DriverRig {
     fn drop(&mut self) {
         self.end_driver(rustix::process::Signal::KILL);
-        for pid in self.processes() {
-            self.signal(pid, rustix::process::Signal::KILL);
-        }
+        self.kill_mounts();
         let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         for at in table
             .lines()
@@ -213,6 +230,12 @@ impl Drop for DriverRig {
             eprintln!("{}", std::fs::read_to_string(self.path("driver.log")).unwrap_or_default());
         }
     }
+}
+
+/// Whether a keeper has started the process.
+fn has_keeper(pid: i32) -> bool {
+    let variables = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    variables.split(|byte| *byte == 0).any(|variable| variable.starts_with(b"SPURLINE_MOUNT_LIFE="))
 }
 
 pub fn pair((key, value): (&str, &str)) -> (String, String) {

@@ -5,7 +5,7 @@ use crate::common::spurline;
 use crate::server::ClusterRig;
 use serde_json::{Value, json};
 use std::collections::HashMap;
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -103,6 +103,7 @@ impl AgentState {
                     self.cluster.call("DELETE", &pod_path(name), &json!({ "gracePeriodSeconds": 0 }));
                 } else if let Some(child) = running.get_mut(name) {
                     if let Some(status) = child.try_wait().unwrap() {
+                        end_group(child.id());
                         running.remove(name);
                         self.report_end(name, status);
                     }
@@ -148,6 +149,7 @@ impl AgentState {
             command.env(variable["name"].as_str().unwrap(), expand(variable["value"].as_str().unwrap()));
         }
         let log = std::fs::File::create(self.dir.join(name)).unwrap();
+        command.process_group(0);
         Some(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap())
     }
 
@@ -206,10 +208,17 @@ fn end(mut child: Child) {
     let _ = std::process::Command::new("kill").arg(child.id().to_string()).status();
     for _ in 0..100 {
         if child.try_wait().unwrap().is_some() {
-            return;
+            return end_group(child.id());
         }
         std::thread::sleep(POLL);
     }
     let _ = child.kill();
     let _ = child.wait();
+    end_group(child.id());
+}
+
+/// All processes of a container end with the first.
+fn end_group(leader: u32) {
+    let leader = rustix::process::Pid::from_raw(leader as i32).unwrap();
+    let _ = rustix::process::kill_process_group(leader, rustix::process::Signal::KILL);
 }

@@ -2,6 +2,7 @@
 //! releases, so unknown fields are ignored, and a version that differs is refused.
 
 use rustix::cmsg_space;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
@@ -39,6 +40,23 @@ impl KeptDescriptors {
     pub fn duplicate(&self) -> io::Result<KeptDescriptors> {
         Ok(KeptDescriptors { device: self.device.try_clone()?, state: self.state.try_clone()? })
     }
+
+    /// Whether the connection to the kernel has ended: unmounted, or aborted.
+    pub(crate) fn is_dead(&self) -> bool {
+        let mut events = [PollFd::new(&self.device, PollFlags::IN)];
+        let polled = poll(&mut events, Some(&Timespec::default()));
+        polled.is_ok() && events[0].revents().contains(PollFlags::ERR)
+    }
+}
+
+/// A mount in a store.
+#[derive(Debug)]
+pub(crate) struct KeptMount {
+    pub descriptors: KeptDescriptors,
+    /// Earlier processes than the one that is about to serve.
+    pub takeovers: u64,
+    /// Why the process before ended; empty at first.
+    pub cause: String,
 }
 
 /// Now, on the clock of [`LifeOrder::ended_at_ns`].
@@ -77,6 +95,10 @@ pub(crate) enum KeeperMessage {
     Upgrade(String),
     /// From the keeper.
     UpgradeAnswer(String),
+    /// From the keeper to its store.
+    Keep(KeptMount),
+    /// From the store: the mount is to end.
+    End,
 }
 
 /// A line of a message holds no line break.
@@ -89,6 +111,10 @@ fn field(text: &mut String, key: &str, value: &str) {
 
 fn value_of<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+}
+
+fn number_of(text: &str, key: &str) -> u64 {
+    value_of(text, key).and_then(|value| value.parse().ok()).unwrap_or(0)
 }
 
 fn malformed(what: &str) -> io::Error {
@@ -123,6 +149,13 @@ impl KeeperMessage {
                 text.push_str("upgrade-answer\n");
                 field(&mut text, "answer", answer);
             }
+            KeeperMessage::Keep(mount) => {
+                text.push_str("keep\n");
+                field(&mut text, "takeovers", &mount.takeovers.to_string());
+                field(&mut text, "cause", &mount.cause);
+                kept = Some(&mount.descriptors);
+            }
+            KeeperMessage::End => text.push_str("end\n"),
         }
         let sent: Vec<BorrowedFd<'_>> =
             kept.map(|kept| vec![kept.device.as_fd(), kept.state.as_fd()]).unwrap_or_default();
@@ -167,6 +200,12 @@ impl KeeperMessage {
             "mounted" => KeeperMessage::Mounted(kept.ok_or_else(|| malformed("lacks descriptors"))?),
             "ready" => KeeperMessage::Ready,
             "upgrade" => KeeperMessage::Upgrade(value_of(fields, "program").unwrap_or_default().to_owned()),
+            "keep" => KeeperMessage::Keep(KeptMount {
+                descriptors: kept.ok_or_else(|| malformed("lacks descriptors"))?,
+                takeovers: number_of(fields, "takeovers"),
+                cause: value_of(fields, "cause").unwrap_or_default().to_owned(),
+            }),
+            "end" => KeeperMessage::End,
             "upgrade-answer" => KeeperMessage::UpgradeAnswer(value_of(fields, "answer").unwrap_or_default().to_owned()),
             _ => return Err(malformed("has an unknown word")),
         }))
@@ -174,15 +213,14 @@ impl KeeperMessage {
 }
 
 fn parse_order(fields: &str, kept: Option<KeptDescriptors>) -> io::Result<LifeOrder> {
-    let number = |key| value_of(fields, key).and_then(|value| value.parse().ok()).unwrap_or(0);
-    if number("protocol") != u64::from(PROTOCOL_VERSION) {
+    if number_of(fields, "protocol") != u64::from(PROTOCOL_VERSION) {
         return Err(malformed("has another version: unmount, and mount again with this program"));
     }
     Ok(LifeOrder {
-        keeper: number("keeper") as u32,
-        takeovers: number("takeovers"),
+        keeper: number_of(fields, "keeper") as u32,
+        takeovers: number_of(fields, "takeovers"),
         cause: value_of(fields, "cause").unwrap_or_default().to_owned(),
-        ended_at_ns: number("ended_at_ns"),
+        ended_at_ns: number_of(fields, "ended_at_ns"),
         check_only: value_of(fields, "check_only") == Some("yes"),
         kept,
     })

@@ -2,7 +2,8 @@
 
 use crate::life::LIFE_VARIABLE;
 use crate::messages::{KeeperMessage, KeptDescriptors, LifeOrder, UPGRADE_ACCEPTED, UPGRADE_CAUSE, monotonic_ns};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crate::store::{STORE_RETRY_INTERVAL, StoreLink};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid};
 use std::ffi::OsString;
@@ -85,20 +86,39 @@ fn open_file_path(file: &File) -> PathBuf {
 }
 
 /// Requests to end the mount, from a thread of signals.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct StopRequests {
     process: AtomicI32,
     /// Whether the process unmounts at a signal. A successor that is killed at its start would leave a dead mount.
     unmounts: AtomicBool,
+    /// Whether a stop ends the keeper and its process only, because a store holds the mount for the next keeper.
+    leaves_mount: AtomicBool,
     count: AtomicU32,
+    /// Readable after a request.
+    wake: OwnedFd,
 }
 
 impl StopRequests {
+    /// None yet.
+    ///
+    /// # Errors
+    /// When no descriptor is free.
+    pub fn new() -> io::Result<StopRequests> {
+        Ok(StopRequests {
+            process: AtomicI32::new(0),
+            unmounts: AtomicBool::new(false),
+            leaves_mount: AtomicBool::new(false),
+            count: AtomicU32::new(0),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
     /// Ends the mount: each call is a signal for the mount's process, as soon as that can unmount. The second call does not wait
-    /// for that.
+    /// for that. With a store the mount is left to the next keeper.
     pub fn request_stop(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
-        if self.unmounts.load(Ordering::SeqCst) || self.is_forced() {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        if !self.leaves_mount() && (self.unmounts.load(Ordering::SeqCst) || self.is_forced()) {
             self.signal_process();
         }
     }
@@ -117,10 +137,25 @@ impl StopRequests {
         self.count.load(Ordering::SeqCst) > 1
     }
 
+    fn leaves_mount(&self) -> bool {
+        self.leaves_mount.load(Ordering::SeqCst)
+    }
+
+    fn set_leaves_mount(&self, leaves: bool) {
+        self.leaves_mount.store(leaves, Ordering::SeqCst);
+        if !leaves && self.is_stopping() && self.unmounts.load(Ordering::SeqCst) {
+            self.signal_process();
+        }
+    }
+
+    fn clear_wake(&self) {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+    }
+
     fn set_process(&self, id: u32) {
         self.unmounts.store(false, Ordering::SeqCst);
         self.process.store(id as i32, Ordering::SeqCst);
-        if self.is_forced() {
+        if self.is_forced() && !self.leaves_mount() {
             self.signal_process();
         }
     }
@@ -128,7 +163,7 @@ impl StopRequests {
     /// From now on the process unmounts at a signal, or leaves nothing behind.
     fn set_unmounts(&self) {
         self.unmounts.store(true, Ordering::SeqCst);
-        if self.is_stopping() {
+        if self.is_stopping() && !self.leaves_mount() {
             self.signal_process();
         }
     }
@@ -152,6 +187,12 @@ pub trait KeeperReports {
     fn remove_mount(&mut self);
 }
 
+/// What a keeper has waited for.
+struct LifeEvents {
+    ended: bool,
+    spoke: bool,
+}
+
 /// How a life ended.
 struct LifeEnd {
     status: ExitStatus,
@@ -166,67 +207,60 @@ struct Keeper<'a> {
     kept: Option<KeptDescriptors>,
     stop: &'a StopRequests,
     reports: &'a mut dyn KeeperReports,
+    store: Option<StoreLink>,
     takeovers: u64,
+    /// Why the process before ended, and when; empty and 0 at first.
+    cause: String,
+    ended_at_ns: u64,
     is_ready: bool,
+    /// A stop has left the mount to the next keeper.
+    has_left: bool,
 }
 
-/// Runs the mount's process, again and again until the mount ends; returns the exit code.
+/// Runs the mount's process, again and again until the mount ends; returns the exit code. With a `store` whose mount lives, the first
+/// process continues that mount.
 ///
 /// # Errors
-/// When the process can't be started.
-pub fn supervise(program: SupervisedProgram, stop: &StopRequests, reports: &mut dyn KeeperReports) -> io::Result<u8> {
-    let mut keeper = Keeper { kept: None, stop, reports, takeovers: 0, is_ready: false };
+/// When the process can't be started, or the store does not answer.
+pub fn supervise(
+    program: SupervisedProgram,
+    stop: &StopRequests,
+    reports: &mut dyn KeeperReports,
+    store: Option<StoreLink>,
+) -> io::Result<u8> {
+    let mut keeper = Keeper {
+        kept: None,
+        stop,
+        reports,
+        store,
+        takeovers: 0,
+        cause: String::new(),
+        ended_at_ns: 0,
+        is_ready: false,
+        has_left: false,
+    };
+    keeper.take_from_store()?;
     let mut program = program;
     let mut before: Option<SupervisedProgram> = None;
-    let mut cause = String::new();
-    let mut ended_at_ns = 0;
     let mut early_deaths = EarlyDeaths::default();
     loop {
-        let order = LifeOrder {
-            keeper: std::process::id(),
-            takeovers: keeper.takeovers,
-            cause: cause.clone(),
-            ended_at_ns,
-            check_only: false,
-            kept: keeper.kept.as_ref().map(KeptDescriptors::duplicate).transpose()?,
-        };
-        let mut end = keeper.run_life(&program, order)?;
-        if end.served.is_some() {
-            // Programs wait since then, however many processes fail to serve.
-            ended_at_ns = monotonic_ns();
-        }
-        let Some(kept) = &keeper.kept else {
-            if end.status.code().is_none() && !stop.is_stopping() {
-                keeper.reports.report_loss(&format!(
-                    "the mount's process ended before the mount was ready ({}): if the mountpoint answers ENOTCONN, remove it \
-                     with spurline umount, and mount again",
-                    end.status
-                ));
-            }
-            return Ok(exit_code(end.status));
-        };
-        if is_dead(&kept.device) {
-            // An unmount without a process that could take part is no failure.
-            let had_no_part = end.served.is_none() || end.status.code().is_none();
-            return Ok(if had_no_part && is_unmounted(&kept.device) { 0 } else { exit_code(end.status) });
-        }
-        if stop.is_forced() || stop.is_stopping() && end.served.is_none() {
-            keeper.reports.remove_mount();
-            return Ok(exit_code(end.status));
+        let mut end = keeper.run_life(&program)?;
+        if let Some(code) = keeper.end_of_mount(&end) {
+            return Ok(code);
         }
         keeper.takeovers += 1;
         if let Some(next) = end.upgrade.take() {
-            cause = format!("{UPGRADE_CAUSE}{}", next.path.display());
+            keeper.cause = format!("{UPGRADE_CAUSE}{}", next.path.display());
             before = Some(std::mem::replace(&mut program, next));
             early_deaths = EarlyDeaths::default();
             continue;
         }
-        cause = format!("its process ended: {}", end.status);
+        keeper.cause = format!("its process ended: {}", end.status);
         let early = end.served.is_none_or(|served| served < EARLY_DEATH_AGE);
         if early && let Some(old) = before.take() {
-            cause = format!("the upgrade to {} failed, {cause}", program.path.display());
+            keeper.cause = format!("the upgrade to {} failed, {}", program.path.display(), keeper.cause);
             program = old;
-            keeper.reports.report_restart(&format!("{cause}; {} goes on", program.path.display()));
+            keeper.reports.report_restart(&format!("{}; {} goes on", keeper.cause, program.path.display()));
             continue;
         }
         if !early {
@@ -238,26 +272,8 @@ pub fn supervise(program: SupervisedProgram, stop: &StopRequests, reports: &mut 
         } else {
             early_deaths = EarlyDeaths::default();
         }
-        if let Some(deaths) = early_deaths.are_too_many() {
-            // Closes the connection: programs get errors instead of waiting for ever.
-            keeper.kept = None;
-            keeper.reports.report_loss(&format!(
-                "{deaths} (last: {}): the keeper gives up, and programs in the mount get ENOTCONN; remove the \
-                 mount with spurline umount, look at the log, and mount again",
-                end.status
-            ));
-            return Ok(FAILED_CODE);
-        }
-        keeper.reports.report_restart(&format!("{cause}; it is started again"));
-        if let Some(pause) = early_deaths.pause() {
-            pause_while_mounted(&kept.device, pause);
-            if is_dead(&kept.device) {
-                return Ok(if is_unmounted(&kept.device) { 0 } else { FAILED_CODE });
-            }
-            if stop.is_stopping() {
-                keeper.reports.remove_mount();
-                return Ok(0);
-            }
+        if let Some(code) = keeper.pause_or_give_up(&early_deaths, &end) {
+            return Ok(code);
         }
     }
 }
@@ -306,7 +322,102 @@ impl EarlyDeaths {
 }
 
 impl Keeper<'_> {
-    fn run_life(&mut self, program: &SupervisedProgram, order: LifeOrder) -> io::Result<LifeEnd> {
+    /// Continues the mount of the store, if that lives.
+    fn take_from_store(&mut self) -> io::Result<()> {
+        let Some(store) = &mut self.store else { return Ok(()) };
+        let held = store.connect().map_err(|error| {
+            io::Error::new(error.kind(), format!("the store of the mount's descriptors does not answer: {error}"))
+        })?;
+        let Some(kept) = held.kept.filter(|kept| !kept.is_dead()) else { return Ok(()) };
+        self.kept = Some(kept);
+        self.takeovers = held.takeovers;
+        self.cause = held.cause;
+        self.ended_at_ns = held.ended_at_ns;
+        self.stop.set_leaves_mount(true);
+        Ok(())
+    }
+
+    /// Gives the mount to the store, so that the next keeper can follow the process that is served by now.
+    fn keep_in_store(&mut self) {
+        let (Some(store), Some(kept)) = (&mut self.store, &self.kept) else { return };
+        store.keep(kept, self.takeovers, &self.cause);
+        self.stop.set_leaves_mount(true);
+    }
+
+    /// The exit code, if the mount ends with this process.
+    fn end_of_mount(&mut self, end: &LifeEnd) -> Option<u8> {
+        if self.has_left {
+            return Some(0);
+        }
+        if end.served.is_some() {
+            // Programs wait since then, however many processes fail to serve.
+            self.ended_at_ns = monotonic_ns();
+        }
+        let Some(kept) = &self.kept else {
+            if end.status.code().is_none() && !self.stop.is_stopping() {
+                self.reports.report_loss(&format!(
+                    "the mount's process ended before the mount was ready ({}): if the mountpoint answers ENOTCONN, remove it \
+                     with spurline umount, and mount again",
+                    end.status
+                ));
+            }
+            return Some(exit_code(end.status));
+        };
+        if kept.is_dead() {
+            // An unmount without a process that could take part is no failure.
+            let had_no_part = end.served.is_none() || end.status.code().is_none();
+            return Some(if had_no_part && is_unmounted(&kept.device) { 0 } else { exit_code(end.status) });
+        }
+        if self.stop.is_forced() || self.stop.is_stopping() && end.served.is_none() {
+            self.end_without_process();
+            return Some(exit_code(end.status));
+        }
+        None
+    }
+
+    /// A stop while no process can unmount.
+    fn end_without_process(&mut self) {
+        if !self.stop.leaves_mount() {
+            self.reports.remove_mount();
+        }
+    }
+
+    /// Pauses before the next process, or returns the exit code after too many early deaths.
+    fn pause_or_give_up(&mut self, early_deaths: &EarlyDeaths, end: &LifeEnd) -> Option<u8> {
+        if let Some(deaths) = early_deaths.are_too_many() {
+            // Closes the connection: programs get errors instead of waiting for ever.
+            self.kept = None;
+            self.reports.report_loss(&format!(
+                "{deaths} (last: {}): the keeper gives up, and programs in the mount get ENOTCONN; remove the \
+                 mount with spurline umount, look at the log, and mount again",
+                end.status
+            ));
+            return Some(FAILED_CODE);
+        }
+        self.reports.report_restart(&format!("{}; it is started again", self.cause));
+        let pause = early_deaths.pause()?;
+        let kept = self.kept.as_ref()?;
+        pause_while_mounted(&kept.device, pause);
+        if kept.is_dead() {
+            return Some(if is_unmounted(&kept.device) { 0 } else { FAILED_CODE });
+        }
+        if self.stop.is_stopping() {
+            self.end_without_process();
+            return Some(0);
+        }
+        None
+    }
+
+    fn run_life(&mut self, program: &SupervisedProgram) -> io::Result<LifeEnd> {
+        self.keep_in_store();
+        let order = LifeOrder {
+            keeper: std::process::id(),
+            takeovers: self.takeovers,
+            cause: self.cause.clone(),
+            ended_at_ns: self.ended_at_ns,
+            check_only: false,
+            kept: self.kept.as_ref().map(KeptDescriptors::duplicate).transpose()?,
+        };
         let (ours, theirs) = conversation()?;
         let mut child = start_patiently(program, theirs)?;
         let is_new = self.kept.is_none();
@@ -322,25 +433,22 @@ impl Keeper<'_> {
         let process = Pid::from_child(&child);
         let process = pidfd_open(process, PidfdFlags::empty())?;
         loop {
-            let mut events = [PollFd::new(&ours, PollFlags::IN), PollFd::new(&process, PollFlags::IN)];
-            match poll(&mut events, None) {
-                Err(rustix::io::Errno::INTR) => continue,
-                polled => polled?,
-            };
-            let ended = !events[1].revents().is_empty();
-            let spoke = events[0].revents().contains(PollFlags::IN);
+            let LifeEvents { ended, spoke } = self.wait_for_events(&ours, &process)?;
+            if self.is_to_leave() {
+                self.has_left = true;
+                halt(&child);
+                // Requests that the process has taken are sent again to the process of the next keeper.
+                let _ = child.kill();
+            }
             if spoke && let Ok(Some(message)) = KeeperMessage::receive(&ours) {
                 match message {
-                    KeeperMessage::Mounted(kept) => self.kept = Some(kept),
+                    KeeperMessage::Mounted(kept) => {
+                        self.kept = Some(kept);
+                        self.keep_in_store();
+                    }
                     KeeperMessage::Ready => {
                         ready_at = Some(Instant::now());
-                        self.stop.set_unmounts();
-                        if !std::mem::replace(&mut self.is_ready, true)
-                            && let Err(unwanted) = self.reports.report_ready()
-                        {
-                            self.reports.report_restart(&unwanted);
-                            self.stop.request_stop();
-                        }
+                        self.note_ready();
                     }
                     KeeperMessage::Upgrade(path) => match self.check_program(program, path.into(), &process) {
                         Ok(next) => {
@@ -354,7 +462,7 @@ impl Keeper<'_> {
                             let _ = KeeperMessage::UpgradeAnswer(refusal).send(&ours);
                         }
                     },
-                    KeeperMessage::Order(_) | KeeperMessage::UpgradeAnswer(_) => {}
+                    _ => {}
                 }
             } else if ended {
                 // Before the wait frees the number for other processes.
@@ -365,6 +473,57 @@ impl Keeper<'_> {
                 // The other side is closed, and the process is about to end.
                 wait_for_end(&process)?;
             }
+        }
+    }
+
+    fn note_ready(&mut self) {
+        self.stop.set_unmounts();
+        if !std::mem::replace(&mut self.is_ready, true)
+            && let Err(unwanted) = self.reports.report_ready()
+        {
+            self.reports.report_restart(&unwanted);
+            self.stop.request_stop();
+        }
+    }
+
+    /// Whether a stop leaves the mount now: a store has it, or the stop does not wait for that.
+    fn is_to_leave(&self) -> bool {
+        let is_stored = self.store.as_ref().is_some_and(|store| store.socket().is_some());
+        self.stop.leaves_mount() && !self.has_left && (self.stop.is_stopping() && is_stored || self.stop.is_forced())
+    }
+
+    /// Waits for the process, a stop, or the store.
+    fn wait_for_events(&mut self, conversation: &OwnedFd, process: &OwnedFd) -> io::Result<LifeEvents> {
+        let retry = Timespec::try_from(STORE_RETRY_INTERVAL).map_err(io::Error::other)?;
+        loop {
+            let store = self.store.as_ref().and_then(StoreLink::socket);
+            let is_unconnected = self.store.is_some() && store.is_none();
+            let mut events = vec![
+                PollFd::new(conversation, PollFlags::IN),
+                PollFd::new(process, PollFlags::IN),
+                PollFd::new(&self.stop.wake, PollFlags::IN),
+            ];
+            events.extend(store.map(|store| PollFd::new(store, PollFlags::IN)));
+            match poll(&mut events, is_unconnected.then_some(&retry)) {
+                Err(rustix::io::Errno::INTR) => continue,
+                polled => polled?,
+            };
+            let seen = LifeEvents {
+                spoke: events[0].revents().contains(PollFlags::IN),
+                ended: !events[1].revents().is_empty(),
+            };
+            let is_woken = !events[2].revents().is_empty();
+            let store_spoke = events.get(3).is_some_and(|store| !store.revents().is_empty());
+            if store_spoke && self.store.as_mut().is_some_and(StoreLink::read_end) {
+                self.store = None;
+                self.stop.set_leaves_mount(false);
+            } else if is_unconnected {
+                self.keep_in_store();
+            }
+            if is_woken {
+                self.stop.clear_wake();
+            }
+            return Ok(seen);
         }
     }
 
@@ -465,13 +624,6 @@ fn halt(child: &Child) {
             _ => return,
         }
     }
-}
-
-/// Whether the connection to the kernel has ended: unmounted, or aborted.
-fn is_dead(device: &OwnedFd) -> bool {
-    let mut events = [PollFd::new(device, PollFlags::IN)];
-    let polled = poll(&mut events, Some(&Timespec::default()));
-    polled.is_ok() && events[0].revents().contains(PollFlags::ERR)
 }
 
 /// Whether a connection that has ended was unmounted, rather than aborted. A living connection would lose a request.

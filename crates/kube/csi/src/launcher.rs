@@ -25,6 +25,8 @@ pub struct LaunchPlan {
     pub source_dir: Option<PathBuf>,
     /// Whether the source is changed.
     pub writable: bool,
+    /// Whether the mount outlives the process.
+    pub recovers: bool,
 }
 
 /// A process that could not be started.

@@ -5,6 +5,7 @@
 
 mod api_server;
 mod controller;
+mod descriptors;
 mod identity;
 mod launcher;
 mod mounts;
@@ -22,7 +23,7 @@ pub use launcher::{LaunchFailure, LaunchPlan, MountLauncher, PodReference, Proce
 pub use pods::PodLauncher;
 pub use process::ProcessLauncher;
 pub use server::{CsiDriver, CsiDriverConfig};
-pub use settings::{MountArguments, MountRequest, MountWords, VolumeSettings};
+pub use settings::{MountArguments, MountRequest, MountWords, NO_RECOVERY_OPTION, VolumeSettings};
 
 /// The driver's name, as in the CSIDriver object, in PersistentVolumes and in StorageClasses.
 pub const DRIVER_NAME: &str = "csi.spurline.io";

@@ -157,7 +157,7 @@ fn pod_of(template: &Value, plan: &LaunchPlan, name: &str, node: &str, node_word
     pod["metadata"]["annotations"]["spurline.io/volume"] = json!(plan.volume_id);
     let spec = &mut pod["spec"];
     spec["nodeName"] = json!(node);
-    // A process that ended leaves a dead mount, which has to go before the next start.
+    // What a pod that ended leaves is the driver's decision: another pod continues the mount, or mounts again.
     spec["restartPolicy"] = json!("Never");
     append(&mut spec["volumes"], json!({ "name": "volume", "hostPath": { "path": dir, "type": "Directory" } }));
     let container = &mut spec["containers"][0];
@@ -361,6 +361,7 @@ mod tests {
             launch: 3,
             source_dir: Some("/data".into()),
             writable: false,
+            recovers: true,
         }
     }
 

@@ -3,11 +3,11 @@
 
 use crate::launcher::{LaunchFailure, LaunchPlan, MountLauncher, ProcessState, VolumeEvent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
 use spurline_config::Fault;
 use std::collections::HashMap;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -79,11 +79,15 @@ impl MountLauncher for ProcessLauncher {
 
     async fn stop(&self, process: &str) -> Result<(), Fault> {
         self.reap(process);
-        let Some(pid) = running(process) else { return Ok(()) };
+        let Some(pid) = running(process) else {
+            end_group(process);
+            return Ok(());
+        };
         let name = process.to_owned();
         let ended = tokio::task::spawn_blocking(move || end_process(pid, &name)).await;
         let ended = ended.unwrap_or_else(|e| Err(Fault::failed(format!("ending process {process}: {e}"), "")));
         self.reap(process);
+        end_group(process);
         ended
     }
 
@@ -123,6 +127,16 @@ fn end_process(pid: Pid, name: &str) -> Result<(), Fault> {
         }
     }
     Err(Fault::failed(format!("process {pid} did not end within {} s of SIGKILL", TERMINATION_GRACE.as_secs()), ""))
+}
+
+/// Ends what is left of the group of a process that is gone: a mount's process goes on without its keeper. The group keeps the number
+/// from being used again.
+fn end_group(name: &str) {
+    let Some((pid, _)) = name.split_once(':') else { return };
+    let leader = pid.parse().ok().and_then(Pid::from_raw);
+    if let Some(leader) = leader.filter(|_| !Path::new("/proc").join(pid).exists()) {
+        let _ = kill_process_group(leader, Signal::KILL);
+    }
 }
 
 /// The process of this name, if running.

@@ -41,6 +41,9 @@ pub(crate) struct VolumeRecord {
     pub launches: u32,
     /// Why the last process ended, if any.
     pub last_end: Option<String>,
+    /// Whether the mount outlives its process.
+    #[serde(default)]
+    pub recovers: bool,
 }
 
 impl VolumeRecord {
@@ -54,6 +57,7 @@ impl VolumeRecord {
             process: None,
             launches: 0,
             last_end: None,
+            recovers: false,
         }
     }
 

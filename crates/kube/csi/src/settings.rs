@@ -14,7 +14,7 @@ const VOLUME_ATTRIBUTES: [&str; 5] = ["source", "registry", "cacheGroup", "mount
 const WRITABLE_OPTIONS: [&str; 2] = ["rw", "writable"];
 /// Mount options of inline volumes whose authors are not trusted: options without a file of the node, without a port, and without
 /// more rights than the source's keys give.
-const INLINE_OPTIONS: [&str; 32] = [
+const INLINE_OPTIONS: [&str; 33] = [
     "allow_other",
     "anonymous",
     "attr-cache",
@@ -34,6 +34,7 @@ const INLINE_OPTIONS: [&str; 32] = [
     "noatime",
     "nodev",
     "noexec",
+    "norecover",
     "nosuid",
     "origin-stall-timeout",
     "origin-timeout",
@@ -48,6 +49,8 @@ const INLINE_OPTIONS: [&str; 32] = [
     "transport",
     "uid",
 ];
+/// The mount option of a volume whose mount ends with its process.
+pub const NO_RECOVERY_OPTION: &str = "norecover";
 /// Attributes that Kubernetes adds begin with this.
 const KUBERNETES_PREFIX: &str = "csi.storage.k8s.io/";
 /// The prefix of attributes that the provisioner adds.
@@ -88,6 +91,8 @@ pub struct MountWords {
     pub memory: u64,
     /// Whether the source is changed through the mount.
     pub writable: bool,
+    /// Whether the mount outlives its process.
+    pub recovers: bool,
 }
 
 /// Checks a mount with the parser of `spurline mount`, before a process is started.

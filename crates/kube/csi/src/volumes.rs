@@ -1,12 +1,14 @@
 //! The volumes of this node: which are mounted, for which pods, by which process. A lock per volume orders the calls; an
 //! unpublish or unstage ends a start that is under way. Does not know the protocol of the calls, nor where processes run.
 
+use crate::descriptors::{VolumeDescriptors, store_socket};
 use crate::launcher::{LaunchPlan, MountLauncher, PodReference, ProcessState, VolumeEvent};
 use crate::mounts;
 use crate::record::{PublishedTarget, VolumeRecord, make_private_dir};
 use crate::secrets::{check_secrets, find_secrets, write_secrets};
 use crate::settings::{MountArguments, MountRequest, MountWords, VolumeSettings};
 use spurline_config::{ExitKind, Fault};
+use spurline_keeper::STORE_VARIABLE;
 use spurline_observe::client::AdminPeer;
 use spurline_observe::dial;
 use spurline_observe::documents::{MountStatus, PEER_DOWN, PeerStatus, ProcessStatus, STATE_UP};
@@ -88,6 +90,7 @@ pub(crate) struct VolumeTableParts {
 pub(crate) struct VolumeTable {
     parts: VolumeTableParts,
     slots: Mutex<HashMap<String, Arc<VolumeSlot>>>,
+    descriptors: VolumeDescriptors,
     /// The processes in the records of an earlier driver.
     found: Vec<String>,
 }
@@ -98,7 +101,12 @@ impl VolumeTable {
     /// # Errors
     /// When the directory can't be read.
     pub(crate) async fn open(parts: VolumeTableParts) -> Result<Arc<Self>, Fault> {
-        let mut table = VolumeTable { parts, slots: Mutex::default(), found: Vec::new() };
+        let mut table = VolumeTable {
+            parts,
+            slots: Mutex::default(),
+            descriptors: VolumeDescriptors::default(),
+            found: Vec::new(),
+        };
         let root = table.volumes_dir();
         let io = |e: std::io::Error| {
             Fault::missing(format!("the directory {}: {e}", root.display()), "give --state-dir a writable directory")
@@ -119,6 +127,11 @@ impl VolumeTable {
             };
             tracing::info!("found volume {} with {} pods", record.volume_id, record.targets.len());
             table.found.extend(record.process.clone());
+            if record.recovers
+                && let Err(fault) = table.descriptors.open(&record.volume_id, &dir)
+            {
+                tracing::error!("{fault}; the mount of volume {} ends with its process", record.volume_id);
+            }
             let slot = table.slot(&record.volume_id);
             *slot.record.lock().await = Some(record);
         }
@@ -336,14 +349,18 @@ impl VolumeTable {
             return Ok(());
         }
         let plan = self.plan(record).map_err(status)?;
-        if let Some(process) = &record.process {
-            self.parts.launcher.stop(process).await.map_err(status)?;
+        let continues = self.descriptors.hold_mount(&record.volume_id);
+        if let Some(process) = record.process.clone() {
+            if continues && matches!(self.parts.launcher.process_state(&process).await, Ok(ProcessState::Running)) {
+                // Its keeper is about to replace the process.
+                return self.await_mount(slot, record, &process, since).await;
+            }
+            self.parts.launcher.stop(&process).await.map_err(status)?;
         }
-        mounts::detach_all(&point).map_err(status)?;
-        for part in [&point, &dir.join("run")] {
-            make_private_dir(part)
-                .map_err(|e| status(Fault::failed(format!("the directory {}: {e}", part.display()), "")))?;
+        if !continues {
+            self.prepare_mount(record, &plan).map_err(status)?;
         }
+        record.recovers = plan.recovers;
         record.launches += 1;
         let started = Instant::now();
         let launched = self.parts.launcher.launch(&plan).await;
@@ -357,6 +374,8 @@ impl VolumeTable {
         match &ready {
             Ok(()) => {
                 *lock(&slot.trouble) = None;
+                // Reported by the caller.
+                let _ = self.descriptors.note_process(&record.volume_id);
                 tracing::info!(
                     "volume {}: {} is mounted by {process} after {} ms",
                     record.volume_id,
@@ -370,11 +389,26 @@ impl VolumeTable {
                     Ok(()) => record.process = None,
                     Err(fault) => tracing::warn!("{fault}"),
                 }
+                self.descriptors.close(&record.volume_id);
                 mounts::detach_all(&point).unwrap_or_else(|fault| tracing::warn!("{fault}"));
                 record.save(&dir).map_err(status)?;
             }
         }
         ready
+    }
+
+    /// Makes the directories of a new mount, in the place of a dead one. A mount that goes on is not looked at: it has no process.
+    fn prepare_mount(&self, record: &VolumeRecord, plan: &LaunchPlan) -> Result<(), Fault> {
+        let point = mount_point(&plan.dir);
+        mounts::detach_all(&point)?;
+        for part in [&point, &plan.dir.join("run")] {
+            make_private_dir(part).map_err(|e| Fault::failed(format!("the directory {}: {e}", part.display()), ""))?;
+        }
+        self.descriptors.close(&record.volume_id);
+        if plan.recovers {
+            self.descriptors.open(&record.volume_id, &plan.dir)?;
+        }
+        Ok(())
     }
 
     /// Waits until the mount serves, the process ends, the volume is no longer wanted, or the time is over.
@@ -429,7 +463,7 @@ impl VolumeTable {
     fn plan(&self, record: &VolumeRecord) -> Result<LaunchPlan, Fault> {
         let dir = self.dir_of(&record.volume_id);
         let files = find_secrets(&dir.join("secret"));
-        let MountWords { words, memory, writable } = self.parts.arguments.of_mount(MountRequest {
+        let MountWords { words, memory, writable, recovers } = self.parts.arguments.of_mount(MountRequest {
             settings: &record.settings,
             own_flags: &files.flags,
             mountpoint: &mount_point(&dir),
@@ -437,6 +471,9 @@ impl VolumeTable {
         })?;
         let mut environment = files.environment;
         environment.push((RUNTIME_DIR_ENV.to_owned(), dir.join("run").display().to_string()));
+        if recovers {
+            environment.push((STORE_VARIABLE.to_owned(), store_socket(&dir).display().to_string()));
+        }
         Ok(LaunchPlan {
             key: volume_key(&record.volume_id),
             volume_id: record.volume_id.clone(),
@@ -447,6 +484,7 @@ impl VolumeTable {
             launch: record.launches + 1,
             source_dir: record.settings.source_dir(),
             writable,
+            recovers,
         })
     }
 
@@ -455,6 +493,7 @@ impl VolumeTable {
         let dir = self.dir_of(&record.volume_id);
         // Detached before the end of the process: pods that read would otherwise keep the process.
         mounts::detach_all(&mount_point(&dir))?;
+        self.descriptors.end(&record.volume_id);
         if let Some(process) = &record.process {
             self.parts.launcher.stop(process).await?;
         }
@@ -532,6 +571,7 @@ impl VolumeTable {
             tokio::time::sleep(WATCH_INTERVAL).await;
             let slots: Vec<Arc<VolumeSlot>> = lock(&self.slots).values().cloned().collect();
             for slot in slots {
+                self.note_restart(&slot).await;
                 // A volume that a call works on is checked next time.
                 let due = lock(&slot.trouble).as_ref().is_none_or(|trouble| trouble.retry_at <= Instant::now());
                 let is_wrong = match slot.record.try_lock() {
@@ -551,6 +591,21 @@ impl VolumeTable {
         }
     }
 
+    /// Reports a process that the keeper of a volume's mount has replaced.
+    async fn note_restart(&self, slot: &VolumeSlot) {
+        let Ok(mut guard) = slot.record.try_lock() else { return };
+        let Some(record) = guard.as_mut() else { return };
+        let Some(why) = self.descriptors.note_process(&record.volume_id) else { return };
+        let message = format!(
+            "the mount of {} goes on with another process, and open files are kept: {why}",
+            record.settings.source
+        );
+        tracing::warn!("volume {}: {message}", record.volume_id);
+        record.last_end = Some(why);
+        record.save(&self.dir_of(&record.volume_id)).unwrap_or_else(|fault| tracing::warn!("{fault}"));
+        self.report(record.pods(), true, "VolumeMountRestarted", message).await;
+    }
+
     /// Starts another process for a volume whose process ended, and binds the mount to the pods' directories again.
     async fn replace(&self, slot: &VolumeSlot) {
         let since = slot.stops.load(Ordering::SeqCst);
@@ -564,7 +619,10 @@ impl VolumeTable {
         if first {
             let why = match &record.process {
                 None => "it was not started".to_owned(),
-                Some(process) => self.cause_of_end(process).await,
+                Some(process) => match self.cause_of_end(process, record).await {
+                    Some(why) => why,
+                    None => return,
+                },
             };
             record.last_end = Some(why.clone());
             let message = format!("the mount process of {} ended: {why}", record.settings.source);
@@ -573,6 +631,7 @@ impl VolumeTable {
             self.report(record.pods(), true, "VolumeMountEnded", message).await;
         }
         let source = record.settings.source.clone();
+        let continues = self.descriptors.hold_mount(&record.volume_id);
         let outcome = match self.start_process(slot, record, since).await {
             // Each directory that can be bound, and then the first error.
             Ok(()) => record.targets.iter().map(|target| bind_target(&dir, target)).fold(Ok(()), Result::and),
@@ -580,10 +639,14 @@ impl VolumeTable {
         };
         match outcome {
             Ok(()) => {
-                let message = format!(
-                    "{source} is mounted again by another process; containers without mountPropagation: HostToContainer \
-                     have to be restarted to see it"
-                );
+                let message = if continues {
+                    format!("the mount of {source} goes on with another process, and open files are kept")
+                } else {
+                    format!(
+                        "{source} is mounted again by another process; containers without mountPropagation: HostToContainer \
+                         have to be restarted to see it"
+                    )
+                };
                 self.report(record.pods(), false, "VolumeMountReplaced", message).await;
             }
             Err(fault) => {
@@ -595,15 +658,20 @@ impl VolumeTable {
         }
     }
 
-    /// Why a process ended whose mount is gone. The kubelet reports the end of a container up to seconds later.
-    async fn cause_of_end(&self, process: &str) -> String {
+    /// Why a process ended whose mount is gone; `None` while the keeper of the mount replaces the process itself. The kubelet
+    /// reports the end of a container up to seconds later.
+    async fn cause_of_end(&self, process: &str, record: &VolumeRecord) -> Option<String> {
         let until = Instant::now() + END_REPORT_LIMIT;
         loop {
+            if serves(&self.dir_of(&record.volume_id)).unwrap_or(true) {
+                return None;
+            }
             match self.parts.launcher.process_state(process).await {
-                Ok(ProcessState::Ended(why)) => return why,
-                Ok(_) if Instant::now() >= until => return format!("{process} runs on without its mount"),
-                Ok(_) => tokio::time::sleep(STATE_POLL.0).await,
-                Err(fault) => return fault.to_string(),
+                Ok(ProcessState::Ended(why)) => return Some(why),
+                Ok(_) if Instant::now() < until => tokio::time::sleep(STATE_POLL.0).await,
+                Ok(_) if self.descriptors.hold_mount(&record.volume_id) => return None,
+                Ok(_) => return Some(format!("{process} runs on without its mount")),
+                Err(fault) => return Some(fault.to_string()),
             }
         }
     }

@@ -1,0 +1,73 @@
+//! The descriptors of mounts that outlive their pods: the driver holds copies for each volume, and the keeper in the next pod
+//! continues the mount with them. A restarted driver gets the copies from the keepers. Does not know how processes are started.
+
+use spurline_config::Fault;
+use spurline_keeper::{DescriptorStore, UPGRADE_CAUSE};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The socket in the volume's directory.
+const STORE_SOCKET: &str = "store";
+
+/// The stores of all volumes, by their ids.
+#[derive(Debug, Default)]
+pub(crate) struct VolumeDescriptors {
+    stores: Mutex<HashMap<String, VolumeStore>>,
+}
+
+#[derive(Debug)]
+struct VolumeStore {
+    store: DescriptorStore,
+    /// The number of earlier processes of the last one that is known; `None` before the first report of a keeper.
+    known_takeovers: Option<u64>,
+}
+
+/// The socket of a volume's store.
+pub(crate) fn store_socket(dir: &Path) -> PathBuf {
+    dir.join(STORE_SOCKET)
+}
+
+impl VolumeDescriptors {
+    fn stores(&self) -> MutexGuard<'_, HashMap<String, VolumeStore>> {
+        self.stores.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes an empty store for a volume, in the place of any other.
+    ///
+    /// # Errors
+    /// When no socket can be made in the volume's directory.
+    pub(crate) fn open(&self, volume_id: &str, dir: &Path) -> Result<(), Fault> {
+        let path = store_socket(dir);
+        let store = DescriptorStore::listen(&path)
+            .map_err(|e| Fault::failed(format!("the socket {}: {e}", path.display()), "make --state-dir writable"))?;
+        self.stores().insert(volume_id.to_owned(), VolumeStore { store, known_takeovers: None });
+        Ok(())
+    }
+
+    /// Whether the volume's mount lives and could be continued.
+    pub(crate) fn hold_mount(&self, volume_id: &str) -> bool {
+        self.stores().get(volume_id).is_some_and(|volume| volume.store.holds_mount())
+    }
+
+    /// Closes the copies. A mount without any process dies with them.
+    pub(crate) fn close(&self, volume_id: &str) {
+        self.stores().remove(volume_id);
+    }
+
+    /// Closes the copies of a mount that is to end: its keeper unmounts at a stop.
+    pub(crate) fn end(&self, volume_id: &str) {
+        if let Some(volume) = self.stores().remove(volume_id) {
+            volume.store.end();
+        }
+    }
+
+    /// Notes the process that serves the mount now; returns why the process before ended, if that is news and no upgrade.
+    pub(crate) fn note_process(&self, volume_id: &str) -> Option<String> {
+        let mut stores = self.stores();
+        let volume = stores.get_mut(volume_id)?;
+        let last = volume.store.last_process()?;
+        let before = volume.known_takeovers.replace(last.takeovers)?;
+        (last.takeovers > before && !last.cause.starts_with(UPGRADE_CAUSE)).then_some(last.cause)
+    }
+}
