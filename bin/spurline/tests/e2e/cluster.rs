@@ -148,9 +148,11 @@ fn nodes_that_are_killed_stopped_and_restarted_cost_readers_a_pause_and_no_error
         reads.go_on(25);
         reads.longest();
         for n in 0..3 {
+            let blocks = nodes[n].count("blockcache", "blocks");
             nodes[n].process.signal(Signal::TERM);
             assert!(nodes[n].process.wait().success());
             nodes[n] = start(n, ports[n]);
+            assert!(nodes[n].count("blockcache", "blocks") >= blocks, "the cache is warm at once");
             reads.go_on(12);
         }
         println!("the longest read: {:?} while every node was restarted in turn", reads.longest());
