@@ -4,7 +4,7 @@ use crate::background::ReadySignal;
 use crate::{report, signals};
 use spurline_config::{Fault, MountConfig};
 use spurline_keeper::MountLife;
-use spurline_runtime::{MountRecovery, MountStop, PreparedMount, UnsentBytes};
+use spurline_runtime::{MountStop, PreparedMount, UnsentBytes, check_takeover};
 use std::sync::Arc;
 
 /// Runs the mount; returns at the end.
@@ -16,7 +16,7 @@ pub fn run(config: MountConfig, ready: ReadySignal) -> Result<(), Fault> {
     let life = MountLife::begin().map_err(|error| Fault::failed(format!("the keeper of this mount: {error}"), ""))?;
     if life.as_ref().is_some_and(|life| life.order.check_only) {
         // The old process serves the mount meanwhile.
-        return life.map_or(Ok(()), |life| MountRecovery::begin(life, &config).map(drop));
+        return life.map_or(Ok(()), |life| check_takeover(life, &config));
     }
     let is_kept = life.is_some();
     let mount = PreparedMount::open(config, life)?;

@@ -53,6 +53,20 @@ impl KeeperLink {
         polled.is_err() || !events[0].revents().contains(PollFlags::HUP)
     }
 
+    /// Waits for the end of the keeper.
+    ///
+    /// # Errors
+    /// When the kernel can't wait.
+    pub fn wait_for_end(&self) -> io::Result<()> {
+        loop {
+            // A hang-up is reported in any case, and a message is not.
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::empty())], None) {
+                Err(rustix::io::Errno::INTR) => {}
+                polled => return polled.map(drop).map_err(io::Error::from),
+            }
+        }
+    }
+
     /// Gives the connection and the state of a new mount to the keeper.
     ///
     /// # Errors

@@ -162,6 +162,7 @@ sections! {
     }
     /// The life of a mount with `--recover`.
     recovery: Recovery {
+        has_keeper: Gauge "processes" "1 while this mount has a keeper, which starts its process again.",
         restarts: Gauge "processes" "Processes that have served this mount before the present one.",
         pause_us: Gauge "microseconds" "How long programs waited for the present process.",
         state_bytes: Gauge "bytes" "Memory of the kept state: names and open files that the kernel refers to.",

@@ -36,7 +36,7 @@ pub use drain::{DrainOutcome, DrainProgress, DrainRequest, drain_node};
 pub use gateway::{RunningGateway, start_gateway};
 pub use mount::{MountStop, PreparedMount, RunningMount, start_mount};
 pub use node::{RunningNode, start_node};
-pub use recovery::MountRecovery;
+pub use recovery::{MountRecovery, check_takeover};
 pub use volume::{OpenVolume, open_volume};
 pub use writable_files::{WritableFiles, open_writable_files};
 pub use writes::{UnsentBytes, describe_losses, describe_unsent};

@@ -1,6 +1,7 @@
 //! A mount that outlives its process: the state that a keeper holds, taken over from the process before or made anew. Knows no
 //! signals and no command line.
 
+use crate::volume::open_volume;
 use spurline_config::{Fault, MountConfig};
 use spurline_fuse::{FuseSession, KeptSession, KeptState};
 use spurline_keeper::{KeeperLink, KeptDescriptors, LifeOrder, MountLife, monotonic_ns};
@@ -26,6 +27,18 @@ pub struct KeeperView {
     order: LifeOrder,
     state: Arc<KeptState>,
     pause_us: AtomicU64,
+}
+
+/// Checks whether this program could continue a mount: its state can be read, and its source or its nodes answer.
+///
+/// # Errors
+/// The reason why not.
+pub fn check_takeover(life: MountLife, config: &MountConfig) -> std::result::Result<(), Fault> {
+    MountRecovery::begin(life, config)?;
+    // The process that serves the mount has the cache directories.
+    let mut volume = config.volume.clone();
+    volume.cache = volume.cache.without_dirs();
+    open_volume(&volume, &Arc::default()).map(drop)
 }
 
 /// The settings that can't change while the mount lives, each with its flag.
@@ -128,11 +141,24 @@ impl MountRecovery {
             let state = state.duplicate_file().map_err(lost)?;
             link.report_mounted(KeptDescriptors { device, state }).map_err(lost)?;
         }
-        link.report_ready().map_err(lost)
+        link.report_ready().map_err(lost)?;
+        let view = Arc::clone(&self.view);
+        let watch = std::thread::Builder::new().name("keeper-watch".into());
+        watch.spawn(move || view.log_end_of_keeper()).map(drop).map_err(lost)
     }
 }
 
 impl KeeperView {
+    fn log_end_of_keeper(&self) {
+        if self.link.wait_for_end().is_ok() {
+            tracing::error!(
+                "the keeper of the mount, process {}, has ended: the mount goes on, and will not survive this process; mount again \
+                 when convenient",
+                self.order.keeper
+            );
+        }
+    }
+
     pub(crate) fn status(&self) -> KeeperStatus {
         KeeperStatus {
             pid: self.order.keeper,
@@ -146,6 +172,7 @@ impl KeeperView {
     }
 
     pub(crate) fn set_gauges(&self, shown: &Recovery) {
+        shown.has_keeper.set(u64::from(self.link.has_keeper()));
         shown.restarts.set(self.order.takeovers);
         shown.pause_us.set(self.pause_us.load(Ordering::Relaxed));
         shown.state_bytes.set(self.state.used_bytes());
