@@ -417,7 +417,7 @@ fn a_user_without_rights_mounts_through_fusermount3() {
     let script = "mount --bind \"$1\" /dev/fuse && shift && exec \"$@\"";
     let mut command = world.command(&[]);
     let words = world.mount_words(world.path("source").to_str().unwrap());
-    command.args(words);
+    command.args(words).arg("--recover");
     let mut apart = Command::new("unshare");
     apart.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]).arg(&device);
     apart.args(drop_rights).arg(&binary).args(command.get_args()).current_dir("/");
@@ -432,6 +432,18 @@ fn a_user_without_rights_mounts_through_fusermount3() {
         finish(&mut command)
     };
     // Root can't enter such a mount, so its user reads it.
+    let out = inside(Path::new("cat"), &[mount.path("file").as_os_str()]);
+    assert!(out.stdout == bytes(40, 2 * MIB), "{}", String::from_utf8_lossy(&out.stderr));
+    // The user's keeper starts the mount's process again, and continues it with another program.
+    let status = || {
+        let out = inside(&binary, &["status".as_ref(), "--json".as_ref(), mount.at.as_os_str()]);
+        serde_json::from_slice::<serde_json::Value>(&out.stdout).unwrap_or_default()
+    };
+    let server = status()["pid"].as_u64().unwrap();
+    send(server as u32, Signal::KILL);
+    eventually("the next process", || status()["keeper"]["restarts"] == 1);
+    let out = inside(&binary, &["upgrade".as_ref(), mount.at.as_os_str()]);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let out = inside(Path::new("cat"), &[mount.path("file").as_os_str()]);
     assert!(out.stdout == bytes(40, 2 * MIB), "{}", String::from_utf8_lossy(&out.stderr));
     let out = inside(&binary, &["umount".as_ref(), mount.at.as_os_str()]);

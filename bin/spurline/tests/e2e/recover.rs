@@ -6,7 +6,7 @@ use spurline_testkit::S3Server;
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -65,11 +65,29 @@ fn read_mapped(file: &File) -> Vec<u8> {
     }
 }
 
-/// Reads and walks until `stop`; any error fails the test.
-fn read_on(at: &Path, stop: &AtomicBool, rounds: &AtomicU64, seed: usize) {
+/// Readers of a mount whose process ends again and again.
+struct ReaderRun {
+    at: PathBuf,
+    stop: AtomicBool,
+    /// Rounds of all readers of [`read_on`].
+    rounds: AtomicU64,
+}
+
+impl ReaderRun {
+    fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::SeqCst)
+    }
+}
+
+/// A reader, with a number of its own. Any error fails the test.
+type Reader = fn(&ReaderRun, usize);
+
+/// Reads and walks.
+fn read_on(run: &ReaderRun, seed: usize) {
+    let at = &run.at;
     let held: Vec<(usize, File)> = (0..4).map(|n| (n, File::open(at.join(name(n))).unwrap())).collect();
     let mut turn = seed;
-    while !stop.load(Ordering::SeqCst) {
+    while run.goes_on() {
         turn += 1;
         let n = turn % FILES;
         let wanted = bytes(n as u64, FILE_LEN);
@@ -82,45 +100,156 @@ fn read_on(at: &Path, stop: &AtomicBool, rounds: &AtomicU64, seed: usize) {
         // The next round reads from the mount again.
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         let (n, file) = &held[turn % held.len()];
-        let mut piece = [0; 5000];
-        let offset = (turn * 7919) % (FILE_LEN - piece.len());
-        file.read_exact_at(&mut piece, offset as u64).unwrap();
-        assert!(piece[..] == bytes(*n as u64, FILE_LEN)[offset..offset + piece.len()]);
+        read_piece(file, *n, turn);
         let listed = fs::read_dir(at.join(format!("folder{}", turn % 3))).unwrap();
         assert_eq!(
             listed.map(|entry| entry.unwrap().metadata().unwrap().len()).sum::<u64>(),
             (FILES / 3 * FILE_LEN) as u64
         );
-        rounds.fetch_add(1, Ordering::SeqCst);
+        run.rounds.fetch_add(1, Ordering::SeqCst);
     }
 }
 
-/// Kills the process of a mount of the files of [`fill`] under readers, with causes and moments by the seed, then unmounts.
-fn readers_survive(world: &World, mut mount: Mount, seed: u64) {
-    let kills: u64 = std::env::var("SPURLINE_KILLS").map_or(3, |kills| kills.parse().unwrap());
-    let draws = bytes(seed, kills as usize * 2);
+/// Reads a piece of file number `n` at an offset that depends on `turn`.
+fn read_piece(file: &File, n: usize, turn: usize) {
+    let mut piece = [0; 5000];
+    let offset = (turn * 7919) % (FILE_LEN - piece.len());
+    file.read_exact_at(&mut piece, offset as u64).unwrap();
+    assert!(piece[..] == bytes(n as u64, FILE_LEN)[offset..offset + piece.len()]);
+}
+
+/// Keeps each file open for many reads: cached files are read past the mount's process then.
+fn read_kept_open(run: &ReaderRun, seed: usize) {
+    let mut turn = seed;
+    while run.goes_on() {
+        let n = turn % FILES;
+        let file = File::open(run.at.join(name(n))).unwrap();
+        for _ in 0..100 {
+            turn += 1;
+            read_piece(&file, n, turn);
+        }
+    }
+}
+
+/// Clones the repository at the source again and again.
+fn clone_on(run: &ReaderRun, _: usize) {
+    let repository = run.at.join(REPOSITORY);
+    let head = git(&repository, &["rev-parse", "HEAD"]);
+    let to = tempfile::tempdir().unwrap();
+    let clone = to.path().join("clone");
+    while run.goes_on() {
+        git(to.path(), &["clone", "-q", &format!("file://{}", repository.display()), "clone"]);
+        assert_eq!(git(&clone, &["rev-parse", "HEAD"]), head);
+        assert_eq!(git(&clone, &["status", "--porcelain"]), "");
+        git(&clone, &["fsck", "--strict"]);
+        fs::remove_dir_all(&clone).unwrap();
+    }
+}
+
+/// The repository at the source of [`clone_on`].
+const REPOSITORY: &str = "repository.git";
+
+fn git(dir: &Path, words: &[&str]) -> String {
+    let mut command = std::process::Command::new("git");
+    let settings = ["-c", "safe.directory=*", "-c", "user.name=t", "-c", "user.email=t@localhost"];
+    let out = command.arg("-C").arg(dir).args(settings).args(words).output().unwrap();
+    assert!(out.status.success(), "git {words:?}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+/// Makes a bare repository with some commits, partly packed.
+fn make_repository(world: &World, origin: &Path) {
+    let work = world.dir("work");
+    git(&work, &["init", "-q"]);
+    for commit in 0..6 {
+        for n in 0..10 {
+            fs::write(work.join(format!("file{n}")), bytes(commit * 100 + n, 20_000)).unwrap();
+        }
+        git(&work, &["add", "."]);
+        git(&work, &["commit", "-q", "-m", "change"]);
+        if commit == 3 {
+            git(&work, &["gc", "-q"]);
+        }
+    }
+    let bare = origin.join(REPOSITORY);
+    git(&work, &["clone", "-q", "--bare", "--no-hardlinks", ".", bare.to_str().unwrap()]);
+}
+
+/// How often an environment variable wants something.
+fn count_of(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |count| count.parse().unwrap())
+}
+
+/// The pauses that the processes of a mount have reported, in milliseconds.
+#[derive(Default)]
+struct Pauses {
+    after_kills: Vec<u64>,
+    after_upgrades: Vec<u64>,
+}
+
+impl Pauses {
+    fn print(mut self) {
+        for (what, pauses) in [("kills", &mut self.after_kills), ("upgrades", &mut self.after_upgrades)] {
+            pauses.sort_unstable();
+            if let Some(longest) = pauses.last() {
+                let count = pauses.len();
+                let (median, p99) = (pauses[count / 2], pauses[count * 99 / 100]);
+                println!("{count} {what}: pauses of {median} ms (median), {p99} ms (p99), {longest} ms (longest)");
+            }
+        }
+    }
+}
+
+/// How long programs waited for the process that serves now, in milliseconds.
+fn last_pause(world: &World, at: &Path) -> u64 {
+    let out = world.run(&["status", "--json", at.to_str().unwrap()]);
+    let status: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    status["keeper"]["pause_ms"].as_u64().unwrap()
+}
+
+/// Ends the process of a mount of the files of [`fill`] under readers again and again, with kinds, causes and moments by the seed,
+/// then unmounts. Beside three readers of [`read_on`] there are `more`.
+fn readers_survive(world: &World, mut mount: Mount, seed: u64, more: &[Reader]) {
+    let mut kills_left = count_of("SPURLINE_KILLS", 3);
+    let mut upgrades_left = count_of("SPURLINE_UPGRADES", 1);
+    let ends = kills_left + upgrades_left;
+    let draws = bytes(seed, ends as usize * 3);
     let at = mount.at.clone();
-    let stop = Arc::new(AtomicBool::new(false));
-    let rounds = Arc::new(AtomicU64::new(0));
-    let readers: Vec<_> = (0..3)
-        .map(|reader| {
-            let (at, stop, rounds) = (at.clone(), Arc::clone(&stop), Arc::clone(&rounds));
-            std::thread::spawn(move || read_on(&at, &stop, &rounds, reader))
+    let run = Arc::new(ReaderRun { at: at.clone(), stop: AtomicBool::new(false), rounds: AtomicU64::new(0) });
+    let kinds = [read_on as Reader; 3].into_iter().chain(more.iter().copied());
+    let readers: Vec<_> = kinds
+        .enumerate()
+        .map(|(number, reader)| {
+            let run = Arc::clone(&run);
+            std::thread::spawn(move || reader(&run, number))
         })
         .collect();
     let mut opened = File::open(mount.path(name(5))).unwrap();
     let mut listing = fs::read_dir(mount.path("folder1")).unwrap();
     assert!(listing.next().is_some());
-    for draw in draws.chunks(2) {
-        let before = rounds.load(Ordering::SeqCst);
+    let mut pauses = Pauses::default();
+    for draw in draws.chunks(3) {
+        let before = run.rounds.load(Ordering::SeqCst);
         let wanted = before + 1 + u64::from(draw[0] % 16);
-        eventually("programs read", || rounds.load(Ordering::SeqCst) >= wanted);
-        let signal = [Signal::KILL, Signal::SEGV, Signal::ABORT][usize::from(draw[1]) % 3];
-        let restarts = end_server(world, &at, signal);
-        wait_for_server(world, &at, restarts);
-        if kills > 4 {
-            // Five processes in a row that die within a second are a crash loop.
-            std::thread::sleep(std::time::Duration::from_millis(1100));
+        eventually("programs read", || {
+            assert!(readers.iter().all(|reader| !reader.is_finished()), "a reader failed");
+            run.rounds.load(Ordering::SeqCst) >= wanted
+        });
+        if u64::from(draw[1]) * (kills_left + upgrades_left) < 256 * kills_left {
+            kills_left -= 1;
+            let signal = [Signal::KILL, Signal::SEGV, Signal::ABORT][usize::from(draw[2]) % 3];
+            let restarts = end_server(world, &at, signal);
+            wait_for_server(world, &at, restarts);
+            pauses.after_kills.push(last_pause(world, &at));
+            if ends > 8 {
+                // Five processes in a row that die within a second are a crash loop.
+                std::thread::sleep(std::time::Duration::from_millis(1100));
+            }
+        } else {
+            upgrades_left -= 1;
+            let out = world.run(&["upgrade", at.to_str().unwrap()]);
+            assert!(out.status.success(), "{out:?}");
+            pauses.after_upgrades.push(last_pause(world, &at));
         }
     }
     let mut text = Vec::new();
@@ -128,16 +257,34 @@ fn readers_survive(world: &World, mut mount: Mount, seed: u64) {
     opened.read_to_end(&mut text).unwrap();
     assert!(text == bytes(5, FILE_LEN));
     assert_eq!(listing.inspect(|entry| assert!(entry.is_ok())).count(), FILES / 3 - 1);
-    stop.store(true, Ordering::SeqCst);
+    run.stop.store(true, Ordering::SeqCst);
     for reader in readers {
         reader.join().unwrap();
     }
+    pauses.print();
     let shown = String::from_utf8(world.run(&["status", at.to_str().unwrap()]).stdout).unwrap();
-    assert!(shown.contains(&format!("{kills} restarts")), "{shown}");
+    assert!(shown.contains(&format!("{ends} restarts")), "{shown}");
     drop(opened);
     let out = world.run(&["umount", at.to_str().unwrap()]);
     assert!(out.status.success(), "{out:?}");
     assert!(mount.process_mut().wait().success(), "the keeper ends with the mount");
+}
+
+/// Clones, reads of cached files past the process, and all other readers.
+#[test]
+fn a_clone_and_files_that_stay_open_go_on_when_the_process_of_their_mount_dies() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let origin = world.dir("origin");
+    fill(&origin);
+    make_repository(&world, &origin);
+    let mount = world.mount(origin.to_str().unwrap(), &["--recover", "--attr-cache", "100ms"]);
+    for n in 0..FILES {
+        assert!(mount.read(name(n)) == bytes(n as u64, FILE_LEN));
+    }
+    readers_survive(&world, mount, 4, &[clone_on, read_kept_open]);
 }
 
 #[test]
@@ -149,7 +296,7 @@ fn readers_go_on_when_the_process_of_their_mount_dies() {
     let origin = world.dir("origin");
     fill(&origin);
     let mount = world.mount(origin.to_str().unwrap(), &["--recover", "--attr-cache", "100ms"]);
-    readers_survive(&world, mount, 1);
+    readers_survive(&world, mount, 1, &[]);
 }
 
 #[test]
@@ -163,7 +310,7 @@ fn readers_go_on_when_the_process_of_a_mount_through_a_node_dies() {
     let source = origin.to_str().unwrap();
     let node = world.node(&[source], 0, &[]);
     let mount = world.consumer(source, &node.address, &["--recover", "--attr-cache", "100ms"]);
-    readers_survive(&world, mount, 2);
+    readers_survive(&world, mount, 2, &[]);
 }
 
 #[test]
@@ -179,7 +326,7 @@ fn readers_go_on_when_the_process_of_a_mount_of_a_bucket_dies() {
     }
     let more = ["--endpoint-url", &server.endpoint(), "--recover", "--attr-cache", "100ms"];
     let mount = world.mount("s3://data", &more);
-    readers_survive(&world, mount, 3);
+    readers_survive(&world, mount, 3, &[]);
 }
 
 /// What `status` says of a mount without a process.
@@ -290,10 +437,13 @@ fn a_mount_goes_on_without_its_keeper_and_says_so() {
     let mut second = world.command(&[]);
     second.args(world.mount_words(origin.to_str().unwrap())).arg("--recover");
     refused(&finish(&mut second), 1, &["is busy", "umount"]);
+    assert_eq!(mount.count("recovery", "has_keeper"), 1);
     mount.process_mut().kill();
+    assert_eq!(mount.count("recovery", "has_keeper"), 0);
     assert_eq!(mount.read(name(1)), bytes(1, FILE_LEN));
     let shown = String::from_utf8(world.run(&["status", &at]).stdout).unwrap();
     assert!(shown.contains("no keeper"), "{shown}");
+    eventually("a line of the log", || mount.process().log().contains("has ended: the mount goes on"));
     refused(&world.run(&["upgrade", &at]), 1, &["goes on as before", "keeper"]);
     assert_eq!(mount.read(name(2)), bytes(2, FILE_LEN));
     let out = world.run(&["umount", &at]);
@@ -357,8 +507,12 @@ fn a_mount_continues_with_another_program_or_as_before() {
     let at = mount.at.to_str().unwrap();
     let mut opened = File::open(mount.path(name(1))).unwrap();
     let (first, _) = server(&world, &mount.at).unwrap();
-    let refused = world.run(&["upgrade", at, "--program", "/bin/false"]);
-    assert!(!refused.status.success());
+    let failed = world.run(&["upgrade", at, "--program", "/bin/false"]);
+    assert!(!failed.status.success());
+    // A successor could not start without the source.
+    fs::rename(&origin, world.path("away")).unwrap();
+    refused(&world.run(&["upgrade", at]), 1, &["goes on as before", origin.to_str().unwrap()]);
+    fs::rename(world.path("away"), &origin).unwrap();
     assert_eq!(server(&world, &mount.at).unwrap(), (first, 0), "the old process goes on");
     let out = world.run(&["upgrade", at]);
     assert!(out.status.success(), "{out:?}");

@@ -132,3 +132,40 @@ fn guest_clients_read_over_every_transport_and_their_handles_outlive_the_mount()
     }
     rig.unmount();
 }
+
+/// Clients of NFS wait for the next process of a mount with `--recover`, as local programs do.
+#[test]
+#[ignore = "needs the virtual machine"]
+fn guest_clients_read_on_when_the_process_of_the_mount_dies() {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().unwrap_or(0));
+    if [numbers.next(), numbers.next()] < [Some(6), Some(9)] {
+        return spurline_testkit::skip("recover", "mounts with --recover need Linux 6.9");
+    }
+    let rig = NfsRig::new("recover");
+    rig.fill();
+    rig.mount(&["-o", "allow_other", "--recover"]);
+    output(&["export", &rig.at(), "--clients", "10.77.0.0/16", "--apply"]);
+    let status = || serde_json::from_str::<serde_json::Value>(&output(&["status", &rig.at(), "--json"])).unwrap();
+    for (round, (name, options)) in CASES[0].into_iter().enumerate() {
+        rig.client_mount(name, options);
+        let server = status()["pid"].as_u64().unwrap();
+        sh(&format!(
+            "cd {dir}
+            exec 5<{name}/folder/big
+            head -c 1000 <&5 | cmp - <(head -c 1000 src/folder/big)
+            echo 3 >/proc/sys/vm/drop_caches
+            kill -KILL {server}
+            timeout 60 cat <&5 | cmp - <(tail -c +1001 src/folder/big)
+            exec 5<&-
+            timeout 60 diff -r src {name}
+            for n in 1 2 3 4 5 6 7 8 9; do umount {name} && break; sleep 1; done",
+            dir = rig.dir(),
+        ));
+        assert_eq!(status()["keeper"]["restarts"], round + 1);
+    }
+    let status = status();
+    assert!(status["export"]["handles_kept"] == true && status["export"]["active"] == true, "{status}");
+    output(&["export", &rig.at(), "--remove"]);
+    rig.unmount();
+}
