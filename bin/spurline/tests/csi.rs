@@ -241,7 +241,7 @@ fn a_dead_mount_process_is_replaced_and_the_cause_reported() {
     rig.check_empty();
 }
 
-/// Reads an open file from its mount, not from the kernel's cache.
+/// Reads an open file from the mount, not from the kernel's cache.
 fn read_again(file: &std::fs::File) -> Vec<u8> {
     use std::os::unix::fs::FileExt as _;
     rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
@@ -279,7 +279,7 @@ fn open_files_of_pods_outlive_the_processes_of_their_mount_and_of_the_driver() {
         rig.condition("pv", "a").is_ok_and(|now| !now.abnormal && now.message.contains(wanted))
     });
 
-    // The driver replaces both, as after the end of a container, also after its own end.
+    // The driver replaces both, as after the end of a container, also after an end of the driver.
     for round in 1..=2 {
         rig.kill_mounts();
         wait_for("the event", || events(&rig, "VolumeMountReplaced") == round);
@@ -309,7 +309,7 @@ fn open_files_of_pods_outlive_the_processes_of_their_mount_and_of_the_driver() {
 /// Whether the keeper is connected to a descriptor store below `dir`.
 fn has_store(keeper: i32, dir: &Path) -> bool {
     let table = std::fs::read_to_string("/proc/net/unix").unwrap();
-    // The accepted end of a connection has the path of its listener; 03 is "connected".
+    // The accepted end of a connection has the path of the listener; 03 is "connected".
     let dir = dir.display().to_string();
     let accepted = table.lines().filter(|line| line.contains(&dir) && line.ends_with("/store"));
     let is_connected = |line: &str| line.split_whitespace().nth(5) == Some("03");

@@ -86,7 +86,7 @@ pub(super) fn words_of_mount(
     let limits = HostLimits { cgroup: Some((memory, "the volume's attribute memory".into())), ..host.clone() };
     let is_unwanted = settings.options.iter().any(|word| word == NO_RECOVERY_OPTION);
     if recovers && !is_unwanted && !raw.fuse.recover {
-        // The checks know what goes with it.
+        // The checks decide which other options allow recovery.
         let mut recovering = raw.clone();
         recovering.fuse.recover = true;
         if recovering.clone().check(&limits).is_ok() {

@@ -175,7 +175,7 @@ impl DriverRig {
         .collect()
     }
 
-    /// The processes that the driver has started: keepers, and mounts without one.
+    /// The processes that the driver has started: keepers, and mounts without a keeper.
     pub fn launched(&self) -> Vec<i32> {
         self.processes().into_iter().filter(|pid| !has_keeper(*pid)).collect()
     }
@@ -188,7 +188,7 @@ impl DriverRig {
     /// Kills all mount processes and their keepers at once, as the end of a container does.
     pub fn kill_mounts(&self) {
         for pid in self.processes() {
-            // A process may end with its keeper.
+            // A process may end together with the keeper.
             let pid = rustix::process::Pid::from_raw(pid).unwrap();
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }

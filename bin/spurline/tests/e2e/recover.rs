@@ -79,7 +79,7 @@ impl ReaderRun {
     }
 }
 
-/// A reader, with a number of its own. Any error fails the test.
+/// A reader with a number. Any error fails the test.
 type Reader = fn(&ReaderRun, usize);
 
 /// Reads and walks.

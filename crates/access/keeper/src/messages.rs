@@ -53,7 +53,7 @@ impl KeptDescriptors {
 #[derive(Debug)]
 pub(crate) struct KeptMount {
     pub descriptors: KeptDescriptors,
-    /// Earlier processes than the one that is about to serve.
+    /// Processes before the process that is about to serve.
     pub takeovers: u64,
     /// Why the process before ended; empty at first.
     pub cause: String,
@@ -95,7 +95,7 @@ pub(crate) enum KeeperMessage {
     Upgrade(String),
     /// From the keeper.
     UpgradeAnswer(String),
-    /// From the keeper to its store.
+    /// From the keeper to the store.
     Keep(KeptMount),
     /// From the store: the mount is to end.
     End,

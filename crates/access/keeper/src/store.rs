@@ -189,7 +189,7 @@ impl StoreLink {
         Some(StoreLink { path: path.into(), socket: None })
     }
 
-    /// Connects; returns what the store holds.
+    /// Connects; returns the order of the store, with the descriptors there.
     ///
     /// # Errors
     /// When the store does not answer.
@@ -214,7 +214,7 @@ impl StoreLink {
         self.socket.as_ref()
     }
 
-    /// Gives copies to the store; without a connection they follow when there is one again.
+    /// Gives copies to the store; without a connection the copies follow after the next connect.
     pub(crate) fn keep(&mut self, kept: &KeptDescriptors, takeovers: u64, cause: &str) {
         if self.socket.is_none() && self.connect().is_err() {
             return;
@@ -229,7 +229,7 @@ impl StoreLink {
         }
     }
 
-    /// Reads what the store has sent; whether the mount is to end.
+    /// Reads a message of the store; whether the mount is to end.
     pub(crate) fn read_end(&mut self) -> bool {
         match self.socket.as_ref().map(KeeperMessage::receive) {
             Some(Ok(Some(KeeperMessage::End))) => true,

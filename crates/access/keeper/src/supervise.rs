@@ -91,7 +91,7 @@ pub struct StopRequests {
     process: AtomicI32,
     /// Whether the process unmounts at a signal. A successor that is killed at its start would leave a dead mount.
     unmounts: AtomicBool,
-    /// Whether a stop ends the keeper and its process only, because a store holds the mount for the next keeper.
+    /// Whether a stop ends only the keeper and the process, because a store holds the mount for the next keeper.
     leaves_mount: AtomicBool,
     count: AtomicU32,
     /// Readable after a request.
@@ -187,7 +187,7 @@ pub trait KeeperReports {
     fn remove_mount(&mut self);
 }
 
-/// What a keeper has waited for.
+/// Events that a keeper has waited for.
 struct LifeEvents {
     ended: bool,
     spoke: bool,
@@ -486,7 +486,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Whether a stop leaves the mount now: a store has it, or the stop does not wait for that.
+    /// Whether a stop leaves the mount now: the store is connected, or the stop does not wait for a store.
     fn is_to_leave(&self) -> bool {
         let is_stored = self.store.as_ref().is_some_and(|store| store.socket().is_some());
         self.stop.leaves_mount() && !self.has_left && (self.stop.is_stopping() && is_stored || self.stop.is_forced())

@@ -1,5 +1,5 @@
 //! The descriptors of mounts that outlive their pods: the driver holds copies for each volume, and the keeper in the next pod
-//! continues the mount with them. A restarted driver gets the copies from the keepers. Does not know how processes are started.
+//! continues the mount with these. A restarted driver gets the copies from the keepers. Does not know how processes are started.
 
 use spurline_config::Fault;
 use spurline_keeper::{DescriptorStore, UPGRADE_CAUSE};
@@ -19,7 +19,7 @@ pub(crate) struct VolumeDescriptors {
 #[derive(Debug)]
 struct VolumeStore {
     store: DescriptorStore,
-    /// The number of earlier processes of the last one that is known; `None` before the first report of a keeper.
+    /// The number of processes before the last known process; `None` before the first report of a keeper.
     known_takeovers: Option<u64>,
 }
 
@@ -50,12 +50,12 @@ impl VolumeDescriptors {
         self.stores().get(volume_id).is_some_and(|volume| volume.store.holds_mount())
     }
 
-    /// Closes the copies. A mount without any process dies with them.
+    /// Closes the copies. A mount without any process dies then.
     pub(crate) fn close(&self, volume_id: &str) {
         self.stores().remove(volume_id);
     }
 
-    /// Closes the copies of a mount that is to end: its keeper unmounts at a stop.
+    /// Closes the copies of a mount that is to end: the keeper unmounts at a stop.
     pub(crate) fn end(&self, volume_id: &str) {
         if let Some(volume) = self.stores().remove(volume_id) {
             volume.store.end();

@@ -157,7 +157,7 @@ fn pod_of(template: &Value, plan: &LaunchPlan, name: &str, node: &str, node_word
     pod["metadata"]["annotations"]["spurline.io/volume"] = json!(plan.volume_id);
     let spec = &mut pod["spec"];
     spec["nodeName"] = json!(node);
-    // What a pod that ended leaves is the driver's decision: another pod continues the mount, or mounts again.
+    // The driver decides about a pod that ended: another pod continues the mount, or mounts again.
     spec["restartPolicy"] = json!("Never");
     append(&mut spec["volumes"], json!({ "name": "volume", "hostPath": { "path": dir, "type": "Directory" } }));
     let container = &mut spec["containers"][0];

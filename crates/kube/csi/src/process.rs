@@ -129,7 +129,7 @@ fn end_process(pid: Pid, name: &str) -> Result<(), Fault> {
     Err(Fault::failed(format!("process {pid} did not end within {} s of SIGKILL", TERMINATION_GRACE.as_secs()), ""))
 }
 
-/// Ends what is left of the group of a process that is gone: a mount's process goes on without its keeper. The group keeps the number
+/// Ends the rest of the group of a process that is gone: a mount's process goes on without a keeper. The group keeps the number
 /// from being used again.
 fn end_group(name: &str) {
     let Some((pid, _)) = name.split_once(':') else { return };

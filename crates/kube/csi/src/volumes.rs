@@ -352,7 +352,7 @@ impl VolumeTable {
         let continues = self.descriptors.hold_mount(&record.volume_id);
         if let Some(process) = record.process.clone() {
             if continues && matches!(self.parts.launcher.process_state(&process).await, Ok(ProcessState::Running)) {
-                // Its keeper is about to replace the process.
+                // The keeper is about to replace the process.
                 return self.await_mount(slot, record, &process, since).await;
             }
             self.parts.launcher.stop(&process).await.map_err(status)?;
@@ -397,7 +397,7 @@ impl VolumeTable {
         ready
     }
 
-    /// Makes the directories of a new mount, in the place of a dead one. A mount that goes on is not looked at: it has no process.
+    /// Makes the directories of a new mount, in the place of a dead one. A mount that goes on is not accessed, as no process would answer.
     fn prepare_mount(&self, record: &VolumeRecord, plan: &LaunchPlan) -> Result<(), Fault> {
         let point = mount_point(&plan.dir);
         mounts::detach_all(&point)?;

@@ -29,7 +29,7 @@ pub struct KeeperView {
     pause_us: AtomicU64,
 }
 
-/// Checks whether this program could continue a mount: its state can be read, and its source or its nodes answer.
+/// Checks whether this program could continue a mount: the state can be read, and the source or the nodes answer.
 ///
 /// # Errors
 /// The reason why not.
