@@ -17,6 +17,8 @@ use tempfile::TempDir;
 pub use spurline_testkit::skip;
 use spurline_testkit::{ACCESS_KEY, SECRET_KEY};
 
+/// How often processes are killed in a long form, in which they may live longer than in others.
+pub const KILLS_VARIABLE: &str = "SPURLINE_KILLS";
 /// No wait of a test lasts longer: what hangs fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const MIB: usize = 1 << 20;
@@ -313,7 +315,7 @@ impl Process {
         // A test that is stuck in a mount can't clean up: ending the mount's process sets it free, and it fails.
         std::thread::spawn(move || {
             let start = Instant::now();
-            while start.elapsed() < PATIENCE * 6 {
+            while start.elapsed() < PATIENCE * 6 || std::env::var_os(KILLS_VARIABLE).is_some() {
                 std::thread::sleep(Duration::from_millis(50));
                 if watched.load(Ordering::SeqCst) {
                     return;

@@ -210,7 +210,7 @@ fn last_pause(world: &World, at: &Path) -> u64 {
 /// Ends the process of a mount of the files of [`fill`] under readers again and again, with kinds, causes and moments by the seed,
 /// then unmounts. Beside three readers of [`read_on`] there are `more`.
 fn readers_survive(world: &World, mut mount: Mount, seed: u64, more: &[Reader]) {
-    let mut kills_left = count_of("SPURLINE_KILLS", 3);
+    let mut kills_left = count_of(KILLS_VARIABLE, 3);
     let mut upgrades_left = count_of("SPURLINE_UPGRADES", 1);
     let ends = kills_left + upgrades_left;
     let draws = bytes(seed, ends as usize * 3);
