@@ -68,6 +68,15 @@ impl Shared {
         locked(&self.healed).is_some_and(|healed| at > healed + SETTLED_AFTER)
     }
 
+    /// The mounts whose programs have locks, in order.
+    pub fn mounts_with_locks(&self) -> Vec<usize> {
+        let locks = locked(&self.mount_locks);
+        let mut mounts: Vec<usize> =
+            locks.iter().filter(|(_, known)| !known.is_empty()).map(|((mount, _), _)| *mount).collect();
+        mounts.dedup();
+        mounts
+    }
+
     pub fn is_over(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
@@ -260,11 +269,6 @@ impl<'a> Program<'a> {
         let keep = match self.wait_lock(file_name, &*open, &lock) {
             false => self.unlock(&*open, &lock),
             true => {
-                if self.dice.below(4) == 0 {
-                    // As long as each of the lock times, and longer.
-                    let seconds = [1, 4, 6, 12, 21, 32][self.dice.below(6)];
-                    self.pause(seconds * 1000);
-                }
                 let place = if ranges { start } else { 0 };
                 let model = if ranges { &self.shared.ranges[slot as usize] } else { &self.shared.whole };
                 let done = if shared { self.look(&*open, place, model) } else { self.add(&*open, place, model) };
@@ -319,6 +323,12 @@ impl<'a> Program<'a> {
         self.made(format_args!("unlock"), || open.set_lock(&all, &root())).is_some()
     }
 
+    /// Waits between two uses of a counter: as long as each of the lock times, and longer.
+    fn keep_lock(&mut self) {
+        let seconds = [1, 3, 4, 6, 12, 21, 32][self.dice.below(7)];
+        self.pause(seconds * 1000);
+    }
+
     fn read_value(&self, open: &dyn WritableFile, place: u64, model: &Mutex<CounterModel>) -> Result<u64> {
         let mut bytes = [0; 8];
         self.call(format_args!("read a counter at {place}"), || open.read_at(place, &mut bytes))?;
@@ -329,8 +339,8 @@ impl<'a> Program<'a> {
 
     fn add(&mut self, open: &dyn WritableFile, place: u64, model: &Mutex<CounterModel>) -> Result<()> {
         let before = self.read_value(open, place, model)?;
-        if self.dice.below(4) == 0 {
-            self.pause(3000);
+        if self.dice.below(2) == 0 {
+            self.keep_lock();
         }
         let value = self.shared.next_value.fetch_add(1, Ordering::Relaxed) + 1;
         locked(model).begin_write(value, before);
@@ -347,7 +357,7 @@ impl<'a> Program<'a> {
     /// Under a shared lock the value stays.
     fn look(&mut self, open: &dyn WritableFile, place: u64, model: &Mutex<CounterModel>) -> Result<()> {
         let first = self.read_value(open, place, model)?;
-        self.pause(3000);
+        self.keep_lock();
         let second = self.read_value(open, place, model)?;
         assert_eq!(first, second, "the value at {place} has changed under a shared lock");
         Ok(())

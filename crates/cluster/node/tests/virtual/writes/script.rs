@@ -49,8 +49,11 @@ enum Trouble {
     Rail { mount: usize, rail: usize, mode: RailMode },
 }
 
-/// Kinds of [`Trouble`] of all runs, restarts without a pause, stopped mounts, and a slow source.
-const KINDS: usize = 8;
+/// Lengths of troubles of a mount with a lock: shorter and longer than the grace period and the time until locks are idle.
+const HOLDER_LENGTHS_S: [u64; 6] = [1, 2, 4, 6, 12, 25];
+
+/// Kinds of [`Trouble`] of all runs, restarts without a pause, stopped mounts, a slow source, and a mount with a lock, or the others, cut off.
+const KINDS: usize = 10;
 /// The kind of trouble of runs with rails.
 const RAIL_TROUBLE: usize = KINDS;
 
@@ -109,13 +112,7 @@ impl WriteScript<'_> {
                 let (mount, mode) = (self.dice.below(self.plan.mounts), self.draw_mode());
                 self.begin(node, Trouble::Partition { mount, mode });
             }
-            // Another process at once: no mount has seen the node away.
-            5 if !self.sick.iter().any(|(other, ..)| *other == node) => {
-                let power = self.plan.power && self.dice.below(2) == 0;
-                self.shared.tell(format_args!("node {node} is started again, power lost: {power}"));
-                self.cluster.hosts[node].kill(power);
-                self.cluster.hosts[node].start_process();
-            }
+            5 if !self.sick.iter().any(|(other, ..)| *other == node) => self.start_again(node),
             6 => {
                 let (mount, length) = (self.dice.below(self.plan.mounts), self.draw_length());
                 self.shared.tell(format_args!("mount {mount} is stopped for {length:?}"));
@@ -126,6 +123,8 @@ impl WriteScript<'_> {
                 self.shared.tell(format_args!("the source takes {latency:?}"));
                 *self.cluster.source.latency.lock() = latency;
             }
+            8 => self.disturb_holder(),
+            9 => self.disturb_others(),
             RAIL_TROUBLE => {
                 let (mount, rail) = (self.dice.below(self.plan.mounts), self.dice.below(self.plan.rails));
                 let mode = self.draw_mode();
@@ -136,8 +135,78 @@ impl WriteScript<'_> {
         std::thread::sleep(Duration::from_millis(50 + self.dice.below(9000) as u64));
     }
 
+    /// Cuts a mount that has a lock off from some nodes, and starts some of these again or stops them: whether the mount may take its
+    /// lock again is decided then.
+    fn disturb_holder(&mut self) {
+        let holders = self.shared.mounts_with_locks();
+        if holders.is_empty() {
+            return;
+        }
+        let mount = holders[self.dice.below(holders.len())];
+        self.shared.tell(format_args!("mount {mount} has a lock"));
+        for node in 0..self.plan.nodes {
+            if self.dice.below(3) == 0 {
+                continue;
+            }
+            let mode = if self.dice.below(2) == 0 { RailMode::Silent } else { RailMode::Down };
+            let length = self.draw_holder_length();
+            self.begin_for(node, Trouble::Partition { mount, mode }, length);
+            if self.plan.well == Some(node) {
+                continue;
+            }
+            match self.dice.below(4) {
+                0 => self.start_again(node),
+                1 => {
+                    let length = self.draw_holder_length();
+                    self.begin_for(node, Trouble::Killed { power: false }, length);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Cuts the other mounts off from a node while a mount has a lock, and ends the node's process when these use other nodes for long: they
+    /// know of no loss then. Sometimes another node is started again at once, and has forgotten its grants.
+    fn disturb_others(&mut self) {
+        let holders = self.shared.mounts_with_locks();
+        let node = self.dice.below(self.plan.nodes);
+        if holders.is_empty() || self.plan.well == Some(node) {
+            return;
+        }
+        let holder = holders[self.dice.below(holders.len())];
+        self.shared.tell(format_args!("mount {holder} has a lock, the others lose node {node}"));
+        for mount in (0..self.plan.mounts).filter(|mount| *mount != holder) {
+            self.begin_for(node, Trouble::Partition { mount, mode: RailMode::Down }, Duration::from_secs(30));
+        }
+        std::thread::sleep(Duration::from_millis(2000 + self.dice.below(10_000) as u64));
+        let length = self.draw_holder_length();
+        self.begin_for(node, Trouble::Killed { power: false }, length);
+        let other = self.dice.below(2 * self.plan.nodes);
+        if other < self.plan.nodes && other != node && self.plan.well != Some(other) {
+            std::thread::sleep(Duration::from_millis(self.dice.below(3000) as u64));
+            self.start_again(other);
+        }
+    }
+
+    fn draw_holder_length(&mut self) -> Duration {
+        let about = HOLDER_LENGTHS_S[self.dice.below(HOLDER_LENGTHS_S.len())] * 1000;
+        Duration::from_millis(about / 2 + self.dice.below(about as usize) as u64)
+    }
+
+    /// Another process at once: no mount has seen the node away.
+    fn start_again(&mut self, node: usize) {
+        let power = self.plan.power && self.dice.below(2) == 0;
+        self.shared.tell(format_args!("node {node} is started again, power lost: {power}"));
+        self.cluster.hosts[node].kill(power);
+        self.cluster.hosts[node].start_process();
+    }
+
     fn begin(&mut self, node: usize, trouble: Trouble) {
         let length = self.draw_length();
+        self.begin_for(node, trouble, length);
+    }
+
+    fn begin_for(&mut self, node: usize, trouble: Trouble, length: Duration) {
         self.shared.tell(format_args!("node {node}: {trouble:?} for {length:?}"));
         let host = &self.cluster.hosts[node];
         match trouble {
