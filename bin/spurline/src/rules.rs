@@ -6,11 +6,11 @@ use crate::signals;
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use serde_json::{Value, json};
 use spurline_config::{Fault, Registry, SourceUrl, TrustConfig};
-use spurline_rules::{FolderRule, RuleSet};
+use spurline_rules::{FolderRule, HeldRule, RuleSet};
 use spurline_runtime::locator::locate_path;
 use spurline_runtime::rules::change::{RuleChange, apply_change, is_within, less_than_a_block, node_answers};
+use spurline_runtime::rules::describe_rule;
 use spurline_runtime::rules::nodes::{NodeAnswer, RuleNodes};
-use spurline_runtime::rules::{describe_rule, rule_in};
 use spurline_types::units::human_bytes;
 use spurline_types::url;
 use std::path::Path;
@@ -86,19 +86,16 @@ pub fn list_rules(args: RulesArgs) -> Result<ExitCode, Fault> {
         RuleNodes::open(required_registry(args.registry.as_ref())?, &args.cache_group, &args.trust.check()?)?;
     let told = nodes.query_nodes(None);
     let silent = unreached_nodes(&told);
-    let sum = |of: &dyn Fn(&Value) -> Option<u64>| -> u64 { node_answers(&told).filter_map(of).sum() };
-    let held = |url: &str| sum(&|now| rule_in(now, url)["held_bytes"].as_u64());
-    let rules: Vec<Value> = set
+    let rules: Vec<HeldRule> = set
         .rules
         .iter()
         .map(|rule| {
-            let mut out = rule.to_json();
-            out["held_bytes"] = held(&rule.url).into();
-            out
+            let held_bytes = node_answers(&told).map(|node| node.held_bytes(&rule.url)).sum();
+            HeldRule { rule: rule.clone(), held_bytes }
         })
         .collect();
-    let pinned = sum(&|now| now["pinned_bytes"].as_u64());
-    let most = sum(&|now| now["most_pinned_bytes"].as_u64());
+    let pinned = node_answers(&told).map(|node| node.pinned_bytes).sum();
+    let most = node_answers(&told).map(|node| node.most_pinned_bytes).sum();
     if args.json {
         let out = json!({
             "revision": set.revision, "rules": rules, "pinned_bytes": pinned, "most_pinned_bytes": most,
@@ -109,8 +106,8 @@ pub fn list_rules(args: RulesArgs) -> Result<ExitCode, Fault> {
         if rules.is_empty() {
             anstream::println!("group {} has no rules; spurline pin and spurline limit make some", args.cache_group);
         }
-        for rule in &set.rules {
-            anstream::println!("{}; {} held", rule_words(&set, &rule.url), human_bytes(held(&rule.url)));
+        for HeldRule { rule, held_bytes } in &rules {
+            anstream::println!("{}; {} held", rule_words(&set, &rule.url), human_bytes(*held_bytes));
         }
         anstream::println!("{} pinned, of {} that may be", human_bytes(pinned), human_bytes(most));
         for rule in &set.rules {
@@ -259,13 +256,13 @@ fn say_unreached(silent: &[(String, String)], then: &str) {
 
 /// A folder with the rule in words.
 fn rule_words(set: &RuleSet, url: &str) -> String {
-    let rule = set.rules.iter().find(|rule| rule.url == url).map(FolderRule::to_info).unwrap_or_default();
+    let rule = set.rules.iter().find(|rule| rule.url == url).cloned().unwrap_or_default();
     format!("{url}: {}", describe_rule(&rule))
 }
 
 fn rule_json(set: &RuleSet, url: &str) -> Value {
     let rule = set.rules.iter().find(|rule| rule.url == url);
-    rule.map_or_else(|| json!({"url": url}), FolderRule::to_json)
+    rule.map_or_else(|| json!({"url": url}), |rule| json!(rule))
 }
 
 #[cfg(test)]

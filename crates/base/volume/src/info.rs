@@ -29,7 +29,7 @@ pub struct FileInfo {
     pub held: Vec<BlockRun>,
     /// The folder rule that covers the file.
     #[serde(default)]
-    pub rule: Option<FileRule>,
+    pub rule: Option<FolderRule>,
     /// The nodes that have answered; empty for the cache of a process.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
@@ -68,18 +68,25 @@ pub struct BlockRun {
     pub holder: Option<String>,
 }
 
-/// The folder rule that covers a file.
+/// The rule for a folder and everything below, except deeper folders with a rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct FileRule {
-    /// The folder.
+pub struct FolderRule {
+    /// The folder: a source and a path below, without a trailing slash.
     pub url: String,
     /// Never evicted for room.
     pub pin: bool,
-    /// How long blocks are kept.
+    /// How long the folder's blocks are kept.
     pub ttl_seconds: Option<u64>,
     /// The bytes that the group may store of the folder.
     pub quota_bytes: Option<u64>,
+}
+
+impl FolderRule {
+    /// Whether the rule has no effect.
+    pub fn is_empty(&self) -> bool {
+        !self.pin && self.ttl_seconds.is_none() && self.quota_bytes.is_none()
+    }
 }
 
 impl BlockRun {

@@ -31,7 +31,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-pub use rules::{FolderRule, FolderRules};
+pub use rules::{FolderRule, FolderRules, rule_class};
 pub use spurline_store::RemovedBytes;
 pub use warm::WarmBatch;
 
@@ -661,7 +661,7 @@ impl Volume for Cache {
             block_size: size,
             blocks,
             held,
-            rule: self.shared.folder_rules().rule_for(self.source(), path).map(FolderRule::to_info),
+            rule: self.shared.folder_rules().rule_for(self.source(), path).cloned(),
             nodes: Vec::new(),
             silent: Vec::new(),
         })

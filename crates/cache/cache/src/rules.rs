@@ -3,51 +3,17 @@
 
 use crate::CacheContext;
 use parking_lot::{Mutex, RwLock};
-use serde_json::{Value, json};
 use spurline_store::{BlockClass, Store, UNCLASSIFIED};
 use spurline_types::{ObjectId, url};
-use spurline_volume::info::FileRule;
+pub use spurline_volume::info::FolderRule;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The rule for a folder and everything below, except deeper folders with a rule.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct FolderRule {
-    /// The folder: a source and a path below, without a trailing slash.
-    pub url: String,
-    /// Never evicted for room.
-    pub pin: bool,
-    /// How long the folder's blocks are kept.
-    pub ttl_seconds: Option<u64>,
-    /// The bytes that the group may store of the folder.
-    pub quota_bytes: Option<u64>,
-}
-
-impl FolderRule {
-    /// The class of the folder's blocks: a 64-bit hash of the URL. Stored with each block.
-    pub fn class(&self) -> u64 {
-        (ObjectId::from_text(&self.url, b"", "").0 as u64).max(UNCLASSIFIED + 1)
-    }
-
-    /// The rule as JSON.
-    pub fn to_json(&self) -> Value {
-        json!({
-            "url": self.url, "pin": self.pin, "ttl_seconds": self.ttl_seconds, "quota_bytes": self.quota_bytes,
-        })
-    }
-
-    /// The rule as `info` shows it.
-    pub fn to_info(&self) -> FileRule {
-        let FolderRule { url, pin, ttl_seconds, quota_bytes } = self.clone();
-        FileRule { url, pin, ttl_seconds, quota_bytes }
-    }
-
-    /// Whether the rule has no effect.
-    pub fn is_empty(&self) -> bool {
-        !self.pin && self.ttl_seconds.is_none() && self.quota_bytes.is_none()
-    }
+/// The class of the blocks of a rule's folder: a 64-bit hash of the URL. Stored with each block.
+pub fn rule_class(rule: &FolderRule) -> u64 {
+    (ObjectId::from_text(&rule.url, b"", "").0 as u64).max(UNCLASSIFIED + 1)
 }
 
 /// Rules and the classes.
@@ -61,7 +27,7 @@ impl FolderRules {
             rules
                 .into_iter()
                 .map(|rule| {
-                    let class = rule.class();
+                    let class = rule_class(&rule);
                     (rule, class)
                 })
                 .collect(),
@@ -206,7 +172,7 @@ impl CacheContext {
 
     /// Bytes on disk under a rule.
     pub fn bytes_under_rule(&self, rule: &FolderRule) -> u64 {
-        self.enabled_store().map_or(0, |store| store.class_used(rule.class()))
+        self.enabled_store().map_or(0, |store| store.class_used(rule_class(rule)))
     }
 }
 
@@ -256,7 +222,7 @@ mod tests {
         assert!(class() == UNCLASSIFIED && !table.is_known());
         let rule = FolderRule { url: "s3://b".into(), pin: true, ..FolderRule::default() };
         table.set_rules(FolderRules::new([rule.clone()]), None);
-        assert!(class() == rule.class() && rule.class() != UNCLASSIFIED && table.is_known());
+        assert!(class() == rule_class(&rule) && rule_class(&rule) != UNCLASSIFIED && table.is_known());
         table.set_rules(FolderRules::default(), None);
         assert!(class() == UNCLASSIFIED && table.is_known());
     }

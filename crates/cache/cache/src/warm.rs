@@ -361,7 +361,7 @@ fn check_rule_allows(shared: &CacheContext, source: &str, object: &ObjectRef, in
         return Ok(());
     };
     let len = object.block_len(index, shared.block_size);
-    if let Some(quota) = store.quota_below(rule.class(), len) {
+    if let Some(quota) = store.quota_below(crate::rule_class(rule), len) {
         let why = format!(
             "the quota of {} leaves {} to this node, less than one block of {}: it is not stored; raise the quota \
              with 'spurline limit'",

@@ -6,6 +6,7 @@ use crate::peer::{RequestPatience, call_ranked};
 use crate::placement::{FIRST_HOLDERS, RUN_BLOCKS, WantedRun};
 use crate::read_plan::CallPlan;
 use crate::remote::{GroupClient, GroupVolume};
+use serde::de::DeserializeOwned;
 use spurline_proto::{NodeRequest, ObjectRange, RangeDone, RangeList, RangesDone, VolumeId};
 use spurline_transport::{CallError, ChannelLease};
 use spurline_types::errno::EIO;
@@ -150,11 +151,11 @@ impl GroupVolume {
     ///
     /// # Errors
     /// The error of the first node that does not answer.
-    pub fn node_rules(&self, most: usize, time: Duration) -> Result<Vec<serde_json::Value>> {
+    pub fn node_rules<T: DeserializeOwned + Send>(&self, most: usize, time: Duration) -> Result<Vec<T>> {
         let inner = self.inner();
         let patience = RequestPatience { answer: time, absence: Duration::ZERO };
         let view = inner.members().snapshot();
-        let one = |name: &str| {
+        let one = |name: &str| -> Result<T> {
             let text: Vec<u8> = inner.call_named(name, patience, |lease, body, deadline| {
                 lease.call(&NodeRequest::Rules { text: "" }, body, &mut [], &mut |_| {}, deadline)?;
                 Ok(std::mem::take(body))

@@ -10,13 +10,13 @@ mod writes;
 use hot::HotBlocks;
 use parking_lot::{Mutex, RwLock};
 use recent::RecentObjects;
-use spurline_cache::{Cache, CacheContext, PinOutcome, RemovedBytes, WarmBatch};
+use spurline_cache::{Cache, CacheContext, FolderRule, PinOutcome, RemovedBytes, WarmBatch};
 use spurline_origin::OriginStore;
 use spurline_proto::{
     AnswerBody, CapacityAnswer, HOT_BODY, HelloRequest, MAX_PAYLOAD, NodeRequest, ObjectRange, ObjectRanges,
     REDIRECT_BODY, RailInfo, RangeDone, RangesDone, ReadFlags, ReadRequest, VolumeId, WelcomeAnswer,
 };
-use spurline_rules::RuleSet;
+use spurline_rules::{HeldRule, NodeRules, RuleSet};
 use spurline_transport::{ConnState, Responder, Service};
 use spurline_types::{BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Version};
 use spurline_volume::writes::WritableVolume;
@@ -44,7 +44,7 @@ thread_local! {
     static BODY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-pub use held_objects::object_of_json;
+pub use held_objects::{HeldObject, HeldPage, RecentRecord};
 pub use hot::HotRule;
 pub use writes::{OpenWritable, WritesInUse};
 
@@ -186,29 +186,29 @@ impl CacheNode {
         Arc::clone(&self.rules.read())
     }
 
-    /// The rules as JSON, with the bytes held by each, and the node's pinned and pinnable bytes.
-    pub fn rules_json(&self) -> serde_json::Value {
+    /// The rules with the bytes held by each, and the node's pinned and pinnable bytes.
+    pub fn node_rules(&self) -> NodeRules {
         let set = self.rules();
-        let mut told = set.to_json();
-        for (rule, known) in told["rules"].as_array_mut().into_iter().flatten().zip(&set.rules) {
-            rule["held_bytes"] = self.shared.bytes_under_rule(known).into();
+        let hold = |rule: &FolderRule| HeldRule { rule: rule.clone(), held_bytes: self.shared.bytes_under_rule(rule) };
+        NodeRules {
+            revision: set.revision,
+            rules: set.rules.iter().map(hold).collect(),
+            sources: self.allowed.clone(),
+            volumes: self.volumes().iter().map(|volume| volume.source().to_owned()).collect(),
+            block_size: self.shared.block_size,
+            pinned_bytes: self.shared.stats.blockcache.pinned_bytes.get(),
+            most_pinned_bytes: self.shared.store.as_ref().map_or(0, |store| store.most_pinned()),
+            capacity_bytes: self.shared.capacity_bytes(),
         }
-        told["sources"] = self.allowed.clone().into();
-        told["volumes"] = self.volumes().iter().map(|volume| volume.source().to_owned()).collect::<Vec<_>>().into();
-        told["block_size"] = self.shared.block_size.into();
-        told["pinned_bytes"] = self.shared.stats.blockcache.pinned_bytes.get().into();
-        told["capacity_bytes"] = self.shared.capacity_bytes().into();
-        told["most_pinned_bytes"] = self.shared.store.as_ref().map_or(0, |store| store.most_pinned()).into();
-        told
     }
 
     fn exchange_rules(&self, text: &str, responder: &mut dyn Responder) -> Result<()> {
         if !text.is_empty() {
-            let given =
+            let given: RuleSet =
                 serde_json::from_str(text).map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
-            self.take_rules(&RuleSet::from_json(&given)?);
+            self.take_rules(&given);
         }
-        responder.send_data(self.rules_json().to_string().as_bytes(), &[])
+        responder.send_data(&as_json(&self.node_rules())?, &[])
     }
 
     /// Sets the RDMA rails sent in later handshakes.
@@ -425,6 +425,11 @@ fn removal_done(bytes: RemovedBytes) -> RangeDone {
     RangeDone { moved_bytes: bytes.removed, held_bytes: bytes.kept_pinned, error: None }
 }
 
+/// The text of an answer.
+fn as_json(answer: &impl serde::Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec(answer).map_err(|error| Error::new(ErrorKind::Protocol, error.to_string()))
+}
+
 fn max_age(ms: u32) -> Duration {
     Duration::from_millis(u64::from(ms))
 }
@@ -561,7 +566,7 @@ impl CacheNode {
             }
             NodeRequest::Describe => responder.send_data(&self.description(), &[]),
             NodeRequest::HeldObjects { after } => {
-                responder.send_data(self.held_page(after.map(ObjectId)).to_string().as_bytes(), &[])
+                responder.send_data(&as_json(&self.held_page(after.map(ObjectId)))?, &[])
             }
             NodeRequest::Info { volume, path } => {
                 let info = self.volume_by_id(volume)?.info(path)?;

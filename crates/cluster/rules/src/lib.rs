@@ -2,9 +2,11 @@
 //! nodes.
 #![forbid(unsafe_code)]
 
+mod node_rules;
 mod set;
 mod store;
 
+pub use node_rules::{HeldRule, NodeRules};
 pub use set::{RULES_MAX, RuleSet};
 pub use spurline_cache::FolderRule;
 pub use store::RuleStore;

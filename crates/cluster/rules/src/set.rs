@@ -1,7 +1,8 @@
 //! A rule set: rules, revision, limits and JSON form. Does not know where the set is stored.
 
-use serde_json::{Value, json};
-use spurline_cache::FolderRule;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use spurline_cache::{FolderRule, rule_class};
 use spurline_types::{Error, ErrorKind, Result};
 
 /// Maximum number of rules of a group: each fetched block is compared with all rules.
@@ -13,8 +14,9 @@ const REVISION_MAX: u64 = 1 << 53;
 /// Maximum length of a rule's URL.
 const URL_MAX: usize = 1024;
 
-/// All folder rules of a group at a revision.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+/// All folder rules of a group at a revision. As JSON: an object with these fields.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "UncheckedRules")]
 pub struct RuleSet {
     /// Grows with every change; 0 before the first rule.
     pub revision: u64,
@@ -22,41 +24,50 @@ pub struct RuleSet {
     pub rules: Vec<FolderRule>,
 }
 
-impl RuleSet {
-    /// The set as JSON.
-    pub fn to_json(&self) -> Value {
-        let rules: Vec<Value> = self.rules.iter().map(FolderRule::to_json).collect();
-        json!({"revision": self.revision, "rules": rules})
-    }
+/// A set from elsewhere.
+#[derive(Deserialize)]
+struct UncheckedRules {
+    revision: u64,
+    rules: Vec<FolderRule>,
+}
 
-    /// Parses the set from JSON; `Null` is the empty set.
-    ///
-    /// # Errors
-    /// `Invalid` for any other value that is no rule set.
-    pub fn from_json(value: &Value) -> Result<RuleSet> {
-        if value.is_null() {
-            return Ok(RuleSet::default());
+impl TryFrom<UncheckedRules> for RuleSet {
+    type Error = Error;
+
+    fn try_from(UncheckedRules { revision, mut rules }: UncheckedRules) -> Result<RuleSet> {
+        if revision > REVISION_MAX {
+            return Err(wrong_rules("the revision is too large"));
         }
-        let revision =
-            value["revision"].as_u64().filter(|n| *n <= REVISION_MAX).ok_or_else(|| wrong_rule("the revision"))?;
-        let list =
-            value["rules"].as_array().filter(|list| list.len() <= RULES_MAX).ok_or_else(|| wrong_rule("the list"))?;
-        let mut rules: Vec<FolderRule> = Vec::with_capacity(list.len());
-        for one in list {
-            let url = one["url"].as_str().filter(|url| is_valid_url(url)).ok_or_else(|| wrong_rule("a folder"))?;
-            rules.push(FolderRule {
-                url: url.to_owned(),
-                pin: one["pin"].as_bool().unwrap_or(false),
-                ttl_seconds: one["ttl_seconds"].as_u64(),
-                quota_bytes: one["quota_bytes"].as_u64(),
-            });
+        if rules.len() > RULES_MAX {
+            return Err(wrong_rules("there are too many"));
+        }
+        if !rules.iter().all(|rule| is_valid_url(&rule.url)) {
+            return Err(wrong_rules("the URL of a folder is missing or too long"));
         }
         rules.sort_by(|a, b| a.url.cmp(&b.url));
         let set = RuleSet { revision, rules };
         if set.shared_class().is_some() {
-            return Err(wrong_rule("a folder that occurs once"));
+            return Err(wrong_rules("a folder occurs twice"));
         }
         Ok(set)
+    }
+}
+
+impl RuleSet {
+    /// The set of a record in the registry; `Null` is the empty set.
+    ///
+    /// # Errors
+    /// `Invalid` for any other value that is no rule set.
+    pub fn from_record(record: &Value) -> Result<RuleSet> {
+        if record.is_null() {
+            return Ok(RuleSet::default());
+        }
+        RuleSet::deserialize(record).map_err(|error| wrong_rules(&error.to_string()))
+    }
+
+    /// The set as text, in the form of its JSON.
+    pub fn to_text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
     }
 
     /// The rule for exactly this folder.
@@ -96,7 +107,7 @@ impl RuleSet {
                 "a group has at most {RULES_MAX} rules: remove some, or name a parent folder"
             ));
         }
-        if set.to_json().to_string().len() > TEXT_MAX {
+        if set.to_text().len() > TEXT_MAX {
             return invalid_rules(format!("the group's rules would be longer than {TEXT_MAX} bytes: remove some"));
         }
         if let Some((one, two)) = set.shared_class() {
@@ -109,14 +120,15 @@ impl RuleSet {
 
     /// Two rules with the same class: of the same folder, or with equal hashes.
     fn shared_class(&self) -> Option<(&str, &str)> {
-        let mut classes: Vec<(u64, &str)> = self.rules.iter().map(|rule| (rule.class(), rule.url.as_str())).collect();
+        let mut classes: Vec<(u64, &str)> =
+            self.rules.iter().map(|rule| (rule_class(rule), rule.url.as_str())).collect();
         classes.sort_unstable();
         classes.windows(2).find(|pair| pair[0].0 == pair[1].0).map(|pair| (pair[0].1, pair[1].1))
     }
 }
 
-fn wrong_rule(what: &str) -> Error {
-    Error::new(ErrorKind::Invalid, format!("folder rules: {what} is missing or wrong"))
+fn wrong_rules(why: &str) -> Error {
+    Error::new(ErrorKind::Invalid, format!("folder rules: {why}"))
 }
 
 fn invalid_rules<T>(what: String) -> Result<T> {
@@ -130,6 +142,7 @@ fn is_valid_url(url: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn urls(list: &[&str]) -> Vec<String> {
         list.iter().map(ToString::to_string).collect()
@@ -140,8 +153,8 @@ mod tests {
         let plain = FolderRule { url: "s3://b".into(), ..FolderRule::default() };
         let full = FolderRule { url: "s3://b/a".into(), pin: true, ttl_seconds: Some(60), quota_bytes: Some(1 << 40) };
         let set = RuleSet { revision: 7, rules: vec![plain, full] };
-        assert_eq!(RuleSet::from_json(&set.to_json()).unwrap(), set);
-        assert_eq!(RuleSet::from_json(&Value::Null).unwrap(), RuleSet::default());
+        assert_eq!(serde_json::from_str::<RuleSet>(&set.to_text()).unwrap(), set);
+        assert_eq!(RuleSet::from_record(&Value::Null).unwrap(), RuleSet::default());
         for wrong in [
             json!({}),
             json!({"revision": 1}),
@@ -151,7 +164,7 @@ mod tests {
             json!({"revision": 1, "rules": [{"url": "a"}, {"url": "a"}]}),
             json!({"revision": 1, "rules": vec![json!({"url": "a"}); 256]}),
         ] {
-            assert!(RuleSet::from_json(&wrong).is_err(), "{wrong}");
+            assert!(RuleSet::from_record(&wrong).is_err(), "{wrong}");
         }
     }
 
@@ -164,8 +177,8 @@ mod tests {
         let three = two.with_changes(&urls(&["s3://b/x", "s3://b/y"]), &|rule| rule.pin = false).unwrap();
         assert_eq!(three.rules.iter().map(|rule| rule.url.as_str()).collect::<Vec<_>>(), ["s3://b/x"]);
         assert_eq!(three.with_changes(&urls(&["s3://b/x", "s3://none"]), &|rule| rule.pin &= true).unwrap(), three);
-        let class = |set: &RuleSet| set.rule_of("s3://b/x").map(FolderRule::class);
-        assert!(class(&one) == class(&three) && class(&one) != one.rule_of("s3://b/y").map(FolderRule::class));
+        let class = |set: &RuleSet| set.rule_of("s3://b/x").map(rule_class);
+        assert!(class(&one) == class(&three) && class(&one) != one.rule_of("s3://b/y").map(rule_class));
         let many: Vec<String> = (0..RULES_MAX).map(|n| format!("s3://m/{n}")).collect();
         assert!(three.with_changes(&many, &|rule| rule.pin = true).unwrap_err().to_string().contains("255"));
         assert!(three.with_changes(&["x".repeat(2000)], &|rule| rule.pin = true).is_err());

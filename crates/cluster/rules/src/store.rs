@@ -41,7 +41,7 @@ impl RuleStore {
         match self.record.read(last.as_ref().map(|last| last.version))? {
             Some(record) => {
                 *last = None;
-                let set = RuleSet::from_json(&record.value)?;
+                let set = RuleSet::from_record(&record.value)?;
                 Ok(last.insert(LastRead { version: record.version, set }).clone())
             }
             None => last.clone().ok_or_else(|| Error::new(ErrorKind::Protocol, "the registry returned no record")),
@@ -49,7 +49,7 @@ impl RuleStore {
     }
 
     fn replace(&self, before: &LastRead, set: &RuleSet) -> Result<bool> {
-        let replaced = self.record.replace(before.version, &set.to_json())?;
+        let replaced = self.record.replace(before.version, &serde_json::to_value(set).unwrap_or_default())?;
         // The next read gets the new version.
         *self.last.lock() = None;
         Ok(replaced)

@@ -3,14 +3,13 @@
 
 use crate::peers::PeerConnector;
 use crate::{group, setup};
-use serde_json::Value;
 use spurline_client::placement::{CopyCounts, RUN_BLOCKS, ReaderLocation};
 use spurline_client::{GroupMembers, GroupVolume, GroupVolumeConfig, ObjectExtent, RequestPatience};
 use spurline_config::{Fault, Registry, TrustConfig};
 use spurline_mem::{BufferPool, MemTier};
 use spurline_membership::{HoldTimes, RegistryFollower};
 use spurline_net_tcp::SocketOptions;
-use spurline_node::object_of_json;
+use spurline_node::{HeldObject, HeldPage};
 use spurline_proto::{NodeRequest, RangeDone};
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
@@ -241,30 +240,26 @@ fn list_held(reach: &PeerConnector, node: &Member) -> Result<HeldList> {
     loop {
         let request = NodeRequest::HeldObjects { after };
         lease.call(&request, &mut body, &mut [], &mut |_| {}, Instant::now() + DRAIN_REQUEST_TIMEOUT)?;
-        let mut page: Value = serde_json::from_slice(&body).map_err(|error| malformed_list(&error.to_string()))?;
-        let Value::Array(some) = page["objects"].take() else {
-            let why = "it is of a version that does not say what it holds; upgrade it first";
-            return Err(Error::new(ErrorKind::Unsupported, why));
-        };
-        objects.extend(some);
-        cached_bytes += page["cached_bytes"].as_u64().unwrap_or(0);
-        match page["next"].as_str() {
-            Some(next) => after = Some(u128::from_str_radix(next, 16).map_err(|_| malformed_list("next"))?),
+        let page: HeldPage = serde_json::from_slice(&body).map_err(|error| malformed_list(&error.to_string()))?;
+        objects.extend(page.objects);
+        cached_bytes += page.cached_bytes.unwrap_or(0);
+        match page.next {
+            Some(next) => after = Some(u128::from_str_radix(&next, 16).map_err(|_| malformed_list("next"))?),
             None => break,
         }
     }
-    objects.sort_by_key(|one| std::cmp::Reverse(one["times"].as_u64()));
+    objects.sort_by_key(|held| std::cmp::Reverse(held.recent.times));
     // Sources in the order of the hottest object.
     let (mut held, mut places): (Vec<HeldObjects>, BTreeMap<String, usize>) = Default::default();
-    for one in &objects {
-        let (source, object) = object_of_json(one).ok_or_else(|| malformed_list("an object"))?;
-        let at = *places.entry(source.to_owned()).or_insert_with(|| {
-            held.push(HeldObjects { source: source.to_owned(), extents: Vec::new() });
+    for HeldObject { recent, runs } in objects {
+        let object = recent.object().ok_or_else(|| malformed_list("an object"))?;
+        let at = *places.entry(recent.source.clone()).or_insert_with(|| {
+            held.push(HeldObjects { source: recent.source.clone(), extents: Vec::new() });
             held.len() - 1
         });
-        for run in one["runs"].as_array().into_iter().flatten() {
-            let (Some(from), Some(to)) = (run[0].as_u64(), run[1].as_u64()) else { continue };
-            let to = to.min(object.block_count(block_size));
+        for [from, to] in runs {
+            let from = u64::from(from);
+            let to = u64::from(to).min(object.block_count(block_size));
             // Short pieces, so that a drain can be interrupted within a large file.
             for from in (from..to).step_by(RUN_BLOCKS as usize) {
                 let to = to.min(from + u64::from(RUN_BLOCKS));

@@ -1,9 +1,8 @@
 //! The objects that were used lately, in a file beside the blocks of a node: from this file, the node started next knows the
 //! names of the blocks on the disks, and can hand them on. Does not know the use of the names.
 
-use serde_json::Value;
 use spurline_config::Fault;
-use spurline_node::CacheNode;
+use spurline_node::{CacheNode, RecentRecord};
 use spurline_sys::replace_file;
 use spurline_types::Error;
 use std::fs;
@@ -73,7 +72,7 @@ impl RecentObjectsFile {
     }
 }
 
-fn read_record(file: &Path) -> io::Result<Option<Value>> {
+fn read_record(file: &Path) -> io::Result<Option<Vec<RecentRecord>>> {
     match fs::read(file) {
         Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -92,7 +91,8 @@ fn write_if_changed(file: &Path, node: &Weak<CacheNode>, written: u64) -> u64 {
 }
 
 fn write_record(file: &Path, node: &CacheNode) {
-    if let Err(error) = replace_file(file, node.recent_record().to_string().as_bytes(), 0o600) {
+    let written = serde_json::to_vec(&node.recent_records()).map_err(io::Error::from);
+    if let Err(error) = written.and_then(|text| replace_file(file, &text, 0o600)) {
         // A disk that is full or bad still serves blocks.
         tracing::warn!("{}: the objects used lately are not recorded: {error}", file.display());
     }

@@ -2,7 +2,7 @@
 //! difference would move blocks, and is reported before the node serves.
 
 use crate::peers::PeerConnector;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 use spurline_client::placement::PLACEMENT_RULE;
 use spurline_config::{Fault, NodeConfig};
 use spurline_sys::replace_file;
@@ -25,34 +25,46 @@ struct SettingDifference {
 }
 
 /// The settings in stored form.
-fn settings_of(config: &NodeConfig) -> Value {
-    let group = config.group.as_ref();
-    json!({
-        "name": config.name,
-        "zone": group.map_or("", |group| &group.zone),
-        "rule": PLACEMENT_RULE,
-        "group": group.map(|group| &group.name),
-        "registry": group.map(|group| group.registry.to_string()),
-    })
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+struct PlacementSettings {
+    name: Option<String>,
+    zone: Option<String>,
+    rule: Option<u64>,
+    group: Option<String>,
+    registry: Option<String>,
+}
+
+impl PlacementSettings {
+    fn new(config: &NodeConfig) -> PlacementSettings {
+        let group = config.group.as_ref();
+        PlacementSettings {
+            name: config.name.clone(),
+            zone: Some(group.map_or_else(String::new, |group| group.zone.clone())),
+            rule: Some(PLACEMENT_RULE.into()),
+            group: group.map(|group| group.name.clone()),
+            registry: group.map(|group| group.registry.to_string()),
+        }
+    }
 }
 
 /// Whether both belong to a node of the same group and registry. With another group or registry, possibly by a typing
 /// error, the node has to be admitted first.
-fn same_group(before: &Value, now: &Value) -> bool {
-    ["group", "registry"].iter().all(|key| before[key].is_string() && before[key] == now[key])
+fn same_group(before: &PlacementSettings, now: &PlacementSettings) -> bool {
+    before.group.is_some() && before.group == now.group && before.registry.is_some() && before.registry == now.registry
 }
 
 /// The differences; a setting that either side lacks is no difference.
-fn list_differences(before: &Value, now: &Value) -> Vec<SettingDifference> {
+fn list_differences(before: &PlacementSettings, now: &PlacementSettings) -> Vec<SettingDifference> {
     let mut out = Vec::new();
-    for (key, flag) in [("name", "--name"), ("zone", "--zone")] {
-        let (Some(old), Some(new)) = (before[key].as_str(), now[key].as_str()) else { continue };
+    for (flag, old, new) in [("--name", &before.name, &now.name), ("--zone", &before.zone, &now.zone)] {
+        let (Some(old), Some(new)) = (old, new) else { continue };
         if old != new {
             let remedy = if old.is_empty() { format!("no {flag}") } else { format!("{flag} {old}") };
             out.push(SettingDifference { what: format!("{flag} was '{old}' and is '{new}'"), remedy });
         }
     }
-    if let (Some(old), Some(new)) = (before["rule"].as_u64(), now["rule"].as_u64())
+    if let (Some(old), Some(new)) = (before.rule, now.rule)
         && old != new
     {
         let what = format!("the release before placed blocks by rule {old}, this one does by rule {new}");
@@ -76,7 +88,7 @@ fn difference_fault(where_from: &str, differing: &[SettingDifference]) -> Fault 
 #[must_use]
 pub struct SettingsMarks {
     dirs: Vec<PathBuf>,
-    now: Value,
+    now: PlacementSettings,
     was_member: bool,
 }
 
@@ -99,15 +111,15 @@ impl SettingsMarks {
 /// # Errors
 /// With exit code 2 when a setting differs without --yes.
 pub fn compare_with_before(config: &NodeConfig, caches: bool) -> Result<SettingsMarks, Fault> {
-    let mut marks = SettingsMarks { dirs: Vec::new(), now: settings_of(config), was_member: false };
+    let mut marks = SettingsMarks { dirs: Vec::new(), now: PlacementSettings::new(config), was_member: false };
     if config.group.is_none() || !caches {
         return Ok(marks);
     }
     let now = &marks.now;
     for dir in &config.cache.dirs {
         let file = dir.join(SETTINGS_FILE);
-        let before: Value =
-            std::fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or(Value::Null);
+        let before: PlacementSettings =
+            std::fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
         let differing = list_differences(&before, now);
         if !differing.is_empty() && !config.accept {
             return Err(difference_fault(&format!("the cache in {}", dir.display()), &differing));
@@ -121,8 +133,9 @@ pub fn compare_with_before(config: &NodeConfig, caches: bool) -> Result<Settings
     Ok(marks)
 }
 
-fn write_settings(file: &Path, now: &Value) {
-    if let Err(error) = replace_file(file, now.to_string().as_bytes(), 0o644) {
+fn write_settings(file: &Path, now: &PlacementSettings) {
+    let stored = serde_json::to_vec(now).map_err(std::io::Error::from);
+    if let Err(error) = stored.and_then(|text| replace_file(file, &text, 0o644)) {
         // A full or faulty disk still serves blocks.
         tracing::warn!("{}: the node's settings were not kept: {error}", file.display());
     }
@@ -168,30 +181,44 @@ pub fn compare_with_others(
 mod tests {
     use super::*;
 
+    #[allow(clippy::unnecessary_wraps)]
+    fn text(text: &str) -> Option<String> {
+        Some(text.to_owned())
+    }
+
     #[test]
     fn a_node_was_in_its_group_before_only_by_the_same_name_and_registry() {
-        let now = json!({"name": "a", "group": "g", "registry": "etcd://h:1"});
+        let now = PlacementSettings {
+            name: text("a"),
+            group: text("g"),
+            registry: text("etcd://h:1"),
+            ..PlacementSettings::default()
+        };
         assert!(same_group(&now, &now));
-        for (key, other) in [("group", "h"), ("registry", "etcd://h:2")] {
-            let mut before = now.clone();
-            before[key] = json!(other);
+        let in_other_group = PlacementSettings { group: text("h"), ..now.clone() };
+        let of_other_registry = PlacementSettings { registry: text("etcd://h:2"), ..now.clone() };
+        for before in [in_other_group, of_other_registry] {
             assert!(!same_group(&before, &now));
             assert_eq!(list_differences(&before, &now), []);
         }
-        assert!(!same_group(&Value::Null, &now) && !same_group(&json!({"name": "a"}), &now));
+        let nameless = PlacementSettings::default();
+        let alone = PlacementSettings { name: text("a"), ..PlacementSettings::default() };
+        assert!(!same_group(&nameless, &now) && !same_group(&alone, &now));
     }
 
     #[test]
     fn each_setting_that_differs_is_named_with_both_values() {
-        let now = json!({"name": "b", "zone": "r1", "rule": 528});
-        assert_eq!(list_differences(&Value::Null, &now), []);
+        let settings = |name: Option<String>, zone: &str, rule: u64| PlacementSettings {
+            name,
+            zone: text(zone),
+            rule: Some(rule),
+            ..PlacementSettings::default()
+        };
+        let now = settings(text("b"), "r1", 528);
+        assert_eq!(list_differences(&PlacementSettings::default(), &now), []);
         assert_eq!(list_differences(&now, &now), []);
-        assert_eq!(
-            list_differences(&json!({"name": null, "zone": "r1", "rule": 528}), &now),
-            [],
-            "it had no name of its own"
-        );
-        let all = list_differences(&json!({"name": "a", "zone": "", "rule": 272}), &now);
+        assert_eq!(list_differences(&settings(None, "r1", 528), &now), [], "it had no name of its own");
+        let all = list_differences(&settings(text("a"), "", 272), &now);
         let words: Vec<_> = all.iter().map(|d| (d.what.as_str(), d.remedy.as_str())).collect();
         assert_eq!(words[0], ("--name was 'a' and is 'b'", "--name a"));
         assert_eq!(words[1], ("--zone was '' and is 'r1'", "no --zone"));

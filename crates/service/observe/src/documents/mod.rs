@@ -15,7 +15,7 @@ pub use group::{
 };
 pub use info::{FileReads, InfoDocument};
 pub use peers::{LocalEnd, PEER_DOWN, PEER_UNKNOWN, PEER_UP, PathSpeedCheck, PathStatus, PeerStatus, PeerUse};
-pub use spurline_volume::info::{BlockCounts, BlockRun, FileInfo, FileRule};
+pub use spurline_volume::info::{BlockCounts, BlockRun, FileInfo, FolderRule};
 pub use status::{
     CacheDiskStatus, CoordinatorStatus, DISK_NORMAL, FUSE_STARTING, GatewayStatus, KeeperStatus, MountStatus,
     NodeDescription, NodeStatus, ProcessRole, ProcessStatus, RailStatus, STATE_UP,

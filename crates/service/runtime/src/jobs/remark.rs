@@ -2,9 +2,8 @@
 //! answers and sends no request.
 
 use crate::rules;
-use serde_json::Value;
 use spurline_cache::FolderRules;
-use spurline_rules::RuleSet;
+use spurline_rules::{NodeRules, RuleSet};
 use spurline_types::units::human_bytes;
 use std::collections::BTreeMap;
 
@@ -15,37 +14,31 @@ const REMARK_FOLDERS: usize = 3;
 
 /// The rules and the space of the nodes, from the answers.
 pub struct GroupCapacity<'a> {
-    told: &'a [Value],
+    told: &'a [NodeRules],
     set: RuleSet,
     folders: FolderRules,
 }
 
 impl GroupCapacity<'_> {
     /// Combines the answers of the nodes.
-    pub fn from_answers(told: &[Value]) -> GroupCapacity<'_> {
-        let sets = told.iter().filter_map(|node| RuleSet::from_json(node).ok());
+    pub fn from_answers(told: &[NodeRules]) -> GroupCapacity<'_> {
+        let sets = told.iter().map(NodeRules::to_set);
         let set = sets.fold(RuleSet::default(), RuleSet::or_newer);
         let folders = FolderRules::new(set.rules.iter().cloned());
         GroupCapacity { told, set, folders }
     }
 
-    fn sum_over_nodes(&self, of: impl Fn(&Value) -> Option<u64>) -> Option<u64> {
-        self.told.iter().map(of).sum()
-    }
-
     /// Space of the cache disks without pins; `None` where a node has no disk or does not report the size.
     fn unpinned_bytes(&self) -> Option<u64> {
-        let capacity = self.sum_over_nodes(|node| node["capacity_bytes"].as_u64())?;
-        Some(capacity.saturating_sub(self.sum_over_nodes(|node| node["pinned_bytes"].as_u64())?))
+        let capacity: Option<u64> = self.told.iter().map(|node| node.capacity_bytes).sum();
+        let pinned = self.told.iter().map(|node| node.pinned_bytes).sum();
+        Some(capacity?.saturating_sub(pinned))
     }
 
     /// Whether `bytes` more can't be pinned: no space in all, or less than a block on a node.
     fn refuses_pins(&self, bytes: u64) -> bool {
-        self.sum_over_nodes(pin_room).is_some_and(|room| room < bytes)
-            || self
-                .told
-                .iter()
-                .any(|node| pin_room(node).zip(node["block_size"].as_u64()).is_some_and(|(room, block)| room < block))
+        let room: u64 = self.told.iter().map(NodeRules::pin_room).sum();
+        room < bytes || self.told.iter().any(|node| node.pin_room() < node.block_size)
     }
 
     /// Whether `bytes` fit for certain, whatever the files.
@@ -69,7 +62,7 @@ impl GroupCapacity<'_> {
         }
         let mut said = Vec::new();
         for (url, loaded) in by_rule {
-            let held = self.sum_over_nodes(|node| rules::rule_in(node, url)["held_bytes"].as_u64().or(Some(0)))?;
+            let held = self.told.iter().map(|node| node.held_bytes(url)).sum();
             let rule = self.set.rule_of(url)?;
             if loaded <= held || said.len() == REMARK_FOLDERS {
                 continue;
@@ -78,7 +71,7 @@ impl GroupCapacity<'_> {
                 (None, None) if self.refuses_pins(loaded - held) => "not all of it could be pinned".to_owned(),
                 // A pin alone evicts nothing.
                 (None, None) => continue,
-                _ => rules::describe_rule(&rule.to_info()),
+                _ => rules::describe_rule(rule),
             };
             let loaded = human_bytes(loaded);
             let held = human_bytes(held);
@@ -93,24 +86,22 @@ impl GroupCapacity<'_> {
     }
 }
 
-fn pin_room(node: &Value) -> Option<u64> {
-    Some(node["most_pinned_bytes"].as_u64()?.saturating_sub(node["pinned_bytes"].as_u64()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
     use spurline_cache::FolderRule;
+    use spurline_rules::HeldRule;
 
-    fn node(rules: &[(FolderRule, u64)], capacity: u64, pinned: u64) -> Value {
-        let set = RuleSet { revision: 1, rules: rules.iter().map(|(rule, _)| rule.clone()).collect() };
-        let mut told = set.to_json();
-        for (rule, (_, held)) in told["rules"].as_array_mut().unwrap().iter_mut().zip(rules) {
-            rule["held_bytes"] = (*held).into();
+    fn node(rules: &[(FolderRule, u64)], capacity: u64, pinned: u64) -> NodeRules {
+        let rules = rules.iter().map(|(rule, held_bytes)| HeldRule { rule: rule.clone(), held_bytes: *held_bytes });
+        NodeRules {
+            revision: 1,
+            rules: rules.collect(),
+            capacity_bytes: Some(capacity),
+            pinned_bytes: pinned,
+            most_pinned_bytes: capacity,
+            ..NodeRules::default()
         }
-        (told["capacity_bytes"], told["pinned_bytes"]) = (capacity.into(), pinned.into());
-        told
     }
 
     fn files(list: &[(&str, u64)]) -> impl Iterator<Item = (Vec<u8>, u64, u64)> {
@@ -143,8 +134,10 @@ mod tests {
         let pinned = FolderRule { pin: true, ..rule("s3://b/p") };
         let pins = |most: u64| {
             let mut told = [64 << 20, 64 << 20].map(|room| node(&[(pinned.clone(), 10 << 20)], room, 10 << 20));
-            told.iter_mut()
-                .for_each(|node| (node["most_pinned_bytes"], node["block_size"]) = (most.into(), 4096.into()));
+            for node in &mut told {
+                node.most_pinned_bytes = most;
+                node.block_size = 4096;
+            }
             GroupCapacity::from_answers(&told).load_remark("s3://b", files(&[("p/1", 30)]))
         };
         assert_eq!(pins(50 << 20), None, "there is room for its pins");
@@ -157,11 +150,10 @@ mod tests {
             GroupCapacity::from_answers(&plain).surely_holds(64 << 20)
                 && !GroupCapacity::from_answers(&plain).surely_holds(65 << 20)
         );
-        // A node of an older release, or without disks.
-        let silent = [json!({"revision": 0, "rules": [], "pinned_bytes": 0}), node(&[], 1, 0)];
+        let without_disks = [NodeRules::default(), node(&[], 1, 0)];
         assert!(
-            GroupCapacity::from_answers(&silent).surely_holds(9)
-                && GroupCapacity::from_answers(&silent).load_remark("s3://b", files(&[("y", 9)])).is_none()
+            GroupCapacity::from_answers(&without_disks).surely_holds(9)
+                && GroupCapacity::from_answers(&without_disks).load_remark("s3://b", files(&[("y", 9)])).is_none()
         );
     }
 }

@@ -5,6 +5,7 @@ use spurline_cache::{Cache, RemovedBytes};
 use spurline_client::{GroupVolume, ObjectExtent};
 use spurline_jobs::{FilePart, JobTarget, WorkDone};
 use spurline_membership::RegistryFollower;
+use spurline_rules::NodeRules;
 use spurline_types::{Error, ErrorKind, ListPage, ObjectAttr, Result};
 use spurline_volume::Volume;
 use std::sync::Arc;
@@ -123,7 +124,7 @@ impl JobTarget for LocalCacheTarget {
                     .into(),
             );
         };
-        let told = [serde_json::json!({"capacity_bytes": capacity, "pinned_bytes": 0})];
+        let told = [NodeRules { capacity_bytes: Some(capacity), ..NodeRules::default() }];
         remark::GroupCapacity::from_answers(&told).load_remark(self.source(), files.map(|(path, size)| (path, size, 1)))
     }
     fn free_parts(&self, parts: &[FilePart], with_pinned: bool) -> Vec<Result<WorkDone>> {
@@ -229,13 +230,13 @@ impl JobTarget for GroupTarget {
         files: &mut dyn Iterator<Item = (Vec<u8>, u64)>,
     ) -> Option<String> {
         // Most jobs fit on a single node; only a larger job is worth a query to every node.
-        let first = self.remote.node_rules(1, RULES_QUERY_TIMEOUT).ok()?;
+        let first: Vec<NodeRules> = self.remote.node_rules(1, RULES_QUERY_TIMEOUT).ok()?;
         if remark::GroupCapacity::from_answers(&first)
             .surely_holds(bytes.saturating_mul(replicas.unwrap_or(MAX_COPIES).into()))
         {
             return None;
         }
-        let told = self.remote.node_rules(usize::MAX, RULES_QUERY_TIMEOUT).ok()?;
+        let told: Vec<NodeRules> = self.remote.node_rules(usize::MAX, RULES_QUERY_TIMEOUT).ok()?;
         let holders = self.remote.holders_up();
         let copies = |path: &[u8]| {
             let asked = replicas.unwrap_or_else(|| self.remote.copies_of(path));

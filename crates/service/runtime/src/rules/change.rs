@@ -1,9 +1,8 @@
 //! Changes the rules of a group: checks, the registry's record, then the nodes.
 
 use super::nodes::{self, NodeAnswer, RuleNodes};
-use serde_json::Value;
 use spurline_config::Fault;
-use spurline_rules::{FolderRule, RuleSet};
+use spurline_rules::{FolderRule, NodeRules, RuleSet};
 use spurline_types::units::human_bytes;
 use spurline_types::{ErrorKind, url};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +31,7 @@ pub fn apply_change(
 ) -> Result<(RuleSet, Vec<NodeAnswer>), Fault> {
     let before = nodes.query_nodes(None);
     // A registry that lost the rules gets the rules back with the change.
-    let known = node_answers(&before).filter_map(|now| RuleSet::from_json(now).ok());
+    let known = node_answers(&before).map(NodeRules::to_set);
     let known = known.fold(kept, RuleSet::or_newer);
     if change.pins {
         check_fits(nodes, &before, urls, progress, stop)?;
@@ -62,21 +61,11 @@ fn check_fits(
     progress: &dyn Fn(String),
     stop: &AtomicBool,
 ) -> Result<(), Fault> {
-    let room: u64 = node_answers(told).filter_map(|now| now["most_pinned_bytes"].as_u64()).sum();
+    let room: u64 = node_answers(told).map(|node| node.most_pinned_bytes).sum();
     // Pins below a folder are counted with the folder.
-    let taken: u64 = node_answers(told)
-        .map(|now| -> u64 {
-            let rules = now["rules"].as_array().into_iter().flatten();
-            let pinned = rules.filter(|rule| {
-                rule["pin"] == true
-                    && !{
-                        let url = rule["url"].as_str().unwrap_or_default();
-                        urls.iter().any(|new| is_within(url, new))
-                    }
-            });
-            pinned.filter_map(|rule| rule["held_bytes"].as_u64()).sum()
-        })
-        .sum();
+    let held = node_answers(told).flat_map(|node| &node.rules);
+    let pinned_besides = held.filter(|held| held.rule.pin && !urls.iter().any(|new| is_within(&held.rule.url, new)));
+    let taken: u64 = pinned_besides.map(|held| held.held_bytes).sum();
     let mut wanted = 0;
     for url in urls {
         wanted += nodes.size_of(url, told, progress, stop).map_err(|error| match error.kind() {
@@ -106,7 +95,7 @@ fn check_fits(
 
 /// Checks that nodes serve each of the folders or a part, or that there is a rule.
 fn check_served(told: &[NodeAnswer], rules: &RuleSet, urls: &[String]) -> Result<(), Fault> {
-    let sources = nodes::sources_in(told, "sources");
+    let sources = nodes::sources_in(told, |node| &node.sources);
     match urls.iter().find(|url| {
         !rules.rules.iter().any(|rule| rule.url == **url) && nodes::places_in_sources(url, &sources).is_empty()
     }) {
@@ -122,7 +111,7 @@ fn check_served(told: &[NodeAnswer], rules: &RuleSet, urls: &[String]) -> Result
 /// Why a quota is too small, and the smallest that is not: a node's share below a block caches nothing.
 pub fn less_than_a_block(told: &[NodeAnswer], quota: u64) -> Option<(String, u64)> {
     let weights: u64 = told.iter().map(|one| u64::from(one.member.weight)).sum();
-    let block = node_answers(told).filter_map(|now| now["block_size"].as_u64()).max().unwrap_or(0);
+    let block = node_answers(told).map(|node| node.block_size).max().unwrap_or(0);
     let NodeAnswer { member, .. } =
         told.iter().filter(|one| one.member.weight > 0).min_by_key(|one| one.member.weight)?;
     let least = (u128::from(block) * u128::from(weights)).div_ceil(u128::from(member.weight)) as u64;
@@ -155,14 +144,13 @@ fn interrupted_fault() -> Fault {
 }
 
 /// The answers of the nodes that answered.
-pub fn node_answers(told: &[NodeAnswer]) -> impl Iterator<Item = &Value> {
+pub fn node_answers(told: &[NodeAnswer]) -> impl Iterator<Item = &NodeRules> {
     told.iter().filter_map(|one| one.answer.as_ref().ok())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
     use spurline_types::Member;
     use std::sync::Arc;
 
@@ -170,7 +158,7 @@ mod tests {
     fn a_quota_that_keeps_nothing_is_refused() {
         let node = |weight| NodeAnswer {
             member: Arc::new(Member::from_address("a:1", weight)),
-            answer: Ok(json!({"block_size": 4 << 20})),
+            answer: Ok(NodeRules { block_size: 4 << 20, ..NodeRules::default() }),
         };
         let told = [node(100), node(50), node(0)];
         let set = |quota| {

@@ -5,17 +5,11 @@ pub(crate) mod follow;
 pub mod nodes;
 pub(crate) mod state_file;
 
-use serde_json::Value;
 use spurline_types::units::human_bytes;
-use spurline_volume::info::FileRule;
-
-/// A node's answer about the rule for a folder; null without a rule.
-pub fn rule_in<'a>(now: &'a Value, url: &str) -> &'a Value {
-    now["rules"].as_array().into_iter().flatten().find(|rule| rule["url"] == url).unwrap_or(&Value::Null)
-}
+use spurline_volume::info::FolderRule;
 
 /// A rule in words.
-pub fn describe_rule(rule: &FileRule) -> String {
+pub fn describe_rule(rule: &FolderRule) -> String {
     let mut words = Vec::new();
     if rule.pin {
         words.push("pinned".to_owned());
@@ -46,8 +40,8 @@ mod tests {
     #[test]
     fn a_rule_in_words() {
         let url = "s3://b/x".to_owned();
-        let rule = FileRule { url, pin: true, ttl_seconds: Some(60), quota_bytes: Some(1 << 30) };
+        let rule = FolderRule { url, pin: true, ttl_seconds: Some(60), quota_bytes: Some(1 << 30) };
         assert_eq!(describe_rule(&rule), "pinned, kept for 60 s, at most 1.00 GiB");
-        assert_eq!(describe_rule(&FileRule::default()), "no rule");
+        assert_eq!(describe_rule(&FolderRule::default()), "no rule");
     }
 }

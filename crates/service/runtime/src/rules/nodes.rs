@@ -3,7 +3,6 @@
 
 use crate::peers::PeerConnector;
 use crate::{group, setup};
-use serde_json::Value;
 use spurline_client::placement::{CopyCounts, ReaderLocation};
 use spurline_client::{GroupMembers, GroupVolume, GroupVolumeConfig, ObjectExtent, RequestPatience};
 use spurline_config::{Fault, Registry, TrustConfig};
@@ -11,7 +10,7 @@ use spurline_mem::{BufferPool, MemTier};
 use spurline_membership::{HoldTimes, RegistryFollower};
 use spurline_net_tcp::SocketOptions;
 use spurline_proto::NodeRequest;
-use spurline_rules::{RuleSet, RuleStore};
+use spurline_rules::{NodeRules, RuleSet, RuleStore};
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, FileKind, Member, ObjectAttr, ObjectRef, Result, Stats, Version, url};
 use spurline_volume::Volume as _;
@@ -34,7 +33,7 @@ pub struct NodeAnswer {
     /// The node.
     pub member: Arc<Member>,
     /// The rules, the held bytes of each, the room for pins, the sources.
-    pub answer: Result<Value>,
+    pub answer: Result<NodeRules>,
 }
 
 /// The registry and the nodes.
@@ -112,7 +111,7 @@ impl RuleNodes {
 
     /// Requests the rules of every node, or sends `set`.
     pub fn query_nodes(&self, set: Option<&RuleSet>) -> Vec<NodeAnswer> {
-        let text = set.map_or_else(String::new, |set| set.to_json().to_string());
+        let text = set.map_or_else(String::new, RuleSet::to_text);
         let mut told = Vec::with_capacity(self.members.len());
         for some in self.members.chunks(CONCURRENT_RULE_NODES) {
             std::thread::scope(|scope| {
@@ -136,7 +135,7 @@ impl RuleNodes {
     /// # Errors
     /// `NotFound` when there is nothing or no node serves the URL, else when nodes do not answer.
     pub fn size_of(&self, url: &str, told: &[NodeAnswer], progress: &dyn Fn(String), stop: &AtomicBool) -> Result<u64> {
-        let sources = sources_in(told, "sources");
+        let sources = sources_in(told, |node| &node.sources);
         let mut places = places_in_sources(url, &sources);
         // A single source is enough where the URL is below several.
         let below = places
@@ -181,7 +180,7 @@ impl RuleNodes {
     ) -> Result<u64> {
         // Blocks are named by the sources that mounts mount.
         let mut held = 0;
-        for (source, below) in places_in_sources(url, &sources_in(told, "volumes")) {
+        for (source, below) in places_in_sources(url, &sources_in(told, |node| &node.volumes)) {
             let remote = self.open_volume(&source, told)?;
             let mut some = Vec::with_capacity(REQUEST_FILES);
             let mut tell = |some: &mut Vec<ObjectExtent>| -> Result<()> {
@@ -233,7 +232,7 @@ impl RuleNodes {
 }
 
 /// Gives a node a text of rules, or none, and takes the answer.
-fn exchange_with_node(reach: &PeerConnector, member: &Member, text: &str) -> Result<Value> {
+fn exchange_with_node(reach: &PeerConnector, member: &Member, text: &str) -> Result<NodeRules> {
     let deadline = Instant::now() + RULES_ANSWER_TIMEOUT;
     let pool = reach.pool(member);
     let mut lease = pool.checkout(deadline)?;
@@ -250,10 +249,10 @@ pub fn not_served(sources: &BTreeSet<String>) -> String {
     format!("no node serves it; the nodes' sources (--source) are {}", known.join(", "))
 }
 
-/// The sources of all nodes that answered; `key` is "sources" for served sources, "volumes" for mounted sources.
-pub fn sources_in(told: &[NodeAnswer], key: &str) -> BTreeSet<String> {
-    let lists = told.iter().filter_map(|one| one.answer.as_ref().ok()?[key].as_array());
-    lists.flatten().filter_map(|source| Some(source.as_str()?.trim_end_matches('/').to_owned())).collect()
+/// The served or mounted sources of all nodes that answered.
+pub fn sources_in(told: &[NodeAnswer], list: fn(&NodeRules) -> &Vec<String>) -> BTreeSet<String> {
+    let lists = told.iter().filter_map(|node| node.answer.as_ref().ok()).map(list);
+    lists.flatten().map(|source| source.trim_end_matches('/').to_owned()).collect()
 }
 
 /// Where a URL is in the sources: each source around the URL, with the path there; each source below, whole.

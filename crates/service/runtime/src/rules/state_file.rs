@@ -1,7 +1,7 @@
 //! The last known rules of a node's group, in a file in each cache directory: the blocks on these disks have classes that the
 //! rules name, and a node may be started while the registry is gone. Does not know the meaning of rules.
 
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 use spurline_config::GroupConfig;
 use spurline_rules::RuleSet;
 use spurline_sys::replace_file;
@@ -12,6 +12,14 @@ use std::path::{Path, PathBuf};
 
 /// Beside the settings.
 const RULES_FILE: &str = "rules.json";
+
+/// The content of a file.
+#[derive(Serialize, Deserialize)]
+struct StoredRules {
+    group: String,
+    registry: String,
+    rules: RuleSet,
+}
 
 /// A directory.
 struct RuleFile {
@@ -51,13 +59,13 @@ impl RuleFiles {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(RuleSet::default()),
             Err(error) => return Err(Error::io("it can't be read", &error)),
         };
-        let text: Value = serde_json::from_slice(&text)
+        let stored: StoredRules = serde_json::from_slice(&text)
             .map_err(|error| Error::new(ErrorKind::Invalid, format!("malformed: {error}")))?;
-        if text["group"] != self.group || text["registry"] != self.registry {
+        if stored.group != self.group || stored.registry != self.registry {
             tracing::info!("{} belongs to another group or registry and is ignored", file.display());
             return Ok(RuleSet::default());
         }
-        RuleSet::from_json(&text["rules"])
+        Ok(stored.rules)
     }
 
     /// The rules that are kept, of all directories together.
@@ -68,11 +76,9 @@ impl RuleFiles {
     /// Keeps these, where others are kept.
     pub fn store_rules(&mut self, set: &RuleSet) {
         for place in self.places.iter_mut().filter(|place| place.has != *set) {
-            match replace_file(
-                &place.file,
-                json!({"group": self.group, "registry": self.registry, "rules": set.to_json()}).to_string().as_bytes(),
-                0o600,
-            ) {
+            let (group, registry) = (self.group.clone(), self.registry.clone());
+            let stored = serde_json::to_vec(&StoredRules { group, registry, rules: set.clone() });
+            match stored.map_err(io::Error::from).and_then(|text| replace_file(&place.file, &text, 0o600)) {
                 Ok(()) => (place.has, place.said) = (set.clone(), false),
                 Err(error) => {
                     if !place.said {
