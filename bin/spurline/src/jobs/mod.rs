@@ -5,9 +5,8 @@ mod watch;
 
 use crate::cli::{FreeArgs, JobArgs, LoadArgs};
 use crate::{rules, signals};
-use serde_json::json;
 use spurline_config::Fault;
-use spurline_jobs::{JobAction, JobSpec};
+use spurline_jobs::{JobAction, JobRequest, JobSpec};
 use spurline_runtime::jobs::worker::JobWorker;
 use spurline_runtime::{group, setup};
 use std::io::Read as _;
@@ -95,8 +94,8 @@ fn run_job(
     if args.progress || args.stop {
         // Without options, any job on these paths is meant.
         let id = if spec.is_plain() { spec.subject() } else { spec.id() };
-        let todo = if args.stop { "stop" } else { "progress" };
-        let now = place.send_request(&json!({"do": todo, "id": id}), 0).map_err(|error| place.fault_of(&error))?;
+        let request = if args.stop { JobRequest::Stop { id } } else { JobRequest::Progress { id } };
+        let now = place.send_request(&request, 0).map_err(|error| place.fault_of(&error))?;
         if args.stop {
             return look.print_end(&now);
         }
@@ -112,12 +111,12 @@ fn run_job(
     }
     // Installed before the job starts: a signal in between must not leave the job running.
     let interrupted = if args.submit { Arc::default() } else { signals::stop_flag(1)? };
-    let submit = json!({"do": "submit", "spec": spec});
+    let submit = JobRequest::Submit { spec: Box::new(spec.clone()) };
     let begun = place.send_request(&submit, 0).map_err(|error| place.fault_of(&error))?;
-    let joined = begun["joined"] == true;
+    let joined = begun.joined == Some(true);
     if args.submit {
         if args.json {
-            anstream::println!("{begun}");
+            show::print_json(&begun);
         } else {
             anstream::println!(
                 "{} is under way{}, done by {}; --progress in the place of --submit shows how far it is",

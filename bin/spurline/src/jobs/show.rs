@@ -3,8 +3,8 @@
 use crate::report::{printable, printable_json};
 use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde_json::Value;
-use spurline_jobs::{CountOptions, JobProgress, JobState};
+use serde_json::json;
+use spurline_jobs::{CountOptions, JobAction, JobProgress, JobReport, JobState};
 use spurline_types::units::human_bytes;
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
@@ -35,11 +35,11 @@ impl JobBar {
     }
 
     /// Shows the progress.
-    pub fn show(&self, job: &Value) {
-        let Some((progress, counts)) = progress_of(job) else { return };
-        let share = progress.share(counts).unwrap_or(0.0);
+    pub fn show(&self, job: &JobReport) {
+        let counts = job.count_options();
+        let share = job.progress.share(counts).unwrap_or(0.0);
         self.0.set_position((share * PROGRESS_BAR_STEPS as f64) as u64);
-        self.0.set_message(progress_line(&progress, counts));
+        self.0.set_message(progress_line(&printable_progress(job), counts));
         self.0.tick();
     }
 
@@ -54,11 +54,9 @@ impl JobBar {
     }
 }
 
-fn progress_of(job: &Value) -> Option<(JobProgress, CountOptions)> {
-    // File names may contain control characters.
-    let job = printable_json(job.clone());
-    let progress = serde_json::from_value(job.clone()).ok()?;
-    Some((progress, serde_json::from_value(job).unwrap_or_default()))
+/// The progress without control characters, which file names may contain.
+fn printable_progress(job: &JobReport) -> JobProgress {
+    serde_json::from_value(printable_json(json!(job.progress))).unwrap_or_default()
 }
 
 /// The number of files shown: paths that were not found are failures, but no part of the total.
@@ -103,19 +101,21 @@ fn progress_line(p: &JobProgress, counts: CountOptions) -> String {
 }
 
 /// Prints the outcome or the progress of a job; the exit code is 1 after a failure or a stop.
-pub fn print_report(job: &Value, as_json: bool) -> ExitCode {
-    let Some((p, counts)) = progress_of(job) else {
-        anstream::println!("{job}");
-        return ExitCode::FAILURE;
-    };
-    let bad = matches!(p.state, JobState::Failed | JobState::Stopped);
+pub fn print_report(job: &JobReport, as_json: bool) -> ExitCode {
+    let bad = matches!(job.progress.state, JobState::Failed | JobState::Stopped);
     if as_json {
-        anstream::println!("{job}");
+        print_json(job);
     } else {
-        let id = printable(job["id"].as_str().unwrap_or("job").as_bytes());
-        anstream::print!("{}", report_text(&id, job["action"] == "free", &p, counts));
+        let id = printable(job.id.as_bytes());
+        let frees = job.action == JobAction::Free;
+        anstream::print!("{}", report_text(&id, frees, &printable_progress(job), job.count_options()));
     }
     ExitCode::from(u8::from(bad))
+}
+
+/// Prints a job as a line of JSON.
+pub fn print_json(job: &JobReport) {
+    anstream::println!("{}", json!(job));
 }
 
 fn report_text(id: &str, free: bool, p: &JobProgress, counts: CountOptions) -> String {

@@ -3,10 +3,9 @@
 
 use super::show;
 use crate::cli::JobArgs;
-use serde_json::{Value, json};
 use spurline_config::Fault;
-use spurline_jobs::JobAction;
-use spurline_runtime::jobs::worker::{JobWorker, has_ended, submission_number};
+use spurline_jobs::{JobAction, JobReport, JobRequest};
+use spurline_runtime::jobs::worker::JobWorker;
 use spurline_sys::Backoff;
 use spurline_types::{Error, Result};
 use std::process::ExitCode;
@@ -94,13 +93,13 @@ enum RequestFailure {
 
 /// Repeats a query while there is no answer and `goes_on` says that the job continues, up to `limit` and until
 /// `interrupted`; calls `say` with the first such error, and with `None` when there is an answer again.
-fn request_with_retry(
-    mut ask: impl FnMut() -> Result<Value>,
+fn request_with_retry<T>(
+    mut ask: impl FnMut() -> Result<T>,
     goes_on: impl Fn(&Error) -> bool,
     limit: Duration,
     interrupted: &AtomicBool,
     say: impl Fn(Option<&Error>),
-) -> std::result::Result<Value, RequestFailure> {
+) -> std::result::Result<T, RequestFailure> {
     let mut since = None;
     let mut pauses = QUERY_PAUSES;
     loop {
@@ -136,8 +135,8 @@ impl<'a> JobWatch<'a> {
     }
 
     /// Lists the other jobs on these paths.
-    pub fn print_others(&self, job: &Value) {
-        let others: Vec<&str> = job["others"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    pub fn print_others(&self, job: &JobReport) {
+        let others = job.others.as_deref().unwrap_or_default();
         if !others.is_empty() {
             self.bar.say(&format!(
                 "of these paths there are under way as well: {}; give the options that one was begun with to see it",
@@ -147,9 +146,9 @@ impl<'a> JobWatch<'a> {
     }
 
     /// Queries the progress of the job `id`; `seen` is the job's submission.
-    fn query_job(&self, id: &str, seen: &mut u64, interrupted: &AtomicBool) -> std::result::Result<Value, Fault> {
+    fn query_job(&self, id: &str, seen: &mut u64, interrupted: &AtomicBool) -> std::result::Result<JobReport, Fault> {
         let answer = request_with_retry(
-            || self.place.send_request(&json!({"do": "progress", "id": id}), *seen),
+            || self.place.send_request(&JobRequest::Progress { id: id.to_owned() }, *seen),
             |error| self.place.continues_after(error),
             WATCH_SILENCE_LIMIT,
             interrupted,
@@ -167,7 +166,7 @@ impl<'a> JobWatch<'a> {
             RequestFailure::Told(error) => self.place.fault_of(&error),
             RequestFailure::Silent(error) => self.silence_fault(id, &error),
         })?;
-        *seen = (*seen).max(submission_number(&answer));
+        *seen = (*seen).max(answer.progress.submission);
         Ok(answer)
     }
 
@@ -189,18 +188,18 @@ impl<'a> JobWatch<'a> {
     /// When there is no answer for too long, or the answer is an error.
     pub fn watch_job(
         &mut self,
-        now: &Value,
+        now: &JobReport,
         interrupted: &AtomicBool,
         mine: bool,
     ) -> std::result::Result<ExitCode, Fault> {
         self.print_others(now);
-        let id = id_of(now);
-        let mut seen = submission_number(now);
+        let id = now.id.clone();
+        let mut seen = now.progress.submission;
         let mut told = false;
         loop {
             // Once a stop was requested, another interrupt only ends the wait for a coordinator.
             let now = self.query_job(&id, &mut seen, interrupted)?;
-            if has_ended(&now) {
+            if now.progress.state.is_ended() {
                 self.bar.end();
                 return Ok(show::print_report(&now, self.as_json));
             }
@@ -212,7 +211,7 @@ impl<'a> JobWatch<'a> {
                     return Ok(ExitCode::SUCCESS);
                 }
                 told = true;
-                let stop = json!({"do": "stop", "id": id});
+                let stop = JobRequest::Stop { id: id.clone() };
                 self.place.send_request(&stop, seen).map_err(|error| {
                     if self.place.continues_after(&error) {
                         self.silence_fault(&id, &error)
@@ -229,13 +228,13 @@ impl<'a> JobWatch<'a> {
     ///
     /// # Errors
     /// As for [`JobWatch::watch_job`].
-    pub fn print_end(&mut self, stopped: &Value) -> std::result::Result<ExitCode, Fault> {
-        let others = stopped["others"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        let first = (id_of(stopped), submission_number(stopped));
-        for (id, mut seen) in std::iter::once(first).chain(others.map(|id| (id.to_owned(), 0))) {
+    pub fn print_end(&mut self, stopped: &JobReport) -> std::result::Result<ExitCode, Fault> {
+        let others = stopped.others.iter().flatten();
+        let first = (stopped.id.clone(), stopped.progress.submission);
+        for (id, mut seen) in std::iter::once(first).chain(others.map(|id| (id.clone(), 0))) {
             loop {
                 let now = self.query_job(&id, &mut seen, &AtomicBool::default())?;
-                if has_ended(&now) {
+                if now.progress.state.is_ended() {
                     self.bar.end();
                     // The stop succeeded, however the job ended.
                     show::print_report(&now, self.as_json);
@@ -247,10 +246,6 @@ impl<'a> JobWatch<'a> {
         }
         Ok(ExitCode::SUCCESS)
     }
-}
-
-fn id_of(job: &Value) -> String {
-    job["id"].as_str().unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]
@@ -268,17 +263,17 @@ mod tests {
         let (said, mut tries) = (RefCell::new(Vec::new()), 0);
         let ask = || {
             tries += 1;
-            if tries < 3 { Err(away()) } else { Ok(json!(1)) }
+            if tries < 3 { Err(away()) } else { Ok(1) }
         };
         let say = |error: Option<&Error>| said.borrow_mut().push(error.is_some());
         let answer = request_with_retry(ask, |_| true, Duration::from_secs(600), &AtomicBool::default(), say);
-        assert!(matches!(answer, Ok(answer) if answer == json!(1)));
+        assert!(matches!(answer, Ok(1)));
         assert_eq!(*said.borrow(), [true, false]);
     }
 
     #[test]
     fn patience_ends_and_a_job_that_is_gone_is_not_waited_for() {
-        let ask = || Err(away());
+        let ask = || Err::<(), _>(away());
         let end = |goes_on: bool, limit: Duration, interrupted: bool| {
             request_with_retry(ask, |_| goes_on, limit, &AtomicBool::new(interrupted), |_| {})
         };

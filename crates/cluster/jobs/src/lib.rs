@@ -8,15 +8,17 @@ mod manager;
 mod progress;
 mod rate;
 mod records;
+mod requests;
 mod run;
 mod spec;
 mod speed;
 mod spool;
 mod walk;
 
-pub use manager::{JobManager, JobTotals, OpenTarget, job_json};
+pub use manager::{JobManager, JobTotals, OpenTarget};
 pub use progress::{FailedFile, JobProgress, JobState};
 pub use records::{DirJobRecords, JobRecord, JobRecords, NoJobRecords};
+pub use requests::{JobReport, JobRequest};
 pub use run::{JobRun, run_job};
 pub use spec::{CountOptions, JobAction, JobSpec};
 pub use walk::FileFilter;

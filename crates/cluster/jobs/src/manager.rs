@@ -5,7 +5,6 @@ use crate::records::{JobRecord, JobRecords};
 use crate::run::{JobRun, STOPPED, run_job};
 use crate::{JobSpec, JobTarget};
 use parking_lot::Mutex;
-use serde_json::{Value, json};
 use spurline_types::{Error, ErrorKind, Result, Size};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -78,7 +77,7 @@ impl JobTotals {
 }
 
 /// A job with name and progress.
-type NamedJob = (String, JobSpec, JobProgress);
+pub(crate) type NamedJob = (String, JobSpec, JobProgress);
 
 /// Runs the jobs of a process.
 pub struct JobManager {
@@ -266,14 +265,14 @@ impl JobManager {
     /// # Errors
     /// When the job is invalid, cannot be saved, or is running at another speed.
     pub fn submit(&self, spec: JobSpec) -> Result<String> {
-        self.begin_job(spec, 0).map(|(id, _)| id)
+        self.begin_job(spec).map(|(id, _)| id)
     }
 
-    /// As `submit`, with a submission number above `after`; also returns whether the job was running already.
-    fn begin_job(&self, spec: JobSpec, after: u64) -> Result<(String, bool)> {
+    /// As `submit`; also returns whether the job was running already.
+    pub(crate) fn begin_job(&self, spec: JobSpec) -> Result<(String, bool)> {
         spec.file_filter().map_err(|e| Error::new(ErrorKind::Invalid, e))?;
         let id = spec.id();
-        let submission = self.last_submission(&spec.subject()).max(after).saturating_add(1);
+        let submission = self.last_submission(&spec.subject()).saturating_add(1);
         let mut jobs = self.jobs.lock();
         let other = match jobs.get(&id).filter(|job| job.under_way()) {
             Some(job) => Some(job.spec.clone()),
@@ -403,7 +402,7 @@ impl JobManager {
     ///
     /// # Errors
     /// `NotFound` when there is none.
-    fn jobs_named(&self, name: &str) -> Result<Vec<NamedJob>> {
+    pub(crate) fn jobs_named(&self, name: &str) -> Result<Vec<NamedJob>> {
         let (subject, alone) = match name.rsplit_once('-') {
             Some((subject, _)) if subject.contains('-') => (subject, false),
             _ => (name, true),
@@ -497,81 +496,4 @@ impl JobManager {
             self.keep.leave_job(&id);
         }
     }
-}
-
-/// A job as shown by `--json` and the admin socket.
-pub fn job_json(id: &str, spec: &JobSpec, progress: &JobProgress) -> Value {
-    let mut shown = serde_json::to_value(progress).unwrap_or_default();
-    shown["id"] = json!(id);
-    shown["action"] = json!(spec.action);
-    shown["source"] = json!(spec.source);
-    // A list may contain millions.
-    shown["paths"] = json!(spec.paths.iter().take(100).collect::<Vec<_>>());
-    shown["paths_total"] = json!(spec.paths.len());
-    shown["include"] = json!(spec.include);
-    shown["exclude"] = json!(spec.exclude);
-    shown["verify"] = json!(spec.verify);
-    shown["metadata_only"] = json!(spec.metadata_only);
-    shown["skip_if_exists"] = json!(spec.skip_if_exists);
-    shown["replicas"] = json!(spec.replicas);
-    shown["remaining_seconds"] = json!(progress.remaining(spec.count_options()));
-    shown
-}
-
-/// The first of these; `others` lists the names of the other running jobs.
-fn first_with_others(named: &[NamedJob]) -> Value {
-    let Some((id, spec, progress)) = named.first() else { return Value::Null };
-    let mut first = job_json(id, spec, progress);
-    let others = named.iter().skip(1).filter(|(_, _, progress)| !progress.state.is_ended()).map(|(id, ..)| id);
-    first["others"] = others.cloned().collect::<Vec<_>>().into();
-    first
-}
-
-impl JobManager {
-    /// Answers `{"do": "submit", "spec": …}`, `{"do": "progress", "id": …}`, `{"do": "stop", "id": …}` and `{"do": "list"}`: the
-    /// interface for other processes. An id may be a subject ([`JobSpec::subject`]): the id then means the running job of these
-    /// paths, or the latest submission; a stop applies to all. `"after": …` in a submission is the highest known `submission`
-    /// number of this name that this manager cannot see.
-    ///
-    /// # Errors
-    /// When the request is invalid or names no job.
-    pub fn answer_request(&self, request: &Value) -> Result<Value> {
-        let id = || request["id"].as_str().ok_or_else(|| invalid_error("which job? 'id' is missing".to_owned()));
-        match request["do"].as_str() {
-            Some("submit") => {
-                let spec = serde_json::from_value(request["spec"].clone())
-                    .map_err(|e| invalid_error(format!("this version cannot read the job: {e}")))?;
-                let (id, joined) = self.begin_job(spec, request["after"].as_u64().unwrap_or(0))?;
-                let mut begun = first_with_others(&self.jobs_named(&id)?);
-                begun["joined"] = joined.into();
-                Ok(begun)
-            }
-            Some("progress") => Ok(first_with_others(&self.jobs_named(id()?)?)),
-            Some("stop") => {
-                let id = id()?;
-                let named = self.jobs_named(id).or_else(|error| {
-                    // A record of another release, which this release cannot read.
-                    if error.kind() == ErrorKind::NotFound || !self.stop_job(id)? {
-                        return Err(error);
-                    }
-                    Err(error.context(format_args!("job {id} has ended")))
-                })?;
-                for (id, ..) in &named {
-                    self.stop_job(id)?;
-                }
-                Ok(first_with_others(&named))
-            }
-            Some("list") => Ok(self
-                .list_jobs()?
-                .iter()
-                .map(|(id, spec, progress)| job_json(id, spec, progress))
-                .collect::<Vec<_>>()
-                .into()),
-            other => Err(invalid_error(format!("unknown job request '{}'", other.unwrap_or("(nothing)")))),
-        }
-    }
-}
-
-fn invalid_error(why: String) -> Error {
-    Error::new(ErrorKind::Invalid, why)
 }

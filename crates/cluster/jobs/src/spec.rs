@@ -80,13 +80,11 @@ fn digest_words<'a>(first: &str, words: impl Iterator<Item = &'a String>) -> u64
 }
 
 /// The counts of a job beside files.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CountOptions {
     /// Files are read back.
-    #[serde(default)]
     pub verify: bool,
     /// Files transfer no bytes.
-    #[serde(default)]
     pub metadata_only: bool,
 }
 

@@ -826,8 +826,8 @@ fn a_job_begins_though_others_can_not_be_asked_and_only_those_of_its_paths_are()
     let open = Arc::new(move |_: &str| Ok(Arc::clone(&group) as _));
     let board = JobManager::start(Arc::clone(&keep) as _, Some(dir.path()), open).unwrap();
     let load = spec(&["a"]);
-    let begun = board.answer_request(&json!({"do": "submit", "spec": load, "after": 7})).unwrap();
-    assert_eq!(begun["submission"], 8);
+    let begun = board.answer_request(&json!({"do": "submit", "spec": load})).unwrap();
+    assert_eq!(begun["submission"], 1);
     assert_eq!(*keep.0.lock(), [load.subject()]);
     eventually("the end", || board.find_job(&load.id()).unwrap().unwrap().1.state.is_ended());
 }

@@ -1,9 +1,9 @@
 //! The worker of a job: the process of the mount that contains the paths, or a coordinator.
 
 use crate::locator::{ANSWER, locate_path};
-use serde_json::Value;
+use serde::Deserialize as _;
 use spurline_config::{Fault, HostPort, Registry, SourceUrl};
-use spurline_jobs::JobState;
+use spurline_jobs::{JobProgress, JobReport, JobRequest};
 use spurline_observe::client::AdminPeer;
 use spurline_observe::dial;
 use spurline_trust::Trust;
@@ -132,17 +132,22 @@ impl JobWorker {
     ///
     /// # Errors
     /// The error of the answer; `Unavailable` when there is none.
-    pub fn send_request(&self, request: &Value, since: u64) -> Result<Value> {
-        match &self.description {
-            WorkerKind::Mount { peer, .. } => peer.send_job_request(request, ANSWER),
+    pub fn send_request(&self, request: &JobRequest, since: u64) -> Result<JobReport> {
+        let malformed = |error: serde_json::Error| {
+            Error::new(ErrorKind::Protocol, format!("{}: the answer is malformed: {error}", self.who()))
+        };
+        let request = serde_json::to_value(request).map_err(malformed)?;
+        let answer = match &self.description {
+            WorkerKind::Mount { peer, .. } => peer.send_job_request(&request, ANSWER)?,
             WorkerKind::Coordinator { at, group, trust } => {
-                let job = spurline_membership::request_jobs(at, group, trust, request, ANSWER)?;
-                if is_earlier_end(&job, since) {
-                    return Err(Error::new(ErrorKind::Unavailable, "the coordinator does not know the job"));
-                }
-                Ok(job)
+                spurline_membership::request_jobs(at, group, trust, &request, ANSWER)?
             }
+        };
+        let job = JobReport::deserialize(answer).map_err(malformed)?;
+        if self.is_group() && is_earlier_end(&job.progress, since) {
+            return Err(Error::new(ErrorKind::Unavailable, "the coordinator does not know the job"));
         }
+        Ok(job)
     }
 
     /// Whether a job continues although there was no answer: after a restart, or on another coordinator with the same store.
@@ -175,14 +180,9 @@ fn is_silence(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
 }
 
-/// The number of a job among the jobs on the same paths; later jobs have larger numbers.
-pub fn submission_number(job: &Value) -> u64 {
-    job["submission"].as_u64().unwrap_or(0)
-}
-
 /// Whether this is the end of a job before the submission `since`.
-fn is_earlier_end(job: &Value, since: u64) -> bool {
-    has_ended(job) && submission_number(job) < since
+fn is_earlier_end(job: &JobProgress, since: u64) -> bool {
+    job.state.is_ended() && job.submission < since
 }
 
 /// Whether a path has no empty part, `.` or `..`.
@@ -190,21 +190,16 @@ fn is_normalised(path: &str) -> bool {
     !path.split('/').skip(1).any(|part| matches!(part, "" | "." | ".."))
 }
 
-/// Whether a job has ended.
-pub fn has_ended(job: &Value) -> bool {
-    serde_json::from_value(job["state"].clone()).is_ok_and(JobState::is_ended)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use spurline_jobs::JobState;
 
     #[test]
     fn the_end_of_an_earlier_job_is_no_answer_about_a_later_one() {
-        let job = |state: &str, submission: u64| json!({"state": state, "submission": submission});
-        assert!(is_earlier_end(&job("SUCCEEDED", 3), 4));
-        assert!(!is_earlier_end(&job("SUCCEEDED", 4), 4) && !is_earlier_end(&job("RUNNING", 3), 4));
-        assert!(!is_earlier_end(&job("STOPPED", 0), 0));
+        let job = |state: JobState, submission: u64| JobProgress { state, submission, ..JobProgress::default() };
+        assert!(is_earlier_end(&job(JobState::Succeeded, 3), 4));
+        assert!(!is_earlier_end(&job(JobState::Succeeded, 4), 4) && !is_earlier_end(&job(JobState::Running, 3), 4));
+        assert!(!is_earlier_end(&job(JobState::Stopped, 0), 0));
     }
 }
