@@ -44,7 +44,7 @@ pub use proof::{Challenge, ChallengeAnswer, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN,
 pub use rail::{MAX_RAILS, RailInfo, RailLink};
 pub use request::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, check_path};
 pub use wire_caller::{MAX_GROUPS, WireCaller};
-pub use write_answer::WriteAnswer;
+pub use write_answer::{KnownGrants, WriteAnswer};
 pub use writes::{ChangeId, FileNumbers, WriteCall, WriteRequest};
 
 /// Length of the fixed header in bytes.

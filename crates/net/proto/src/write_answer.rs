@@ -42,6 +42,17 @@ pub enum WriteAnswer {
     UnknownFile,
     /// Another process may have done it, and the source does not show whether it did.
     Unclear(String),
+    /// A lock was reclaimed, or its grants were looked up.
+    Grants(KnownGrants),
+}
+
+/// The grants that a node remembers of a lock to other mounts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KnownGrants {
+    /// How long ago the last one was, in microseconds: the mount knows whether it has had its own lock since then.
+    pub last_us: Option<u64>,
+    /// How long the process has run: it does not know what the process before it granted.
+    pub up_us: u64,
 }
 
 impl WriteAnswer {
@@ -90,6 +101,7 @@ wire_enum! { 'a WriteAnswer, "an answer":
     10 Unclear(why),
     11 Created(attr, directory),
     12 Opened(attr, version),
+    13 Grants(grants),
 }
 
 wire_enum! { 'a CacheVersion, "a version":
@@ -100,6 +112,7 @@ wire_enum! { 'a CacheVersion, "a version":
     4 OwnCache,
 }
 
+wire_struct!(KnownGrants, "the grants of a lock": last_us, up_us);
 wire_struct!(LockConflict, "a lock": kind, range, pid);
 wire_struct!(SourceSpace, "the sizes of a source": block_size, blocks, blocks_free, blocks_available, files, files_free, name_max);
 wire_struct!(

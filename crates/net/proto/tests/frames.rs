@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 use spurline_proto::{
     AnswerBody, CapacityAnswer, Challenge, ChallengeAnswer, ChangeId, FRAME_ALIGN, FileNumbers, FrameError, FrameFlags,
-    FrameHeader, FrameOp, HEADER_LEN, HelloRequest, MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, MAX_WRITE, NONCE_LEN,
-    NodeRequest, ObjectRange, OpenFlags, PROOF_LEN, RailInfo, RailLink, RangeDone, RangeList, RangesDone, ReadFlags,
-    ReadRequest, TokenProof, VolumeId, WelcomeAnswer, WireCaller, WriteAnswer, WriteCall, WriteRequest, check_path,
-    decode_error, encode_error_message, frame_padding,
+    FrameHeader, FrameOp, HEADER_LEN, HelloRequest, KnownGrants, MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, MAX_WRITE,
+    NONCE_LEN, NodeRequest, ObjectRange, OpenFlags, PROOF_LEN, RailInfo, RailLink, RangeDone, RangeList, RangesDone,
+    ReadFlags, ReadRequest, TokenProof, VolumeId, WelcomeAnswer, WireCaller, WriteAnswer, WriteCall, WriteRequest,
+    check_path, decode_error, encode_error_message, frame_padding,
 };
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Version};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
@@ -240,6 +240,7 @@ proptest! {
             WriteAnswer::Opened(attr, CacheVersion::Settled(Version::new(&text))),
             WriteAnswer::Opened(attr, CacheVersion::OpenForChanges), WriteAnswer::Opened(attr, CacheVersion::JustChanged),
             WriteAnswer::Opened(attr, CacheVersion::SourceIsNear), WriteAnswer::Opened(attr, CacheVersion::OwnCache),
+            WriteAnswer::Grants(KnownGrants { last_us: Some(long[1]), up_us: long[0] }),
             WriteAnswer::Number(long[0]), WriteAnswer::Bytes(name.clone()), WriteAnswer::Unclear(text.clone()),
             WriteAnswer::Names(vec![listed(Some(attr)), listed(None)]), WriteAnswer::Conflict(None),
             WriteAnswer::Conflict(Some(conflict)), WriteAnswer::Failed(Error::new(ErrorKind::from_code(code), text.as_str())),

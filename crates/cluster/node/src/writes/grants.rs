@@ -7,7 +7,7 @@ use spurline_proto::LOCK_TIMES;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{FileIdentity, FileLock, LockFamily, LockKind, LockRange};
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Files, before old grants are forgotten.
 const LEAST_FILES: usize = 1024;
@@ -47,14 +47,14 @@ struct GrantTable {
 /// The grants of all sessions.
 pub(crate) struct LockGrants {
     table: Mutex<GrantTable>,
-    /// When new locks are granted.
-    settled_at: Mutex<Instant>,
+    /// When the process was started; none if that was long ago.
+    started_at: Mutex<Option<Instant>>,
 }
 
 impl Default for LockGrants {
     /// Those of a process that starts now.
     fn default() -> Self {
-        LockGrants { table: Mutex::default(), settled_at: Mutex::new(Instant::now() + LOCK_TIMES.grace) }
+        LockGrants { table: Mutex::default(), started_at: Mutex::new(Some(Instant::now())) }
     }
 }
 
@@ -64,16 +64,21 @@ impl LockGrants {
     /// # Errors
     /// `Throttled` until then.
     pub fn check_settled(&self, now: Instant) -> Result<()> {
-        if now < *self.settled_at.lock() {
+        if self.up_time(now) < LOCK_TIMES.grace {
             let why = "the node has just started: mounts that had locks there take them again first";
             return Err(Error::new(ErrorKind::Throttled, why));
         }
         Ok(())
     }
 
-    /// New locks are granted from now on. For tests.
+    /// How long the process has run.
+    pub fn up_time(&self, now: Instant) -> Duration {
+        self.started_at.lock().map_or(Duration::MAX, |at| now.saturating_duration_since(at))
+    }
+
+    /// As if the process had run for long. For tests.
     pub fn settle(&self) {
-        *self.settled_at.lock() = Instant::now();
+        *self.started_at.lock() = None;
     }
 
     /// Notes that `session` got a lock, or took one again.
@@ -139,12 +144,11 @@ fn join_sessions(grants: &[LockGrant]) -> Vec<LockGrant> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn a_process_that_has_just_started_grants_no_new_locks() {
         let grants = LockGrants::default();
-        let settled_at = *grants.settled_at.lock();
+        let settled_at = grants.started_at.lock().unwrap() + LOCK_TIMES.grace;
         assert!(grants.check_settled(settled_at - Duration::from_millis(1)).is_err());
         assert!(grants.check_settled(settled_at).is_ok());
     }

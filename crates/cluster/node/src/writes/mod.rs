@@ -10,7 +10,9 @@ use apart::{CallerThreads, acts_as_caller};
 use grants::LockGrants;
 use parking_lot::RwLock;
 use sessions::{ChangeState, OpenObject, WriteSession, WriteSessions};
-use spurline_proto::{AnswerBody as _, LOCK_TIMES, MAX_PAYLOAD, OpenFlags, WriteAnswer, WriteCall, WriteRequest};
+use spurline_proto::{
+    AnswerBody as _, KnownGrants, LOCK_TIMES, MAX_PAYLOAD, OpenFlags, WriteAnswer, WriteCall, WriteRequest,
+};
 use spurline_transport::Responder;
 use spurline_types::errno::{EBADF, EIO};
 use spurline_types::open_flags::{O_ACCMODE, O_RDONLY};
@@ -233,18 +235,16 @@ impl CacheNode {
     }
 }
 
+fn as_micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
 fn send_answer(answer: &WriteAnswer, responder: &mut dyn Responder) -> Result<()> {
     CacheNode::send_body(answer, responder)
 }
 
 fn failed(errno: i32, why: &str) -> WriteAnswer {
     WriteAnswer::Failed(Error::new(ErrorKind::Io(errno), why))
-}
-
-/// How long ago another mount was granted a lock: the mount knows whether it has had its own since then.
-fn grant_answer(at: Option<Instant>, now: Instant) -> WriteAnswer {
-    let Some(at) = at else { return WriteAnswer::Done };
-    WriteAnswer::Number(now.saturating_duration_since(at).as_micros() as u64)
 }
 
 /// Makes an open object durable; a file that is published by that has another identity afterwards.
@@ -411,7 +411,7 @@ impl ServedWrite<'_> {
                 // The owner's number means nothing to other mounts.
                 let lock = FileLock { family, owner: 0, range, kind };
                 let now = Instant::now();
-                grant_answer(self.find_grant(of, &lock, now), now)
+                self.known_grants(of, &lock, now)
             }
             WriteCall::Close { opened_below, files } => {
                 // Closing a second time changes nothing.
@@ -449,9 +449,13 @@ impl ServedWrite<'_> {
         })
     }
 
-    /// When another mount was last granted a lock that excludes this one.
-    fn find_grant(&self, of: FileIdentity, lock: &FileLock, now: Instant) -> Option<Instant> {
-        self.grants.last_of_others(of, self.request.id.session, lock, now)
+    /// What is known of locks of other mounts that exclude this one.
+    fn known_grants(&self, of: FileIdentity, lock: &FileLock, now: Instant) -> WriteAnswer {
+        let last = self.grants.last_of_others(of, self.request.id.session, lock, now);
+        WriteAnswer::Grants(KnownGrants {
+            last_us: last.map(|at| as_micros(now.saturating_duration_since(at))),
+            up_us: as_micros(self.grants.up_time(now)),
+        })
     }
 
     /// A call on an open file or directory.
@@ -531,9 +535,9 @@ impl ServedWrite<'_> {
                 file.set_lock(&lock, caller)?;
                 self.session.note_lock(number);
                 let now = Instant::now();
-                let other = if request.again { self.find_grant(of, &lock, now) } else { None };
+                let answer = if request.again { self.known_grants(of, &lock, now) } else { WriteAnswer::Done };
                 self.grants.note_grant(of, request.id.session, &lock, now);
-                grant_answer(other, now)
+                answer
             }
             _ => failed(EIO, "no call on an open file"),
         })

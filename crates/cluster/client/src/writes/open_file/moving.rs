@@ -11,7 +11,7 @@ use crate::writes::calls::{
     late_move, settle_answer, unexpected,
 };
 use parking_lot::Mutex;
-use spurline_proto::{LOCK_TIMES, WriteAnswer, WriteCall};
+use spurline_proto::{KnownGrants, LOCK_TIMES, WriteAnswer, WriteCall};
 use spurline_sys::join_path;
 use spurline_types::errno::{EACCES, EAGAIN, EIO, ENOENT, ENOTDIR, EPERM, ESTALE};
 use spurline_types::open_flags::{O_CREAT, O_EXCL, O_TRUNC};
@@ -203,15 +203,11 @@ impl OpenFile {
     ) -> std::result::Result<(), CallEnd> {
         let call = set_call(self.number, lock);
         let root = Caller::default();
-        let had_it = self.has_had_it_since(|| {
+        let doubt_here = self.find_doubt_of_node(&next.node, || {
             let plan = WriteCallPlan::query(CallTarget::Process(next), &call, &root, deadline);
             files.calls.run(WriteCallPlan { kind: CallKind::SetAgain, ..plan })
         })?;
-        let doubt = if had_it {
-            self.find_doubt_elsewhere(files, next, lock, deadline)
-        } else {
-            Some(format!("another mount has had the lock meanwhile, granted by node {}", next.node))
-        };
+        let doubt = doubt_here.or_else(|| self.find_doubt_elsewhere(files, next, lock, deadline));
         let Some(why) = doubt else { return Ok(()) };
         let unlock = set_call(self.number, &FileLock { kind: LockKind::Unlock, ..*lock });
         // What fails here is released with the file.
@@ -219,30 +215,42 @@ impl OpenFile {
         Err(CallEnd::Failed(Error::new(ErrorKind::Io(EIO), why)))
     }
 
-    /// Whether no other mount was granted a lock since this one has it, by the answers to a request: the time since that grant.
-    fn has_had_it_since(
+    /// Why a node may have granted another mount the lock since this mount has it, by the answers to a request; none if it has not.
+    fn find_doubt_of_node(
         &self,
+        node: &str,
         request: impl Fn() -> std::result::Result<NodeAnswer, CallEnd>,
-    ) -> std::result::Result<bool, CallEnd> {
+    ) -> std::result::Result<Option<String>, CallEnd> {
         loop {
             let asked = Instant::now();
             let sent = request()?;
             let answered = Instant::now();
-            let ago = match settle_answer(sent.answer).map_err(CallEnd::Failed)? {
-                WriteAnswer::Done => return Ok(true),
-                WriteAnswer::Number(us) => Duration::from_micros(us),
+            let grants = match settle_answer(sent.answer).map_err(CallEnd::Failed)? {
+                WriteAnswer::Grants(grants) => grants,
                 other => return Err(CallEnd::Failed(unexpected(&other))),
             };
             let machine = self.machine.lock();
             let in_time = machine.is_in_time(answered);
             // Before this mount got it in the lost process, another mount's lock does not matter.
             let since = machine.locked_since();
+            let confirmed = machine.confirmed();
+            let is_at_lost_node = *machine.home().node == *node;
             drop(machine);
+            // The lost process excluded other mounts until it was lost. Its successor on the same node has granted none in this time.
+            if !is_at_lost_node && !has_run_since(grants, confirmed, answered) {
+                return Ok(Some(format!(
+                    "node {node} was started meanwhile, and does not know what it granted before"
+                )));
+            }
+            let Some(last_us) = grants.last_us else { return Ok(None) };
+            let ago = Duration::from_micros(last_us);
             match since.map_or(Some(false), |since| was_granted_before(ago, since, asked..answered)) {
-                Some(was_before) => return Ok(was_before),
+                Some(true) => return Ok(None),
                 // No other mount can have the lock now, so that the next answer is about the same one, and may be faster.
                 None if in_time => std::thread::sleep(RECLAIM_PAUSE),
-                None => return Ok(false),
+                Some(false) | None => {
+                    return Ok(Some(format!("another mount has had the lock meanwhile, granted by node {node}")));
+                }
             }
         }
     }
@@ -264,13 +272,10 @@ impl OpenFile {
         let lost = self.home();
         for node in files.calls.other_nodes(next, &lost) {
             loop {
-                let error = match self
-                    .has_had_it_since(|| files.calls.query(CallTarget::Node(&node), &call, &root, deadline))
-                {
-                    Ok(true) => break,
-                    Ok(false) => {
-                        return Some(format!("another mount has had the lock meanwhile, granted by node {node}"));
-                    }
+                let query = || files.calls.query(CallTarget::Node(&node), &call, &root, deadline);
+                let error = match self.find_doubt_of_node(&node, query) {
+                    Ok(None) => break,
+                    Ok(doubt) => return doubt,
                     Err(CallEnd::Failed(error)) if !is_transient(&error) => {
                         tracing::debug!("node {node} does not know its grants: {error}");
                         break;
@@ -461,6 +466,12 @@ pub(super) fn forgotten_by(home: &HomeProcess) -> String {
     format!("node {} has closed the file, as it heard nothing from this mount for long", home.node)
 }
 
+/// Whether the process that gave an answer ran when the lost process had the locks for certain.
+fn has_run_since(grants: KnownGrants, confirmed: Option<Instant>, answered: Instant) -> bool {
+    confirmed
+        .is_some_and(|confirmed| Duration::from_micros(grants.up_us) > answered.saturating_duration_since(confirmed))
+}
+
 /// Whether a lock that another mount got this long `ago` was granted before `since`, by an answer that a node gave at some time
 /// of `request`; `None` if that request took too long to tell.
 fn was_granted_before(ago: Duration, since: Instant, request: Range<Instant>) -> Option<bool> {
@@ -502,6 +513,16 @@ mod tests {
         search.note(&process(1), now);
         assert!(search.is_recent(&process(1), now));
         assert!(!search.is_recent(&process(2), now) && !search.is_recent(&process(1), now + SEARCH_PAUSE));
+    }
+
+    #[test]
+    fn a_process_that_was_started_after_the_last_answer_of_the_lost_one_does_not_know_all_grants() {
+        let confirmed = Instant::now();
+        let answered = confirmed + Duration::from_millis(700);
+        let grants = |up_ms: u64| KnownGrants { last_us: None, up_us: 1000 * up_ms };
+        assert!(has_run_since(grants(701), Some(confirmed), answered));
+        assert!(!has_run_since(grants(700), Some(confirmed), answered));
+        assert!(!has_run_since(grants(9000), None, answered));
     }
 
     #[test]

@@ -284,6 +284,11 @@ impl FileMachine {
         self.locked_since
     }
 
+    /// When the last request was sent that the process of the file answered.
+    pub fn confirmed(&self) -> Option<Instant> {
+        self.confirmed
+    }
+
     /// Processes that had it open and were lost as well.
     pub fn passed(&self) -> &[HomeProcess] {
         self.moving.as_ref().map_or(&[], |moving| &moving.passed)
