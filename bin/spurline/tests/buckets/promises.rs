@@ -4,14 +4,13 @@
 use crate::nodes::{BUCKET, NodesRig};
 use crate::objects::BucketRig;
 use crate::world::*;
+use crate::writable_group::TmpFs;
 use rustix::fs::{FileType, Mode, XattrFlags, fsetxattr, mknodat};
-use rustix::mount::MountFlags;
 use rustix::process::Signal;
 use spurline_testkit::{ChaosProxy, ProxyFault, S3Server};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink};
-use std::process::Command;
 use std::time::Duration;
 
 #[test]
@@ -186,7 +185,7 @@ fn a_node_without_space_publishes_nothing() {
     }
     let world = World::new();
     let disk = world.dir("node-cache-0");
-    rustix::mount::mount("tmpfs", &disk, "tmpfs", MountFlags::empty(), Some(c"size=40m")).unwrap();
+    let memory = TmpFs::mount(&disk, "size=40m");
     let rig = NodesRig::start_in(world, 1);
     let mount = rig.mount("mnt", &[]);
     fs::write(mount.path("whole"), bytes(1, 12 * MIB)).unwrap();
@@ -201,6 +200,7 @@ fn a_node_without_space_publishes_nothing() {
     eventually("the space of the lost file is free", || fs::write(mount.path("whole"), &whole).is_ok());
     assert!(rig.server.bytes(BUCKET, "p/whole").unwrap() == whole && !mount.path("cut").exists());
     mount.unmount();
+    // The folder of the test is removed with the rig.
+    drop(memory);
     drop(rig);
-    let _ = Command::new("umount").arg("-l").arg(&disk).status();
 }

@@ -2,6 +2,7 @@
 //! wrote in the source. Clients go on after the mount was started again, and after a node was killed.
 
 use crate::rig::{BIN, CASES, NfsRig, output, sh, start};
+use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 
 /// What the classic suites of NFS clients try: names, attributes, sizes, exclusive creation, open files that lose their
 /// names, locks between clients. In a folder of its own; `$mnt` is the mount itself, `$src` its source.
@@ -169,4 +170,60 @@ fn guest_clients_write_on_when_a_node_dies_and_the_mount_is_another() {
     drop(writers);
     output(&["export", &rig.at(), "--remove"]);
     rig.unmount();
+}
+
+/// What clients do in a folder of a bucket of their own; `$copies` is a folder beside the bucket.
+const CASES_OF_A_BUCKET: &str = "
+head -c 9000003 /dev/urandom >large; echo small >small; : >empty; mkdir folder folder/sub; ln -s small link
+cp large moved; mv moved folder/sub/moved; printf more >>small; test \"$(cat link)\" = \"$(printf 'small\\nmore')\"
+printf changed | dd of=large bs=1 seek=5000000 conv=notrunc status=none; truncate -s 8700000 large
+chmod 640 small; chown 1234:77 small; touch -d @1000000000 small
+test \"$(stat -c '%a %u %g %Y' small)\" = '640 1234 77 1000000000'
+mv folder renamed; test \"$(find . -type f | sort | tr '\\n' ' ')\" = './empty ./large ./renamed/sub/moved ./small '
+echo gone >gone; rm gone; mkdir none; rmdir none
+# A file that is open gets another name, and loses its name.
+echo kept >open; exec 5<open; mv open other; test $(cat other) = kept; rm other; test \"$(cat <&5)\" = kept; exec 5<&-
+cp large small renamed/sub/moved $copies/; sync large small
+echo 3 >/proc/sys/vm/drop_caches; cmp large $copies/large; cmp renamed/sub/moved $copies/moved
+";
+
+/// An object is whole in the bucket when the client's close or sync has returned.
+#[test]
+#[ignore = "needs the virtual machine"]
+fn guest_clients_write_a_bucket() {
+    let rig = NfsRig::new("bucket");
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("bucket");
+    let dir = rig.dir();
+    sh(&format!(
+        "AWS_ACCESS_KEY_ID={ACCESS_KEY} AWS_SECRET_ACCESS_KEY={SECRET_KEY} {BIN} mount s3://bucket/p {at} -d {flags} --rw \
+         --object-attrs -o allow_other --endpoint-url {endpoint}",
+        at = rig.at(),
+        flags = rig.flags(),
+        endpoint = server.endpoint()
+    ));
+    output(&["export", &rig.at(), "--rw", "--no-root-squash", "--clients", "10.77.0.0/16", "--apply"]);
+    for (name, options) in CASES[0] {
+        rig.client_mount(name, options);
+        sh(&format!(
+            "mkdir {dir}/copies-{name} {dir}/{name}/{name}; copies={dir}/copies-{name}; cd {dir}/{name}/{name}
+            {CASES_OF_A_BUCKET}"
+        ));
+        for (key, copy) in [("large", "large"), ("small", "small"), ("renamed/sub/moved", "moved")] {
+            let written = std::fs::read(format!("{dir}/copies-{name}/{copy}")).unwrap();
+            assert!(server.bytes("bucket", &format!("p/{name}/{key}")).unwrap() == written, "{name}: {key}");
+        }
+    }
+    // What the one client has closed, the other one opens.
+    let [(one, _), (other, _)] = CASES[0];
+    sh(&format!(
+        "echo by {one} >{dir}/{one}/shared; sleep 2; grep 'by {one}' {dir}/{other}/shared
+        echo by {other} >{dir}/{other}/shared; sleep 2; grep 'by {other}' {dir}/{one}/shared
+        for name in {one} {other}; do
+            for n in 1 2 3 4 5 6 7 8 9; do umount {dir}/$name && break; sleep 1; done
+        done"
+    ));
+    output(&["export", &rig.at(), "--remove"]);
+    rig.unmount();
+    assert_eq!(server.open_uploads(), 0);
 }

@@ -115,6 +115,8 @@ pub struct WritableFileSystem {
     /// What the source can do: other calls are refused here.
     can: WriteCapabilities,
     direct_writes: AtomicBool,
+    /// An NFS server serves the files.
+    exported: AtomicBool,
 }
 
 impl WritableFileSystem {
@@ -164,6 +166,7 @@ impl WritableFileSystem {
             root,
             can,
             direct_writes: AtomicBool::new(false),
+            exported: AtomicBool::new(false),
         })
     }
 

@@ -5,13 +5,22 @@
 use super::{FsCaller, NodeEntry, WritableFileSystem, nodes};
 use crate::errno::{FsError, FsResult};
 use crate::name_records::DEPTH_MAX;
+use spurline_volume::writes::NodeAttr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 impl WritableFileSystem {
     /// Keeps the names of all inodes in `records` from now on, those of the present ones included: file handles of an NFS
     /// server are resolved by them. Only the first call has an effect.
     pub fn keep_names(&self, records: Arc<dyn crate::NameRecords>) {
+        self.exported.store(true, Ordering::Relaxed);
         self.nodes.keep_names(records);
+    }
+
+    /// The inode number that programs see. Where a rename makes another object of a file, so that the source's number changes, clients
+    /// of an NFS server see that of the file handle: for them, a handle with another number is another file.
+    pub(super) fn shown_number(&self, ino: u64, attr: &NodeAttr) -> u64 {
+        if self.can.publishes && self.exported.load(Ordering::Relaxed) { ino } else { attr.inode }
     }
 
     /// The present path of an inode below the source, for logs; `None` if it has no name, or the kernel has forgotten it.

@@ -22,27 +22,27 @@ impl WritableFileSystem {
         FileEntry {
             ino: entry.ino,
             generation: self.generation(entry.ino, &entry.attr.identity),
-            attr: stat_attr(&entry.attr),
+            attr: self.stat_attr(entry.ino, &entry.attr),
             entry_ttl: entry.entry_ttl,
             attr_ttl: entry.attr_ttl,
         }
     }
-}
 
-fn stat_attr(attr: &NodeAttr) -> StatAttr {
-    StatAttr {
-        ino: attr.inode,
-        size: attr.size,
-        blocks: attr.blocks,
-        atime: attr.atime,
-        mtime: attr.mtime,
-        ctime: attr.ctime,
-        mode: attr.mode,
-        nlink: attr.nlink,
-        uid: attr.uid,
-        gid: attr.gid,
-        rdev: attr.rdev,
-        blksize: attr.blksize,
+    fn stat_attr(&self, ino: u64, attr: &NodeAttr) -> StatAttr {
+        StatAttr {
+            ino: self.shown_number(ino, attr),
+            size: attr.size,
+            blocks: attr.blocks,
+            atime: attr.atime,
+            mtime: attr.mtime,
+            ctime: attr.ctime,
+            mode: attr.mode,
+            nlink: attr.nlink,
+            uid: attr.uid,
+            gid: attr.gid,
+            rdev: attr.rdev,
+            blksize: attr.blksize,
+        }
     }
 }
 
@@ -71,7 +71,7 @@ impl FileService for WritableFileSystem {
 
     fn getattr(&self, ino: u64, fh: Option<u64>, caller: &FsCaller<'_>) -> FsResult<(StatAttr, Duration)> {
         let (attr, ttl) = self.getattr(ino, fh, caller)?;
-        Ok((stat_attr(&attr), ttl))
+        Ok((self.stat_attr(ino, &attr), ttl))
     }
 
     fn readlink(&self, ino: u64, caller: &FsCaller<'_>) -> FsResult<Vec<u8>> {
@@ -155,7 +155,7 @@ impl FileService for WritableFileSystem {
         caller: &FsCaller<'_>,
     ) -> FsResult<(StatAttr, Duration)> {
         let (attr, ttl) = self.setattr(ino, fh, set, caller)?;
-        Ok((stat_attr(&attr), ttl))
+        Ok((self.stat_attr(ino, &attr), ttl))
     }
 
     fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &FsCaller<'_>) -> FsResult<FileEntry> {
