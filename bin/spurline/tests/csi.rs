@@ -321,7 +321,7 @@ fn sh(script: &str) -> std::process::Output {
     std::process::Command::new("sh").args(["-ec", script]).output().unwrap()
 }
 
-/// A container has a copy of the volume's mount, and gets what is mounted on that one: with `HostToContainer` it is a slave
+/// A container has a copy of the volume's mount, and gets each mount that is made on that one: with `HostToContainer` it is a slave
 /// of it. So every further mount has to be made over the dead one, and over no other pod's.
 #[test]
 fn containers_of_a_volume_get_each_replacement() {

@@ -60,7 +60,7 @@ impl NodeAgent {
         NodeAgent { shared, thread: Some(std::thread::spawn(move || state.run())) }
     }
 
-    /// What it does with new pods from now on.
+    /// The policy for new pods from now on.
     pub fn set_policy(&self, policy: PodPolicy) {
         *self.shared.policy.lock().unwrap_or_else(PoisonError::into_inner) = policy;
     }

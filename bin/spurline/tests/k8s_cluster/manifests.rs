@@ -8,7 +8,7 @@ use std::process::Command;
 
 /// Names that no other test of the cluster uses.
 const NAMES: [&str; 2] = ["namespace=elsewhere", "storageClass.name=elsewhere"];
-/// What is off by default is on, and the other way round.
+/// Parts that are off by default are on, and the other way round.
 const OTHERS: [&str; 19] = [
     "nodes.priorityClassName=system-node-critical",
     "nodes.hostNetwork=false",

@@ -1,5 +1,5 @@
 //! Claims of a StorageClass, with the real csi-provisioner at a real API server. It has the rendered arguments and the
-//! rendered rights. What the volume controller of a cluster does with claims is done here.
+//! rendered rights. The work of a cluster's volume controller with claims is done here.
 
 use crate::agent::NAMESPACE;
 use crate::common::{fuse, spurline, tempdir, wait_for};

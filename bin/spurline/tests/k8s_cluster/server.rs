@@ -166,7 +166,7 @@ impl ClusterRig {
         self.tools.join(name)
     }
 
-    /// What the kubelet gives to a pod of this account: its files in `dir`, and the variables that name the server.
+    /// Everything that the kubelet gives to a pod of this account: its files in `dir`, and the variables that name the server.
     pub fn account_files(&self, dir: &Path, namespace: &str, account: &str) -> Vec<(String, String)> {
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
         let spec = json!({ "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {} });

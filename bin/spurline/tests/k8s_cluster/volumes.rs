@@ -105,7 +105,7 @@ fn a_volume_has_one_pod_on_its_node_and_takes_it_along() {
     assert_eq!(rig.driver.read("b").unwrap(), b"hello from the source");
     let pods = rig.agent.pods();
     assert_eq!(pods.len(), 1, "{pods:?}");
-    // What the server has kept of the pod.
+    // The stored pod.
     let (meta, spec) = (&pods[0]["metadata"], &pods[0]["spec"]);
     assert_eq!(meta["annotations"]["spurline.io/volume"], "pv");
     assert_eq!(meta["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"], "true");

@@ -21,7 +21,7 @@ pub struct MountRecovery {
     mountpoint: Option<PathBuf>,
 }
 
-/// What the admin services show of the keeper.
+/// The facts of the keeper that the admin services show.
 pub struct KeeperView {
     link: KeeperLink,
     order: LifeOrder,
