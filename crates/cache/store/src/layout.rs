@@ -56,7 +56,7 @@ pub struct CacheRoot {
     /// The disk's id: the rank for an object stays when the disk is mounted elsewhere.
     pub id: u64,
     /// Device and inode of the directory, to notice that another directory took the place.
-    dir_identity: Option<(u64, u64)>,
+    dir_identity: Option<FileIdentity>,
     /// Held while the directory is in use.
     lock: File,
 }
@@ -66,34 +66,44 @@ fn dir_error(path: &Path, what: &str, error: &std::io::Error, remedy: &str) -> E
     Error::new(error.kind(), format!("{}; {remedy}", error.message()))
 }
 
-fn dir_identity(path: &Path) -> Option<(u64, u64)> {
-    std::fs::metadata(path).ok().map(|m| (m.dev(), m.ino()))
+/// A file or directory on this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FileIdentity {
+    device: u64,
+    inode: u64,
+}
+
+impl FileIdentity {
+    fn new(metadata: &std::fs::Metadata) -> FileIdentity {
+        FileIdentity { device: metadata.dev(), inode: metadata.ino() }
+    }
+
+    /// Whether `path` leads to another file, or to none.
+    fn is_replaced_at(self, path: &Path) -> bool {
+        match std::fs::metadata(path) {
+            Ok(found) => FileIdentity::new(&found) != self,
+            Err(e) => is_missing(&e),
+        }
+    }
 }
 
 impl CacheRoot {
     /// The device number of the file system.
     pub fn device_number(&self) -> Option<u64> {
-        self.dir_identity.map(|(device, _)| device)
+        self.dir_identity.map(|directory| directory.device)
     }
 
     /// Why `path` is no longer the opened directory, with a remedy; `None` otherwise. The disk may be unmounted, or the files
     /// removed, so that another process may lock the directory.
     pub fn lost_reason(&self, path: &Path) -> Option<&'static str> {
         // Other errors come up in reads and writes.
-        if self.dir_identity.is_some_and(|place| is_other_file(path, place)) {
+        if self.dir_identity.is_some_and(|directory| directory.is_replaced_at(path)) {
             return Some("another directory has taken its place; mount the disk again");
         }
-        let lock = self.lock.metadata().ok().map(|held| (held.dev(), held.ino()));
+        let lock = self.lock.metadata().ok().map(|held| FileIdentity::new(&held));
         let removed = std::fs::metadata(path.join("data")).is_err_and(|e| is_missing(&e))
-            || lock.is_some_and(|lock| is_other_file(&path.join(LOCK), lock));
+            || lock.is_some_and(|lock| lock.is_replaced_at(&path.join(LOCK)));
         removed.then_some("its files were removed under this process; start it again")
-    }
-}
-
-fn is_other_file(path: &Path, wanted: (u64, u64)) -> bool {
-    match std::fs::metadata(path) {
-        Ok(found) => (found.dev(), found.ino()) != wanted,
-        Err(e) => is_missing(&e),
     }
 }
 
@@ -161,7 +171,7 @@ pub fn open_root(path: &Path, block_size: u32) -> Result<CacheRoot> {
     }
     let id = check_format(path, block_size)?;
     std::fs::create_dir_all(path.join("data")).map_err(|e| dir_error(path, "its folders can't be made", &e, remedy))?;
-    Ok(CacheRoot { id, dir_identity: dir_identity(path), lock })
+    Ok(CacheRoot { id, dir_identity: std::fs::metadata(path).ok().map(|found| FileIdentity::new(&found)), lock })
 }
 
 /// Allocates the probe's space while there is some: a disk that is merely full must not look broken in a probe.
