@@ -5,9 +5,11 @@
 mod life;
 mod messages;
 mod store;
+mod stored_files;
 mod supervise;
 
 pub use life::{KeeperLink, LIFE_VARIABLE, MountLife};
 pub use messages::{KeptDescriptors, LifeOrder, PROTOCOL_VERSION, UPGRADE_ACCEPTED, UPGRADE_CAUSE, monotonic_ns};
 pub use store::{DescriptorStore, ReportedProcess, STORE_VARIABLE, StoreLink};
+pub use stored_files::{STORED_NAME_BYTES, StoredFiles, StoredName};
 pub use supervise::{CHECK_LIMIT, KeeperReports, StopRequests, SupervisedProgram, supervise};

@@ -21,7 +21,7 @@ pub const UPGRADE_CAUSE: &str = "upgrade to ";
 /// The longest message.
 const MESSAGE_MAX_BYTES: usize = 16 << 10;
 /// Descriptors of a message.
-const DESCRIPTORS_MAX: usize = 2;
+const DESCRIPTORS_MAX: usize = 3;
 
 /// What outlives a mount's process.
 #[derive(Debug)]
@@ -78,6 +78,8 @@ pub struct LifeOrder {
     pub ended_at_ns: u64,
     /// Only check whether this program can take over.
     pub check_only: bool,
+    /// The conversation about open files; absent for a check.
+    pub files: Option<OwnedFd>,
     /// Absent at first.
     pub kept: Option<KeptDescriptors>,
 }
@@ -125,6 +127,7 @@ impl KeeperMessage {
     pub(crate) fn send(&self, socket: &OwnedFd) -> io::Result<()> {
         let mut text = String::new();
         let mut kept = None;
+        let mut files = None;
         match self {
             KeeperMessage::Order(order) => {
                 text.push_str("order\n");
@@ -134,7 +137,9 @@ impl KeeperMessage {
                 field(&mut text, "cause", &order.cause);
                 field(&mut text, "ended_at_ns", &order.ended_at_ns.to_string());
                 field(&mut text, "check_only", if order.check_only { "yes" } else { "no" });
+                field(&mut text, "files", if order.files.is_some() { "yes" } else { "no" });
                 kept = order.kept.as_ref();
+                files = order.files.as_ref();
             }
             KeeperMessage::Mounted(descriptors) => {
                 text.push_str("mounted\n");
@@ -157,8 +162,8 @@ impl KeeperMessage {
             }
             KeeperMessage::End => text.push_str("end\n"),
         }
-        let sent: Vec<BorrowedFd<'_>> =
-            kept.map(|kept| vec![kept.device.as_fd(), kept.state.as_fd()]).unwrap_or_default();
+        let mut sent: Vec<BorrowedFd<'_>> = files.map(|files| files.as_fd()).into_iter().collect();
+        sent.extend(kept.iter().flat_map(|kept| [kept.device.as_fd(), kept.state.as_fd()]));
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !sent.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&sent)) {
@@ -191,12 +196,14 @@ impl KeeperMessage {
         let text = std::str::from_utf8(&bytes[..received.bytes]).map_err(|_| malformed("is no text"))?;
         let (word, fields) = text.split_once('\n').unwrap_or((text, ""));
         let mut descriptors = descriptors.into_iter();
+        let has_files = value_of(fields, "files") == Some("yes");
+        let files = if has_files { descriptors.next() } else { None };
         let kept = match (descriptors.next(), descriptors.next()) {
             (Some(device), Some(state)) => Some(KeptDescriptors { device, state }),
             _ => None,
         };
         Ok(Some(match word {
-            "order" => KeeperMessage::Order(parse_order(fields, kept)?),
+            "order" => KeeperMessage::Order(LifeOrder { files, kept, ..parse_order(fields)? }),
             "mounted" => KeeperMessage::Mounted(kept.ok_or_else(|| malformed("lacks descriptors"))?),
             "ready" => KeeperMessage::Ready,
             "upgrade" => KeeperMessage::Upgrade(value_of(fields, "program").unwrap_or_default().to_owned()),
@@ -212,7 +219,7 @@ impl KeeperMessage {
     }
 }
 
-fn parse_order(fields: &str, kept: Option<KeptDescriptors>) -> io::Result<LifeOrder> {
+fn parse_order(fields: &str) -> io::Result<LifeOrder> {
     if number_of(fields, "protocol") != u64::from(PROTOCOL_VERSION) {
         return Err(malformed("has another version: unmount, and mount again with this program"));
     }
@@ -222,7 +229,7 @@ fn parse_order(fields: &str, kept: Option<KeptDescriptors>) -> io::Result<LifeOr
         cause: value_of(fields, "cause").unwrap_or_default().to_owned(),
         ended_at_ns: number_of(fields, "ended_at_ns"),
         check_only: value_of(fields, "check_only") == Some("yes"),
-        kept,
+        ..LifeOrder::default()
     })
 }
 
@@ -242,6 +249,7 @@ mod tests {
             takeovers: 3,
             cause: "killed\nby 9".into(),
             ended_at_ns: 5,
+            files: Some(open()),
             kept,
             ..LifeOrder::default()
         };
@@ -249,12 +257,12 @@ mod tests {
         let Some(KeeperMessage::Order(order)) = KeeperMessage::receive(&right).unwrap() else { panic!("an order") };
         assert_eq!((order.keeper, order.takeovers, order.ended_at_ns, order.check_only), (7, 3, 5, false));
         assert_eq!(order.cause, "killed by 9");
-        assert!(order.kept.is_some());
+        assert!(order.kept.is_some() && order.files.is_some());
         KeeperMessage::Upgrade("/usr/bin/spurline".into()).send(&right).unwrap();
         let got = KeeperMessage::receive(&left).unwrap();
         assert!(matches!(got, Some(KeeperMessage::Upgrade(program)) if program == "/usr/bin/spurline"));
         drop(right);
         assert!(KeeperMessage::receive(&left).unwrap().is_none());
-        assert!(parse_order("protocol=2\n", None).is_err());
+        assert!(parse_order("protocol=2\n").is_err());
     }
 }

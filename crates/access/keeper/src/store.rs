@@ -166,6 +166,7 @@ impl SharedStore {
             cause: "its keeper ended".into(),
             ended_at_ns: held.ended_at_ns,
             check_only: false,
+            files: None,
             kept: Some(mount.descriptors.duplicate()?),
         })
     }

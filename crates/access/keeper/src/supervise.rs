@@ -3,6 +3,7 @@
 use crate::life::LIFE_VARIABLE;
 use crate::messages::{KeeperMessage, KeptDescriptors, LifeOrder, UPGRADE_ACCEPTED, UPGRADE_CAUSE, monotonic_ns};
 use crate::store::{STORE_RETRY_INTERVAL, StoreLink};
+use crate::stored_files::FileStore;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid};
@@ -205,6 +206,8 @@ struct LifeEnd {
 /// The keeper's state.
 struct Keeper<'a> {
     kept: Option<KeptDescriptors>,
+    /// Open files of the mount's processes.
+    files: FileStore,
     stop: &'a StopRequests,
     reports: &'a mut dyn KeeperReports,
     store: Option<StoreLink>,
@@ -230,6 +233,7 @@ pub fn supervise(
 ) -> io::Result<u8> {
     let mut keeper = Keeper {
         kept: None,
+        files: FileStore::default(),
         stop,
         reports,
         store,
@@ -409,6 +413,13 @@ impl Keeper<'_> {
     }
 
     fn run_life(&mut self, program: &SupervisedProgram) -> io::Result<LifeEnd> {
+        let (thread, files) = std::mem::take(&mut self.files).serve()?;
+        let end = self.run_process(program, files)?;
+        self.files = thread.join().unwrap_or_default();
+        Ok(end)
+    }
+
+    fn run_process(&mut self, program: &SupervisedProgram, files: OwnedFd) -> io::Result<LifeEnd> {
         self.keep_in_store();
         let order = LifeOrder {
             keeper: std::process::id(),
@@ -416,6 +427,7 @@ impl Keeper<'_> {
             cause: self.cause.clone(),
             ended_at_ns: self.ended_at_ns,
             check_only: false,
+            files: Some(files),
             kept: self.kept.as_ref().map(KeptDescriptors::duplicate).transpose()?,
         };
         let (ours, theirs) = conversation()?;
