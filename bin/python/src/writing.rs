@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use spurline_fs::{
     CallerGroups, CreateMode, DirName, FileService, FileWrite, FsCaller, FsError, HandleRef, HeldInode, KernelSide,
-    MissingFolders, find_folder,
+    MissingFolders, RequestNumber, find_folder,
 };
 use spurline_volume::writes::{S_IFREG, WritePlace};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,6 +39,7 @@ fn caller() -> FsCaller<'static> {
         groups: CallerGroups::All(groups),
         pid: std::process::id(),
         umask: CREATION_MASK,
+        request: RequestNumber::NONE,
     }
 }
 

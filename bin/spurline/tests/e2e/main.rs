@@ -28,6 +28,7 @@ mod outage;
 mod probe;
 mod programs;
 mod recover;
+mod recover_writes;
 mod registries;
 mod remote;
 mod rules;

@@ -26,14 +26,14 @@ fn fill(origin: &Path) {
 }
 
 /// The process that serves the mount, and how many have before.
-fn server(world: &World, at: &Path) -> Option<(u32, u64)> {
+pub fn server(world: &World, at: &Path) -> Option<(u32, u64)> {
     let out = world.run(&["status", "--json", at.to_str().unwrap()]);
     let status: serde_json::Value = serde_json::from_slice(&out.stdout).ok()?;
     Some((status["pid"].as_u64()? as u32, status["keeper"]["restarts"].as_u64()?))
 }
 
 /// Ends the process that serves the mount; returns the number of processes before the next.
-fn end_server(world: &World, at: &Path, signal: Signal) -> u64 {
+pub fn end_server(world: &World, at: &Path, signal: Signal) -> u64 {
     let (pid, restarts) = server(world, at).expect("a process answers");
     end_process(pid, signal);
     restarts + 1
@@ -47,7 +47,7 @@ fn end_process(pid: u32, signal: Signal) {
     });
 }
 
-fn wait_for_server(world: &World, at: &Path, restarts: u64) {
+pub fn wait_for_server(world: &World, at: &Path, restarts: u64) {
     eventually("another process serves the mount", || server(world, at).is_some_and(|(_, now)| now >= restarts));
 }
 
@@ -532,8 +532,14 @@ fn what_does_not_survive_yet_is_refused_by_name() {
     let world = World::new();
     let origin = world.dir("origin");
     let at = world.dir("mnt");
-    for flags in [&["--rw"][..], &["--fuse-io", "uring"]] {
-        let words = [&["mount", origin.to_str().unwrap(), at.to_str().unwrap(), "--recover"], flags].concat();
-        refused(&world.run(&words), 2, &["--recover", flags[0]]);
+    let origin = origin.to_str().unwrap();
+    let through_nodes = ["--rw", "--registry", "static:127.0.0.1:1"];
+    for (source, flags, why) in [
+        (origin, &["--fuse-io", "uring"][..], "--fuse-io uring"),
+        (origin, &through_nodes, "through nodes"),
+        ("s3://data", &["--rw"], "not published"),
+    ] {
+        let words = [&["mount", source, at.to_str().unwrap(), "--recover"], flags].concat();
+        refused(&world.run(&words), 2, &["--recover", why]);
     }
 }

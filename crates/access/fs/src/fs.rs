@@ -8,7 +8,7 @@ use crate::growth::OpenFiles;
 use crate::handle::{HandleTable, OpenFileState, OpenHandle, OpenKind};
 use crate::inode::{Inode, InodeTable, ROOT};
 use crate::inode_limit::LimitAlarm;
-use crate::kept_records::{KeptHandle, KeptRecords};
+use crate::kept_records::{KeptHandle, KeptLife, KeptRecord, KeptRecords};
 use crate::name_records::NameRecords;
 use crate::page_starts::PageStarts;
 use crate::passthrough::{LiveBacking, RegisterBacking, RegisteredBacking};
@@ -356,32 +356,36 @@ impl FileSystem {
         self.stats.fuse.open_handles.add(1);
         if let Some(records) = self.kept_records.get() {
             let backing_id = handle.backing().map_or(0, |backing| backing.id());
-            let slot = records.keep_handle(&KeptHandle { fh, ino: handle.inode.ino, backing_id });
+            let slot = {
+                let kept = KeptHandle { fh, ino: handle.inode.ino, backing_id, ..KeptHandle::default() };
+                records.keep(&KeptRecord::Handle(kept))
+            };
             handle.record.store(slot, Ordering::Relaxed);
         }
         Ok(fh)
     }
 
-    /// Keeps inodes and handles in `records` from now on, and continues with those of the processes before, whose number is
-    /// `takeovers`. To be called before the first request.
-    pub fn keep_records(&self, records: &Arc<dyn KeptRecords>, takeovers: u64, register: Option<&dyn RegisterBacking>) {
-        self.handles.set_takeovers(takeovers);
-        if takeovers > 0 {
-            records.for_each(
-                &mut |slot, kept| {
+    /// Keeps inodes and handles from now on, and continues with those of the processes before. To be called before the first
+    /// request.
+    pub fn keep_life(&self, life: &KeptLife<'_>) {
+        let records = &life.records;
+        self.handles.set_takeovers(life.takeovers);
+        if life.takeovers > 0 {
+            records.for_each(&mut |slot, record| {
+                let is_adopted = match record {
                     // Twice, if a process ended between the record of a grown file and the removal of the earlier record.
-                    if self.inodes.adopt(slot, kept) {
-                        self.stats.fuse.inodes.add(1);
-                    } else {
-                        records.remove_record(slot);
+                    KeptRecord::Inode(kept) => {
+                        let is_new = self.inodes.adopt(slot, kept);
+                        self.stats.fuse.inodes.add(u64::from(is_new));
+                        is_new
                     }
-                },
-                &mut |slot, kept| {
-                    if !self.adopt_handle(slot, kept, register) {
-                        records.remove_record(slot);
-                    }
-                },
-            );
+                    KeptRecord::Handle(kept) => self.adopt_handle(slot, kept, life.register),
+                    _ => false,
+                };
+                if !is_adopted {
+                    records.remove_record(slot);
+                }
+            });
             self.stats.fuse.inode_bytes.add(self.inodes.bytes());
         }
         self.inodes.keep_records(records);

@@ -3,7 +3,7 @@
 
 use crate::attr::{FileAttr, FsConfig, InodeEntry};
 use crate::growth::{GrownVersion, InodeGrowth};
-use crate::kept_records::{KeptInode, KeptRecords, KeptVersion, RecordSlot};
+use crate::kept_records::{KeptInode, KeptRecord, KeptRecords, KeptVersion, RecordSlot};
 use crate::passthrough::OpenModes;
 use parking_lot::{Mutex, RwLock};
 use spurline_types::{FileKind, ObjectAttr, ObjectId, ObjectRef, Version};
@@ -219,7 +219,7 @@ impl Inode {
     fn keep(&self, records: &dyn KeptRecords) -> RecordSlot {
         let seen = *self.seen.lock();
         let grown = self.growth.get().and_then(|growth| growth.current());
-        records.keep_inode(&KeptInode {
+        records.keep(&KeptRecord::Inode(KeptInode {
             ino: self.ino,
             kind: self.kind,
             lookups: self.lookups(),
@@ -228,7 +228,7 @@ impl Inode {
             path: self.path(),
             first: kept_version(&self.object, &self.etag),
             grown: grown.as_ref().map(|grown| kept_version(&grown.object, &grown.etag)),
-        })
+        }))
     }
 
     /// When the volume last reported this inode at its path.

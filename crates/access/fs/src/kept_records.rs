@@ -1,7 +1,11 @@
 //! What the kernel refers to, kept where it outlives this process: a successor answers for the same inodes and handles. Where the
 //! records are is the business of who implements the trait.
 
+use crate::passthrough::RegisterBacking;
 use spurline_types::FileKind;
+use spurline_volume::writes::{FileIdentity, FileLock};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 /// The place of a record; 0 for none.
@@ -40,7 +44,7 @@ pub struct KeptInode<'a> {
 }
 
 /// An open file or directory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KeptHandle {
     /// The handle's number.
     pub fh: u64,
@@ -48,12 +52,99 @@ pub struct KeptHandle {
     pub ino: u64,
     /// The kernel's number of the file that it reads directly; 0 for none.
     pub backing_id: i32,
+    /// The number of the request that opened it; 0 where that is of no meaning.
+    pub request: u64,
+    /// The flags of the open, of a file that may be changed.
+    pub flags: i32,
+    /// It is an open directory of a writable mount.
+    pub directory: bool,
+    /// It was opened to be written past the kernel's pages.
+    pub direct_writer: bool,
+}
+
+/// An inode of a writable mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptNode {
+    /// The number.
+    pub ino: u64,
+    /// References of the kernel.
+    pub lookups: u64,
+    /// The object of the source.
+    pub identity: FileIdentity,
+    /// The generation that the kernel knows, where the identity has changed since.
+    pub known_generation: Option<u64>,
+    /// It is a directory.
+    pub directory: bool,
+    /// Mode, user and group of a directory that this mount has removed.
+    pub removed: Option<[u32; 3]>,
+}
+
+/// A name of an inode of a writable mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptName<'a> {
+    /// The inode.
+    pub ino: u64,
+    /// The directory's inode.
+    pub parent: u64,
+    /// The name there.
+    pub name: &'a [u8],
+}
+
+/// A lock of a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptLock {
+    /// The inode.
+    pub ino: u64,
+    /// The open file that the locks of the owner go through.
+    pub fh: u64,
+    /// The lock.
+    pub lock: FileLock,
+    /// The process.
+    pub pid: u32,
+}
+
+/// How far a request for a change has come. Another request of the same thread replaces the record: by then, the kernel has the
+/// answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KeptChange {
+    /// The number of the request.
+    pub request: u64,
+    /// A fact of the time before the change, by which a successor recognises the change.
+    pub before: u64,
+    /// The result; `None` while the change is not known to be made.
+    pub made: Option<MadeChange>,
+}
+
+/// The result of a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MadeChange {
+    /// The number of bytes of a write.
+    pub count: u64,
+    /// The new object, if the change has made an object.
+    pub object: Option<FileIdentity>,
+}
+
+/// A record.
+#[derive(Debug, Clone, Copy)]
+pub enum KeptRecord<'a> {
+    /// An inode of a read-only mount.
+    Inode(KeptInode<'a>),
+    /// An inode of a writable mount.
+    Node(KeptNode),
+    /// A name of a [`KeptRecord::Node`].
+    Name(KeptName<'a>),
+    /// An open file or directory.
+    Handle(KeptHandle),
+    /// A lock.
+    Lock(KeptLock),
+    /// A change under way. Such records are made by [`KeptRecords::note_change`] alone.
+    Change(KeptChange),
 }
 
 /// Keeps records that are valid after the end of this process at any instruction.
 pub trait KeptRecords: Send + Sync {
-    /// Keeps an inode; 0 if there is no room.
-    fn keep_inode(&self, inode: &KeptInode<'_>) -> RecordSlot;
+    /// Keeps a record; 0 if there is no room.
+    fn keep(&self, record: &KeptRecord<'_>) -> RecordSlot;
 
     /// The kernel has one more reference to a kept inode.
     fn add_lookup(&self, slot: RecordSlot);
@@ -61,16 +152,58 @@ pub trait KeptRecords: Send + Sync {
     /// The kernel has so many references less.
     fn sub_lookups(&self, slot: RecordSlot, n: u64);
 
-    /// Keeps a handle; 0 if there is no room.
-    fn keep_handle(&self, handle: &KeptHandle) -> RecordSlot;
-
     /// Removes a record.
     fn remove_record(&self, slot: RecordSlot);
 
-    /// Calls `inode` with every kept inode, then `handle` with every kept handle.
-    fn for_each(
-        &self,
-        inode: &mut dyn FnMut(RecordSlot, &KeptInode<'_>),
-        handle: &mut dyn FnMut(RecordSlot, &KeptHandle),
-    );
+    /// Calls `visit` with every record: inodes first, then names, handles, locks and changes.
+    fn for_each(&self, visit: &mut dyn FnMut(RecordSlot, &KeptRecord<'_>));
+
+    /// Keeps how far the request of this thread has come, in place of the thread's former request.
+    fn note_change(&self, change: &KeptChange);
+}
+
+/// The name of a kept descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KeptFileKey {
+    /// An open file, by its handle.
+    File(u64),
+    /// An open directory, by its handle.
+    Directory(u64),
+    /// The locks that an owner has set through a handle.
+    Lock {
+        /// The handle.
+        fh: u64,
+        /// The owner.
+        owner: u64,
+    },
+}
+
+/// Keeps descriptors open that outlive this process.
+pub trait KeptFiles: Send + Sync {
+    /// Keeps a duplicate of `file`.
+    fn keep_file(&self, key: KeptFileKey, file: BorrowedFd<'_>);
+
+    /// Closes the duplicate.
+    fn drop_file(&self, key: KeptFileKey);
+
+    /// A descriptor of the process before. It stays kept.
+    fn take_file(&self, key: KeptFileKey) -> Option<OwnedFd>;
+
+    /// Closes what was kept by the processes before, and was not taken.
+    fn drop_untaken(&self);
+}
+
+/// What a file system continues with, and keeps for its successor.
+#[derive(Clone)]
+pub struct KeptLife<'a> {
+    /// Inodes, handles, locks and changes.
+    pub records: Arc<dyn KeptRecords>,
+    /// Descriptors, for a writable mount.
+    pub files: Option<Arc<dyn KeptFiles>>,
+    /// Processes that have served the mount before.
+    pub takeovers: u64,
+    /// When the process before ended; 1970 for the first.
+    pub ended_at: SystemTime,
+    /// Registers files that the kernel reads itself.
+    pub register: Option<&'a dyn RegisterBacking>,
 }

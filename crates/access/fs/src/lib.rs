@@ -34,13 +34,16 @@ pub use fs::{FileSystem, FsClock, OpenedFile};
 pub use held_inode::{HeldInode, MissingFolders, find_folder};
 pub use inode::ROOT;
 pub use inode_limit::{ForgetCandidate, InodeLimiter, LimitAlarm, LimitedInodes, RequestForgets};
-pub use kept_records::{KeptHandle, KeptInode, KeptRecords, KeptVersion, RecordSlot};
+pub use kept_records::{
+    KeptChange, KeptFileKey, KeptFiles, KeptHandle, KeptInode, KeptLife, KeptLock, KeptName, KeptNode, KeptRecord,
+    KeptRecords, KeptVersion, MadeChange, RecordSlot,
+};
 pub use list::DirItem;
 pub use name_records::NameRecords;
 pub use passthrough::{LiveBacking, RegisterBacking, RegisteredBacking};
 pub use service::{
     CallerGroups, CreateMode, DirName, DirRead, FileEntry, FilePosition, FileService, FileWrite, FsCaller, HandleRef,
-    KernelSide, ListedEntry, StatAttr,
+    KernelSide, ListedEntry, RequestNumber, StatAttr,
 };
 
 /// The longest name a file can have, in bytes.

@@ -4,10 +4,9 @@ use crate::attr::{FileAttr, InodeEntry, LookupOutcome};
 use crate::errno::{FsError, FsResult};
 use crate::fs::{FileSystem, OpenedFile};
 use crate::inode_limit::LimitedInodes;
-use crate::kept_records::KeptRecords;
+use crate::kept_records::KeptLife;
 use crate::list::DirItem;
 use crate::name_records::NameRecords;
-use crate::passthrough::RegisterBacking;
 use crate::service::{
     CallerGroups, DirRead, FileEntry, FileService, FsCaller, HandleRef, KernelSide, ListedEntry, StatAttr,
 };
@@ -166,13 +165,8 @@ impl FileService for FileSystem {
         self.keep_names(records);
     }
 
-    fn keep_records(
-        &self,
-        records: &Arc<dyn KeptRecords>,
-        takeovers: u64,
-        register: Option<&dyn RegisterBacking>,
-    ) -> bool {
-        self.keep_records(records, takeovers, register);
+    fn keep_life(&self, life: &KeptLife<'_>) -> bool {
+        self.keep_life(life);
         true
     }
 

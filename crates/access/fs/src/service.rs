@@ -9,7 +9,7 @@ use crate::attr::LookupOutcome;
 use crate::errno::{FsError, FsResult};
 use crate::fs::OpenedFile;
 use crate::inode_limit::LimitedInodes;
-use crate::kept_records::KeptRecords;
+use crate::kept_records::KeptLife;
 use crate::name_records::NameRecords;
 use crate::passthrough::RegisterBacking;
 use crate::writable::{BeginWait, KernelView, LockRequest, NewNode};
@@ -31,6 +31,22 @@ pub struct FsCaller<'a> {
     pub pid: u32,
     /// The file mode creation mask, for calls that make something.
     pub umask: u32,
+    /// The request.
+    pub request: RequestNumber,
+}
+
+/// Distinguishes a request from all others of a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RequestNumber {
+    /// The number; 0 where there is none.
+    pub number: u64,
+    /// A process before, which has ended, has perhaps served the request without an answer.
+    pub repeated: bool,
+}
+
+impl RequestNumber {
+    /// A request without a number, which is never repeated.
+    pub const NONE: RequestNumber = RequestNumber { number: 0, repeated: false };
 }
 
 /// The supplementary groups of a caller. Only a kernel has checked the caller's rights before the call, by all groups; the
@@ -535,14 +551,9 @@ pub trait FileService: Send + Sync + 'static {
     /// an effect.
     fn keep_names(&self, records: Arc<dyn NameRecords>) {}
 
-    /// Keeps inodes and handles in `records` from now on, and continues with those of the processes before, whose number is
-    /// `takeovers`; false where that is not supported. Called before the first request.
-    fn keep_records(
-        &self,
-        records: &Arc<dyn KeptRecords>,
-        takeovers: u64,
-        register: Option<&dyn RegisterBacking>,
-    ) -> bool {
+    /// Keeps inodes and handles from now on, and continues with those of the processes before; false where that is not supported.
+    /// Called before the first request.
+    fn keep_life(&self, life: &KeptLife<'_>) -> bool {
         false
     }
 

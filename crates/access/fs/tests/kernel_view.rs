@@ -6,14 +6,17 @@ mod objects;
 use objects::{MemorySource, NoReads, writable_config};
 use parking_lot::Mutex;
 use spurline_fs::writable::*;
-use spurline_fs::{CallerGroups, FileService, FileWrite, FsCaller, FsResult, HandleRef, KernelSide, ROOT};
+use spurline_fs::{
+    CallerGroups, FileService, FileWrite, FsCaller, FsResult, HandleRef, KernelSide, ROOT, RequestNumber,
+};
 use spurline_types::{Error, ErrorKind, Stats};
 use spurline_volume::writes::{AttrChange, FileLock, LockFamily, LockKind, LockRange, WritePlace};
 use std::any::Any;
 use std::io;
 use std::sync::Arc;
 
-const CALLER: FsCaller<'static> = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, groups: CallerGroups::Unknown };
+const CALLER: FsCaller<'static> =
+    FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, groups: CallerGroups::Unknown, request: RequestNumber::NONE };
 
 #[derive(Debug, PartialEq)]
 enum Notified {

@@ -10,7 +10,7 @@ use nfs_server::{NOT_SYNC, NfsCreate, NfsDirName, NfsHandle, NfsServer, PAGE_NAM
 use objects::{NoReads, writable_config};
 use records::MemoryRecords;
 use spurline_fs::writable::{NewNode, WritableConfig, WritableFileSystem};
-use spurline_fs::{CallerGroups, FileService, FileSystem, FsCaller, FsConfig};
+use spurline_fs::{CallerGroups, FileService, FileSystem, FsCaller, FsConfig, RequestNumber};
 use spurline_origin::WritableSource;
 use spurline_types::Stats;
 use spurline_volume::writes::{AttrChange, FileTime, NewTime};
@@ -20,13 +20,20 @@ use std::path::Path;
 use std::sync::Arc;
 use support::{Tree, byte};
 
-const ROOT_CALLER: FsCaller<'static> = FsCaller { uid: 0, gid: 0, groups: CallerGroups::All(&[]), pid: 0, umask: 0 };
+const ROOT_CALLER: FsCaller<'static> =
+    FsCaller { uid: 0, gid: 0, groups: CallerGroups::All(&[]), pid: 0, umask: 0, request: RequestNumber::NONE };
 /// A user whose group and supplementary groups are not those of the tests' files.
 const STRANGER: FsCaller<'static> =
-    FsCaller { uid: 3000, gid: 3000, groups: CallerGroups::All(&[4]), pid: 0, umask: 0 };
+    FsCaller { uid: 3000, gid: 3000, groups: CallerGroups::All(&[4]), pid: 0, umask: 0, request: RequestNumber::NONE };
 /// The same user, with the files' group among the supplementary ones.
-const MEMBER: FsCaller<'static> =
-    FsCaller { uid: 3000, gid: 3000, groups: CallerGroups::All(&[4, 2000]), pid: 0, umask: 0 };
+const MEMBER: FsCaller<'static> = FsCaller {
+    uid: 3000,
+    gid: 3000,
+    groups: CallerGroups::All(&[4, 2000]),
+    pid: 0,
+    umask: 0,
+    request: RequestNumber::NONE,
+};
 const FILE_OWNER: u32 = 1000;
 const FILE_GROUP: u32 = 2000;
 

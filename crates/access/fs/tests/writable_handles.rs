@@ -7,11 +7,12 @@ mod records;
 use objects::{MemorySource, NoReads, ROOT_OBJECT, writable_config};
 use records::MemoryRecords;
 use spurline_fs::writable::*;
-use spurline_fs::{CallerGroups, DirName, FsCaller, ROOT};
+use spurline_fs::{CallerGroups, DirName, FsCaller, ROOT, RequestNumber};
 use spurline_types::Stats;
 use std::sync::Arc;
 
-const CALLER: FsCaller<'static> = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, groups: CallerGroups::Unknown };
+const CALLER: FsCaller<'static> =
+    FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, groups: CallerGroups::Unknown, request: RequestNumber::NONE };
 
 struct Rig {
     source: Arc<MemorySource>,

@@ -6,7 +6,9 @@ mod objects;
 use objects::{MemorySource, NoReads, ROOT_OBJECT, writable_config};
 use parking_lot::Mutex;
 use spurline_fs::writable::*;
-use spurline_fs::{CallerGroups, ForgetCandidate, FsCaller, InodeLimiter, LimitedInodes as _, ROOT, RequestForgets};
+use spurline_fs::{
+    CallerGroups, ForgetCandidate, FsCaller, InodeLimiter, LimitedInodes as _, ROOT, RequestForgets, RequestNumber,
+};
 use spurline_types::Stats;
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -15,7 +17,8 @@ use std::time::{Duration, Instant};
 
 const FOLDERS: usize = 40;
 const FILES: usize = 1000;
-const CALLER: FsCaller<'static> = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, groups: CallerGroups::Unknown };
+const CALLER: FsCaller<'static> =
+    FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, groups: CallerGroups::Unknown, request: RequestNumber::NONE };
 
 fn file_name(folder: usize, n: usize) -> String {
     format!("ILSVRC2012_n{folder:08}_{n:08}.JPEG")

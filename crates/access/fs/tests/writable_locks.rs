@@ -5,7 +5,7 @@ mod objects;
 
 use objects::{MemorySource, NoReads, writable_config};
 use spurline_fs::writable::*;
-use spurline_fs::{CallerGroups, FsCaller, FsResult, HandleRef, ROOT};
+use spurline_fs::{CallerGroups, FsCaller, FsResult, HandleRef, ROOT, RequestNumber};
 use spurline_types::Stats;
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::writes::{FileLock, LockFamily, LockKind, LockRange};
@@ -13,7 +13,8 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-const CALLER: FsCaller<'static> = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, groups: CallerGroups::Unknown };
+const CALLER: FsCaller<'static> =
+    FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, groups: CallerGroups::Unknown, request: RequestNumber::NONE };
 /// Owners of the model that are open files; smaller numbers are processes, whose numbers the kernel uses too.
 const FIRST_FILE_OWNER: u64 = 1 << 32;
 /// The numbers that the kernel has for owners that are open files. Each is used again when its file is closed.

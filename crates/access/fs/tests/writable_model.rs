@@ -6,7 +6,7 @@ mod objects;
 
 use objects::{MemorySource, NoReads, ObjectTree, RENAME_EXCHANGE, ROOT_OBJECT, identity_of, writable_config};
 use spurline_fs::writable::*;
-use spurline_fs::{CallerGroups, DirName, DirRead, FilePosition, FileWrite, FsCaller, HandleRef, ROOT};
+use spurline_fs::{CallerGroups, DirName, DirRead, FilePosition, FileWrite, FsCaller, HandleRef, ROOT, RequestNumber};
 use spurline_types::Stats;
 use spurline_volume::ReadData;
 use spurline_volume::locks::{KnownLock, KnownLocks};
@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const NAMES: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
-const CALLER: FsCaller<'static> = FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, groups: CallerGroups::Unknown };
+const CALLER: FsCaller<'static> =
+    FsCaller { uid: 0, gid: 0, pid: 0, umask: 0, groups: CallerGroups::Unknown, request: RequestNumber::NONE };
 
 fn in_directory(parent: u64, name: &[u8]) -> DirName<'_> {
     DirName { parent, name }

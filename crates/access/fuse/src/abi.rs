@@ -108,6 +108,8 @@ pub const READ_LOCKOWNER: u32 = 1 << 1;
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// WRITE: the file loses the set-user-ID and set-group-ID bits.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+/// In the number of a request: it is sent again, after the end of a process that had taken it.
+pub const UNIQUE_RESENT: u64 = 1 << 63;
 /// FSYNC and FSYNCDIR: the bytes only.
 pub const FSYNC_FDATASYNC: u32 = 1;
 

@@ -6,9 +6,11 @@ use crate::dispatch::RequestRecorder;
 use crate::kept_state::KeptState;
 use crate::options::MountOptions;
 use crate::ring;
+use spurline_fs::KeptFiles;
 use spurline_types::Stats;
 use std::fmt;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// How requests travel between kernel and session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -59,8 +61,12 @@ impl fmt::Display for TransportChoice {
 pub struct KeptSession {
     /// Where inodes and handles are kept.
     pub state: Arc<KeptState>,
+    /// Open files of the source, of a writable mount.
+    pub files: Option<Arc<dyn KeptFiles>>,
     /// Processes that have served the mount before.
     pub takeovers: u64,
+    /// When the process before ended.
+    pub ended_at: SystemTime,
 }
 
 /// What a session that takes changes requests from the kernel.

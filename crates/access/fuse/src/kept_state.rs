@@ -7,17 +7,23 @@
 
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
-use spurline_fs::{KeptHandle, KeptInode, KeptRecords, KeptVersion, RecordSlot};
+use spurline_fs::{
+    KeptChange, KeptHandle, KeptInode, KeptLock, KeptName, KeptNode, KeptRecord, KeptRecords, KeptVersion, MadeChange,
+    RecordSlot,
+};
 use spurline_types::{FileKind, unix_time};
+use spurline_volume::writes::{FileIdentity, FileLock, LockFamily, LockKind, LockRange};
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 /// "spurline", and the version of the table.
 const MAGIC: u64 = u64::from_le_bytes(*b"spurline");
-const FORMAT_VERSION: u64 = 1;
+const FORMAT_VERSION: u64 = 2;
 /// Words of the table's own header.
 const HEADER_WORDS: usize = 16;
 const AT_MAGIC: usize = 0;
@@ -34,6 +40,20 @@ const KIND_FREE: u64 = 1;
 const KIND_INODE: u64 = 2;
 const KIND_HANDLE: u64 = 3;
 const KIND_MOUNT: u64 = 4;
+const KIND_NODE: u64 = 5;
+const KIND_NAME: u64 = 6;
+const KIND_LOCK: u64 = 7;
+const KIND_CHANGE: u64 = 8;
+/// The kinds of records, in the order in which a successor needs them.
+const RECORD_KINDS: [u64; 6] = [KIND_INODE, KIND_NODE, KIND_NAME, KIND_HANDLE, KIND_LOCK, KIND_CHANGE];
+
+/// Words of a change: its state, the fact before, the count, whether there is an object, and that.
+const CHANGE_WORDS: usize = 4 + IDENTITY_WORDS;
+/// States of a change.
+const CHANGE_NONE: u64 = 0;
+const CHANGE_BEGUN: u64 = 1;
+const CHANGE_MADE: u64 = 2;
+const IDENTITY_WORDS: usize = FileIdentity::LEN / 8;
 
 /// Words of an inode before the texts.
 const INODE_WORDS: usize = 10;
@@ -60,6 +80,27 @@ pub struct KeptState {
     file: OwnedFd,
     words: &'static [AtomicU64],
     blocks: Mutex<FreeBlocks>,
+    /// Records of changes whose threads have ended.
+    idle_changes: Arc<Mutex<Vec<RecordSlot>>>,
+}
+
+thread_local! {
+    /// The record of this thread's last change.
+    static THREAD_CHANGE: RefCell<Option<ThreadChange>> = const { RefCell::new(None) };
+}
+
+/// A record of changes that belongs to a thread.
+struct ThreadChange {
+    slot: RecordSlot,
+    idle: Weak<Mutex<Vec<RecordSlot>>>,
+}
+
+impl Drop for ThreadChange {
+    fn drop(&mut self) {
+        if let Some(idle) = self.idle.upgrade() {
+            idle.lock().push(self.slot);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -133,7 +174,7 @@ impl KeptState {
         // all access is atomic. The file is never made shorter.
         let words = unsafe { std::slice::from_raw_parts(at.cast::<AtomicU64>(), len / 8) };
         let blocks = Mutex::new(FreeBlocks { end: HEADER_WORDS, ..FreeBlocks::default() });
-        Ok(KeptState { file, words, blocks })
+        Ok(KeptState { file, words, blocks, idle_changes: Arc::default() })
     }
 
     /// The memory file once more.
@@ -289,7 +330,7 @@ impl KeptState {
         at as u32
     }
 
-    fn read_inode(&self, at: usize, class: usize, f: &mut dyn FnMut(RecordSlot, &KeptInode<'_>)) {
+    fn read_inode(&self, at: usize, class: usize, visit: &mut dyn FnMut(RecordSlot, &KeptRecord<'_>)) {
         let packed = self.word(at + 3);
         let lens = self.word(at + 7);
         let grown_lens = self.word(at + 9);
@@ -310,42 +351,19 @@ impl KeptState {
             1 => FileKind::Directory,
             _ => FileKind::Symlink,
         };
-        f(
-            at as u32,
-            &KeptInode {
-                ino: self.word(at + 1),
-                kind,
-                lookups: self.word(at + 2),
-                mtime,
-                mode: (packed >> 8) as u16,
-                path,
-                first,
-                grown: (packed >> 24 & 1 == 1).then_some(grown),
-            },
-        );
+        let inode = KeptInode {
+            ino: self.word(at + 1),
+            kind,
+            lookups: self.word(at + 2),
+            mtime,
+            mode: (packed >> 8) as u16,
+            path,
+            first,
+            grown: (packed >> 24 & 1 == 1).then_some(grown),
+        };
+        visit(at as u32, &KeptRecord::Inode(inode));
     }
-}
 
-/// The next text of `len` bytes.
-fn take_text<'a>(rest: &mut &'a [u8], len: u64) -> &'a [u8] {
-    let (text, after) = rest.split_at((len as usize).min(rest.len()));
-    *rest = after;
-    text
-}
-
-/// A version by the lengths of its two texts, 16 bits each.
-fn take_version<'a>(rest: &mut &'a [u8], size: u64, lens: u64) -> KeptVersion<'a> {
-    let version = std::str::from_utf8(take_text(rest, lens & 0xffff)).unwrap_or_default();
-    let etag_len = lens >> 16 & 0xffff;
-    let etag = (etag_len != NO_ETAG).then(|| std::str::from_utf8(take_text(rest, etag_len)).unwrap_or_default());
-    KeptVersion { size, version, etag }
-}
-
-fn version_lens(version: &KeptVersion<'_>) -> u64 {
-    version.version.len() as u64 | version.etag.map_or(NO_ETAG, |etag| etag.len() as u64) << 16
-}
-
-impl KeptRecords for KeptState {
     fn keep_inode(&self, inode: &KeptInode<'_>) -> RecordSlot {
         let (seconds, nanos) = unix_time(inode.mtime);
         let kind = match inode.kind {
@@ -378,6 +396,152 @@ impl KeptRecords for KeptState {
         self.add_block(KIND_INODE, &numbers, &texts)
     }
 
+    fn keep_node(&self, node: &KeptNode) -> RecordSlot {
+        let flags = u64::from(node.identity.is_lasting())
+            | u64::from(node.directory) << 1
+            | u64::from(node.known_generation.is_some()) << 2
+            | u64::from(node.removed.is_some()) << 3;
+        let [mode, uid, gid] = node.removed.unwrap_or_default().map(u64::from);
+        let known_generation = node.known_generation.unwrap_or(0);
+        let identity = identity_words(&node.identity);
+        let numbers = [node.ino, node.lookups, flags, known_generation, mode, uid << 32 | gid];
+        self.add_block(KIND_NODE, &[&numbers[..], &identity].concat(), &[])
+    }
+
+    fn read_node(&self, at: usize) -> KeptNode {
+        let flags = self.word(at + 3);
+        let owner = self.word(at + 6);
+        KeptNode {
+            ino: self.word(at + 1),
+            lookups: self.word(at + 2),
+            identity: self.identity_at(at + 7, flags & 1 != 0),
+            known_generation: (flags & 4 != 0).then(|| self.word(at + 4)),
+            directory: flags & 2 != 0,
+            removed: (flags & 8 != 0).then(|| [self.word(at + 5) as u32, (owner >> 32) as u32, owner as u32]),
+        }
+    }
+
+    fn keep_handle(&self, handle: &KeptHandle) -> RecordSlot {
+        let backing = u64::from(handle.backing_id.cast_unsigned());
+        let flags = u64::from(handle.flags.cast_unsigned())
+            | u64::from(handle.directory) << 32
+            | u64::from(handle.direct_writer) << 33;
+        self.add_block(KIND_HANDLE, &[handle.fh, handle.ino, backing, handle.request, flags], &[])
+    }
+
+    fn read_handle(&self, at: usize) -> KeptHandle {
+        let flags = self.word(at + 5);
+        KeptHandle {
+            fh: self.word(at + 1),
+            ino: self.word(at + 2),
+            backing_id: (self.word(at + 3) as u32).cast_signed(),
+            request: self.word(at + 4),
+            flags: (flags as u32).cast_signed(),
+            directory: flags >> 32 & 1 != 0,
+            direct_writer: flags >> 33 & 1 != 0,
+        }
+    }
+
+    fn keep_lock(&self, kept: &KeptLock) -> RecordSlot {
+        let KeptLock { ino, fh, lock, pid } = *kept;
+        let kind = match lock.kind {
+            LockKind::Read => 0,
+            LockKind::Write => 1,
+            LockKind::Unlock => 2,
+        };
+        let packed = u64::from(pid) | kind << 32 | u64::from(lock.family == LockFamily::Flock) << 40;
+        self.add_block(KIND_LOCK, &[ino, fh, lock.owner, lock.range.start, lock.range.end, packed], &[])
+    }
+
+    fn read_lock(&self, at: usize) -> KeptLock {
+        let packed = self.word(at + 6);
+        let kind = match packed >> 32 & 0xff {
+            0 => LockKind::Read,
+            1 => LockKind::Write,
+            _ => LockKind::Unlock,
+        };
+        let family = if packed >> 40 & 1 == 0 { LockFamily::Posix } else { LockFamily::Flock };
+        let range = LockRange { start: self.word(at + 4), end: self.word(at + 5) };
+        let lock = FileLock { family, owner: self.word(at + 3), range, kind };
+        KeptLock { ino: self.word(at + 1), fh: self.word(at + 2), lock, pid: packed as u32 }
+    }
+
+    /// `None` where no request is recorded.
+    fn read_change(&self, at: usize) -> Option<KeptChange> {
+        let state = self.word(at + 1);
+        let object = match self.word(at + 4) {
+            0 => None,
+            lasting => Some(self.identity_at(at + 5, lasting == 1)),
+        };
+        let made = (state & 3 == CHANGE_MADE).then(|| MadeChange { count: self.word(at + 3), object });
+        (state != CHANGE_NONE).then(|| KeptChange { request: state >> 2, before: self.word(at + 2), made })
+    }
+
+    fn identity_at(&self, at: usize, lasting: bool) -> FileIdentity {
+        let mut bytes = [0; FileIdentity::LEN];
+        bytes.copy_from_slice(&self.bytes_at(at, IDENTITY_WORDS));
+        FileIdentity::new(bytes, lasting)
+    }
+
+    /// The record of this thread's changes; 0 if there is no room.
+    fn thread_change(&self) -> RecordSlot {
+        THREAD_CHANGE.with_borrow_mut(|change| {
+            if let Some(change) = change
+                && std::ptr::eq(change.idle.as_ptr(), Arc::as_ptr(&self.idle_changes))
+            {
+                return change.slot;
+            }
+            let free = self.idle_changes.lock().pop();
+            let slot = free.unwrap_or_else(|| self.add_block(KIND_CHANGE, &[0; CHANGE_WORDS], &[]));
+            if slot != 0 {
+                *change = Some(ThreadChange { slot, idle: Arc::downgrade(&self.idle_changes) });
+            }
+            slot
+        })
+    }
+}
+
+fn identity_words(identity: &FileIdentity) -> [u64; IDENTITY_WORDS] {
+    let mut words = [0; IDENTITY_WORDS];
+    for (word, bytes) in words.iter_mut().zip(identity.bytes().as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
+}
+
+/// The next text of `len` bytes.
+fn take_text<'a>(rest: &mut &'a [u8], len: u64) -> &'a [u8] {
+    let (text, after) = rest.split_at((len as usize).min(rest.len()));
+    *rest = after;
+    text
+}
+
+/// A version by the lengths of its two texts, 16 bits each.
+fn take_version<'a>(rest: &mut &'a [u8], size: u64, lens: u64) -> KeptVersion<'a> {
+    let version = std::str::from_utf8(take_text(rest, lens & 0xffff)).unwrap_or_default();
+    let etag_len = lens >> 16 & 0xffff;
+    let etag = (etag_len != NO_ETAG).then(|| std::str::from_utf8(take_text(rest, etag_len)).unwrap_or_default());
+    KeptVersion { size, version, etag }
+}
+
+fn version_lens(version: &KeptVersion<'_>) -> u64 {
+    version.version.len() as u64 | version.etag.map_or(NO_ETAG, |etag| etag.len() as u64) << 16
+}
+
+impl KeptRecords for KeptState {
+    fn keep(&self, record: &KeptRecord<'_>) -> RecordSlot {
+        match record {
+            KeptRecord::Inode(inode) => self.keep_inode(inode),
+            KeptRecord::Node(node) => self.keep_node(node),
+            KeptRecord::Name(KeptName { ino, parent, name }) => {
+                self.add_block(KIND_NAME, &[*ino, *parent, name.len() as u64], &[name])
+            }
+            KeptRecord::Handle(handle) => self.keep_handle(handle),
+            KeptRecord::Lock(lock) => self.keep_lock(lock),
+            KeptRecord::Change(_) => 0,
+        }
+    }
+
     fn add_lookup(&self, slot: RecordSlot) {
         if slot != 0 {
             self.words[slot as usize + 2].fetch_add(1, Ordering::Relaxed);
@@ -389,11 +553,6 @@ impl KeptRecords for KeptState {
             let left = |lookups: u64| Some(lookups.saturating_sub(n));
             let _ = self.words[slot as usize + 2].fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
         }
-    }
-
-    fn keep_handle(&self, handle: &KeptHandle) -> RecordSlot {
-        let backing = u64::from(handle.backing_id.cast_unsigned());
-        self.add_block(KIND_HANDLE, &[handle.fh, handle.ino, backing], &[])
     }
 
     fn remove_record(&self, slot: RecordSlot) {
@@ -408,22 +567,55 @@ impl KeptRecords for KeptState {
         blocks.free[class].push(slot);
     }
 
-    fn for_each(
-        &self,
-        inode: &mut dyn FnMut(RecordSlot, &KeptInode<'_>),
-        handle: &mut dyn FnMut(RecordSlot, &KeptHandle),
-    ) {
-        self.for_each_block(|at, kind, class| {
-            if kind == KIND_INODE {
-                self.read_inode(at, class, inode);
+    fn for_each(&self, visit: &mut dyn FnMut(RecordSlot, &KeptRecord<'_>)) {
+        for wanted in RECORD_KINDS {
+            self.for_each_block(|at, kind, class| {
+                let slot = at as u32;
+                match kind {
+                    _ if kind != wanted => {}
+                    KIND_INODE => self.read_inode(at, class, visit),
+                    KIND_NODE => visit(slot, &KeptRecord::Node(self.read_node(at))),
+                    KIND_NAME => {
+                        let text = self.bytes_at(at + 4, BLOCK_WORDS[class] - 4);
+                        let name = &text[..(self.word(at + 3) as usize).min(text.len())];
+                        let name = KeptName { ino: self.word(at + 1), parent: self.word(at + 2), name };
+                        visit(slot, &KeptRecord::Name(name));
+                    }
+                    KIND_HANDLE => visit(slot, &KeptRecord::Handle(self.read_handle(at))),
+                    KIND_LOCK => visit(slot, &KeptRecord::Lock(self.read_lock(at))),
+                    _ => match self.read_change(at) {
+                        Some(change) => visit(slot, &KeptRecord::Change(change)),
+                        None => self.remove_record(slot),
+                    },
+                }
+            });
+        }
+    }
+
+    fn note_change(&self, change: &KeptChange) {
+        let slot = self.thread_change() as usize;
+        if slot == 0 {
+            return;
+        }
+        let state = &self.words[slot + 1];
+        let begun = change.request << 2 | CHANGE_BEGUN;
+        if state.load(Ordering::Relaxed) != begun {
+            // Of the request before, whose words are replaced now.
+            state.store(CHANGE_NONE, Ordering::Relaxed);
+            compiler_fence(Ordering::SeqCst);
+            self.words[slot + 2].store(change.before, Ordering::Relaxed);
+            self.words[slot + 4].store(0, Ordering::Relaxed);
+            state.store(begun, Ordering::Release);
+        }
+        let Some(made) = change.made else { return };
+        self.words[slot + 3].store(made.count, Ordering::Relaxed);
+        if let Some(object) = &made.object {
+            for (place, word) in self.words[slot + 5..].iter().zip(identity_words(object)) {
+                place.store(word, Ordering::Relaxed);
             }
-        });
-        self.for_each_block(|at, kind, _| {
-            if kind == KIND_HANDLE {
-                let backing_id = (self.word(at + 3) as u32).cast_signed();
-                handle(at as u32, &KeptHandle { fh: self.word(at + 1), ino: self.word(at + 2), backing_id });
-            }
-        });
+            self.words[slot + 4].store(if object.is_lasting() { 1 } else { 2 }, Ordering::Relaxed);
+        }
+        state.store(change.request << 2 | CHANGE_MADE, Ordering::Release);
     }
 }
 
@@ -461,7 +653,7 @@ mod tests {
         state.add_lookup(slots[0]);
         state.add_lookup(slots[0]);
         state.sub_lookups(slots[1], 7);
-        let handle = KeptHandle { fh: u64::MAX - 1, ino: 5, backing_id: 3 };
+        let handle = KeptHandle { fh: u64::MAX - 1, ino: 5, backing_id: 3, flags: -1, ..KeptHandle::default() };
         let closed = state.keep_handle(&KeptHandle { fh: 1, ..handle });
         state.keep_handle(&handle);
         state.remove_record(slots[2]);
@@ -473,21 +665,61 @@ mod tests {
         assert_eq!(next.used_bytes(), used);
         let mut found = Vec::new();
         let mut handles = Vec::new();
-        next.for_each(
-            &mut |_, kept| {
+        next.for_each(&mut |_, record| match record {
+            KeptRecord::Inode(kept) => {
                 let sizes = (kept.first.size, kept.grown.map(|grown| grown.size));
                 assert_eq!(kept.first, inode(0, b"", None).first);
                 assert_eq!((kept.mtime, kept.mode), (inode(0, b"", None).mtime, 0o644));
                 found.push((kept.ino, kept.lookups, kept.path.to_vec(), sizes));
-            },
-            &mut |_, kept| handles.push(*kept),
-        );
+            }
+            KeptRecord::Handle(kept) => handles.push(*kept),
+            other => panic!("{other:?}"),
+        });
         assert_eq!(found, [(5, 3, b"a/b".to_vec(), (9, None)), (6, 0, long_path, (9, Some(19)))]);
         assert_eq!(handles, [handle]);
         assert_eq!(next.keep_handle(&handle), closed, "a free block of the same length");
         assert_eq!(next.refused_records(), 0);
         next.keep_inode(&inode(8, &[b'p'; 9000], None));
         assert_eq!(next.refused_records(), 1);
+    }
+
+    #[test]
+    fn records_of_a_writable_mount_are_read_as_they_were_kept() {
+        let state = KeptState::create(0).unwrap();
+        let identity = FileIdentity::new([7; FileIdentity::LEN], true);
+        let removed = Some([0o40755, 1000, u32::MAX]);
+        let node = KeptNode { ino: 9, lookups: 2, identity, known_generation: Some(4), directory: true, removed };
+        let name = KeptName { ino: 9, parent: 1, name: b"a name that is longer than a word" };
+        let range = LockRange { start: 3, end: u64::MAX };
+        let lock = FileLock { family: LockFamily::Flock, owner: u64::MAX, range, kind: LockKind::Read };
+        let lock = KeptLock { ino: 9, fh: 8, lock, pid: u32::MAX };
+        let made = Some(MadeChange { count: 5, object: Some(identity) });
+        let change = KeptChange { request: 1 << 61, before: 77, made };
+        for record in [KeptRecord::Lock(lock), KeptRecord::Name(name), KeptRecord::Node(node)] {
+            assert_ne!(state.keep(&record), 0);
+        }
+        state.note_change(&KeptChange { request: 6, ..KeptChange::default() });
+        state.note_change(&KeptChange { made: None, ..change });
+        state.note_change(&change);
+        std::thread::scope(|scope| {
+            scope.spawn(|| state.note_change(&KeptChange { request: 8, before: 1, made: None }));
+        });
+        // The record of a thread that has ended serves the next.
+        std::thread::scope(|scope| {
+            scope.spawn(|| state.note_change(&KeptChange { request: 10, before: 2, made: None }));
+        });
+        let next = KeptState::open(state.duplicate_file().unwrap()).unwrap();
+        let mut seen = Vec::new();
+        next.for_each(&mut |_, record| seen.push(format!("{record:?}")));
+        let second = KeptChange { request: 10, before: 2, made: None };
+        let wanted = [
+            KeptRecord::Node(node),
+            KeptRecord::Name(name),
+            KeptRecord::Lock(lock),
+            KeptRecord::Change(change),
+            KeptRecord::Change(second),
+        ];
+        assert_eq!(seen, wanted.map(|record| format!("{record:?}")));
     }
 
     #[test]
@@ -515,7 +747,7 @@ mod tests {
         let state = KeptState::create(0).unwrap();
         state.words[AT_VERSION].store(FORMAT_VERSION + 1, Ordering::Relaxed);
         let refusal = KeptState::open(state.duplicate_file().unwrap()).err().unwrap().to_string();
-        assert!(refusal.contains("version 2"), "{refusal}");
+        assert!(refusal.contains("version 3"), "{refusal}");
         let empty = memfd_create("empty", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&empty, 4096).unwrap();
         assert!(KeptState::open(empty).is_err());

@@ -1,6 +1,6 @@
 //! The kernel for the file system of a session, in the form of the traits of `spurline-fs`. Exists from INIT on.
 
-use crate::abi::InHeader;
+use crate::abi::{self, InHeader};
 use crate::backing::{BackingRegistrar, RegisteredFile};
 use crate::config::KeptSession;
 use crate::notify::KernelNotifier;
@@ -8,8 +8,8 @@ use crate::waiting::WaitingSlots;
 use parking_lot::Mutex;
 use spurline_fs::writable::{BeginWait, KernelView};
 use spurline_fs::{
-    CallerGroups, FileService, ForgetCandidate, FsCaller, FsResult, InodeLimiter, KeptRecords, KernelSide,
-    RegisterBacking, RegisteredBacking, RequestForgets,
+    CallerGroups, FileService, ForgetCandidate, FsCaller, FsResult, InodeLimiter, KeptLife, KeptRecords, KernelSide,
+    RegisterBacking, RegisteredBacking, RequestForgets, RequestNumber,
 };
 use spurline_types::{Error, ErrorKind};
 use std::any::Any;
@@ -50,9 +50,14 @@ impl SessionKernel {
     /// With `kept`, the service continues with the inodes and handles of `takeovers` processes before.
     pub(crate) fn start<S: FileService>(&self, service: &Arc<S>, kernel: NegotiatedKernel, kept: Option<&KeptSession>) {
         if let Some(kept) = kept {
-            let records = Arc::clone(&kept.state) as Arc<dyn KeptRecords>;
-            let register = kernel.backings.as_ref().map(|backings| backings as &dyn RegisterBacking);
-            if !service.keep_records(&records, kept.takeovers, register) {
+            let life = KeptLife {
+                records: Arc::clone(&kept.state) as Arc<dyn KeptRecords>,
+                files: kept.files.clone(),
+                takeovers: kept.takeovers,
+                ended_at: kept.ended_at,
+                register: kernel.backings.as_ref().map(|backings| backings as &dyn RegisterBacking),
+            };
+            if !service.keep_life(&life) {
                 tracing::error!("this kind of mount keeps no records for the time after its process");
             }
         }
@@ -100,8 +105,9 @@ impl SessionKernel {
 
 /// The caller of a request.
 pub(crate) fn caller_of(header: &InHeader) -> FsCaller<'static> {
-    let InHeader { uid, gid, pid, .. } = *header;
-    FsCaller { uid, gid, pid, umask: 0, groups: CallerGroups::Unknown }
+    let InHeader { uid, gid, pid, unique, .. } = *header;
+    let request = RequestNumber { number: unique & !abi::UNIQUE_RESENT, repeated: unique & abi::UNIQUE_RESENT != 0 };
+    FsCaller { uid, gid, pid, umask: 0, groups: CallerGroups::Unknown, request }
 }
 
 /// Registers files with the kernel, until too many refusals.

@@ -9,7 +9,7 @@ use crate::uploads::StagedBytes;
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use spurline_fs::{
     CallerGroups, CreateMode, DirName, FileService, FileWrite, FsCaller, FsError, FsResult, HandleRef, HeldInode,
-    KernelSide, MissingFolders, find_folder,
+    KernelSide, MissingFolders, RequestNumber, find_folder,
 };
 use spurline_volume::writes::{S_IFREG, WritePlace};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -59,6 +59,7 @@ impl<'a> BucketChanges<'a> {
             groups: CallerGroups::All(&[]),
             pid: std::process::id(),
             umask: UMASK,
+            request: RequestNumber::NONE,
         };
         Ok(BucketChanges { bucket, files: &**files, publishes: *publishes, caller })
     }

@@ -10,9 +10,11 @@ use crate::capabilities::WriteCapabilities;
 use crate::locks::{LAST_BYTE, LockOwner};
 use crate::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_sys::join_path;
+use spurline_types::errno::EOPNOTSUPP;
 use spurline_types::open_flags::O_RDONLY;
-use spurline_types::{FileKind, Result, Version};
+use spurline_types::{Error, ErrorKind, FileKind, Result, Version};
 use std::fs::File;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 /// The calling process. A source on another host trusts these numbers.
@@ -570,6 +572,16 @@ pub trait WritableFile: WritableObject {
         None
     }
 
+    /// A descriptor of the locks of `fcntl(2)` that an owner has set through this file. While any duplicate of that is open, the
+    /// locks last.
+    fn lock_descriptor(&self, _owner: u64) -> Option<OwnedFd> {
+        None
+    }
+
+    /// Continues with a lock that was set through the same file in a process that has ended; `descriptor` is that of
+    /// [`WritableFile::lock_descriptor`].
+    fn adopt_lock(&self, _lock: &FileLock, _descriptor: Option<OwnedFd>) {}
+
     /// Whether a flush shows the bytes to others. Then only a close by the process that opened the file counts: every program
     /// that this process starts closes copies too.
     fn publishes_at_flush(&self) -> bool {
@@ -609,6 +621,11 @@ pub trait WritableDirectory: WritableObject {
     /// # Errors
     /// The source's errno.
     fn read(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>>;
+
+    /// The open directory of the source.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// The names that a file system knows.
@@ -684,6 +701,28 @@ pub trait WritableVolume: Send + Sync {
     /// # Errors
     /// As [`WritableVolume::stat`].
     fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>>;
+
+    /// Whether the times of objects are of this host's clock.
+    fn has_host_clock(&self) -> bool {
+        false
+    }
+
+    /// Continues with a file that this source has opened in a process that has ended: a duplicate of [`WritableFile::backing`],
+    /// and the flags of the open.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where an open file is more than a descriptor.
+    fn adopt_file(&self, _file: OwnedFd, _flags: u32) -> Result<Box<dyn WritableFile>> {
+        Err(Error::new(ErrorKind::Io(EOPNOTSUPP), "an open file of this source does not outlive its process"))
+    }
+
+    /// As [`WritableVolume::adopt_file`], with a duplicate of [`WritableDirectory::descriptor`].
+    ///
+    /// # Errors
+    /// As [`WritableVolume::adopt_file`].
+    fn adopt_directory(&self, _directory: OwnedFd) -> Result<Box<dyn WritableDirectory>> {
+        Err(Error::new(ErrorKind::Io(EOPNOTSUPP), "an open directory of this source does not outlive its process"))
+    }
 
     /// The files of a mount apart from other mounts, where changes are seen after the publication; `None` where all mounts
     /// have the same files. Nothing is published that the mount does not publish.

@@ -77,6 +77,21 @@ impl SourceLocks {
         Ok(())
     }
 
+    /// A duplicate of the description that an owner's byte ranges belong to.
+    pub fn duplicate_of(&self, owner: u64) -> Option<OwnedFd> {
+        self.state.lock().owners.get(&owner)?.try_clone().ok()
+    }
+
+    /// Continues with a lock of a process that has ended, whose description is open still.
+    pub fn adopt(&self, lock: &FileLock, description: Option<OwnedFd>) {
+        let mut state = self.state.lock();
+        if lock.family == LockFamily::Flock {
+            state.flock = Some(lock.kind);
+        } else if let Some(description) = description {
+            state.owners.insert(lock.owner, description);
+        }
+    }
+
     /// Releases all locks. Descriptors may have copies: the kernel keeps the open file for passthrough, and a program that this
     /// process has just started has all of them until it runs.
     pub fn release_all(&self, file: BorrowedFd<'_>) {

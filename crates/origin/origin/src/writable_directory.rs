@@ -7,6 +7,7 @@
 
 use crate::caller_identity::{AssumedIdentity, CallerIdentities, Squash};
 use crate::directory::{open_by_parts, show_path};
+use crate::file_stat::own_clock;
 use crate::object_identity::RootDevice;
 use crate::open_versions::{OpenVersions, is_on_network};
 use crate::writable_file::{FileContext, ProcPath, SourceDirectory, SourceFile, proc_path};
@@ -498,6 +499,18 @@ impl WritableVolume for WritableSource {
             Ok(fd)
         })?;
         Ok(Box::new(SourceDirectory::new(fd, self.root_device(), &self.identities)))
+    }
+
+    fn has_host_clock(&self) -> bool {
+        own_clock(self.root().fd.as_fd())
+    }
+
+    fn adopt_file(&self, file: OwnedFd, flags: u32) -> Result<Box<dyn WritableFile>> {
+        Ok(Box::new(self.new_file(file, flags)))
+    }
+
+    fn adopt_directory(&self, directory: OwnedFd) -> Result<Box<dyn WritableDirectory>> {
+        Ok(Box::new(SourceDirectory::new(directory, self.root_device(), &self.identities)))
     }
 
     fn change_marked(

@@ -353,6 +353,14 @@ impl WritableFile for SourceFile {
         Some(&self.file)
     }
 
+    fn lock_descriptor(&self, owner: u64) -> Option<OwnedFd> {
+        self.locks.duplicate_of(owner)
+    }
+
+    fn adopt_lock(&self, lock: &FileLock, descriptor: Option<OwnedFd>) {
+        self.locks.adopt(lock, descriptor);
+    }
+
     fn cache_version(&self, attr: &NodeAttr) -> CacheVersion {
         self.context.versions.version_of(self.file.as_fd(), attr, self.reports_at_close)
     }
@@ -456,6 +464,10 @@ impl WritableDirectory for SourceDirectory {
             }
         }
         Ok(names)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd.as_fd())
     }
 }
 

@@ -346,7 +346,7 @@ impl RawMount {
         if writes.is_some() {
             check_changed_source(&self.volume, self.fuse.bucket, "--rw")?;
         }
-        fuse::check_recovery(&self.fuse, writes.is_some())?;
+        fuse::check_recovery(&self.fuse, writes.map(|_| &self.volume))?;
         let name = mountpoint.display().to_string();
         let reader = VolumeReader {
             name: name.clone(),

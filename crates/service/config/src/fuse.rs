@@ -1,6 +1,6 @@
 //! The checked FUSE settings of a mount: request sizes, cache times, mount options. Handles words and numbers only.
 
-use crate::raw::{RawBucketWrites, RawFuse};
+use crate::raw::{RawBucketWrites, RawFuse, RawVolume};
 use crate::values::FuseIo;
 use spurline_types::fault::Fault;
 use spurline_types::{LABEL_OPTIONS, split_option_list};
@@ -174,13 +174,27 @@ pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault
 }
 
 /// Checks that what `--recover` promises holds for this mount.
-pub(crate) fn check_recovery(args: &RawFuse, writable: bool) -> Result<(), Fault> {
-    if args.recover && writable {
+pub(crate) fn check_recovery(args: &RawFuse, changed: Option<&RawVolume>) -> Result<(), Fault> {
+    let Some(volume) = changed.filter(|_| args.recover) else { return check_recoverable_io(args) };
+    if volume.group.registry.is_some() {
         return Err(Fault::usage(
-            "--recover does not go with --rw yet: a mount that changes its source does not survive the end of its process",
+            "--recover does not go with --rw through nodes yet: written bytes that no node has are lost with the mount's process",
             "leave --recover or --rw out",
         ));
     }
+    if volume.source.scheme() != "file" {
+        return Err(Fault::usage(
+            format!(
+                "--recover does not go with --rw and {} yet: changes that are not published are lost with the mount's process",
+                volume.source
+            ),
+            "leave --recover or --rw out",
+        ));
+    }
+    check_recoverable_io(args)
+}
+
+fn check_recoverable_io(args: &RawFuse) -> Result<(), Fault> {
     if args.recover && args.fuse_io == FuseIo::Uring {
         return Err(Fault::usage(
             "--recover does not go with --fuse-io uring: requests in the rings of a process are lost with that process",

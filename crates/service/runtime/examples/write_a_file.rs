@@ -6,7 +6,9 @@
 use rustix::fs::OFlags;
 use spurline_config::{Fault, HostLimits, RawVolume, SourceUrl, WritesConfig};
 use spurline_fs::writable::LockRequest;
-use spurline_fs::{CallerGroups, CreateMode, FileService, FileWrite, FsCaller, FsError, HandleRef, KernelSide, ROOT};
+use spurline_fs::{
+    CallerGroups, CreateMode, FileService, FileWrite, FsCaller, FsError, HandleRef, KernelSide, ROOT, RequestNumber,
+};
 use spurline_runtime::open_writable_files;
 use spurline_types::{Size, Stats};
 use spurline_volume::locks::LAST_BYTE;
@@ -41,6 +43,7 @@ fn write_locked(files: &dyn FileService) -> Result<(), FsError> {
         groups: CallerGroups::All(&[]),
         pid: std::process::id(),
         umask: 0o022,
+        request: RequestNumber::NONE,
     };
     // A program keeps no pages, so it needs no notifications.
     let no_kernel = KernelSide::default();

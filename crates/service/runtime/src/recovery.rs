@@ -3,15 +3,20 @@
 
 use crate::volume::open_volume;
 use spurline_config::{Fault, MountConfig};
+use spurline_fs::{KeptFileKey, KeptFiles};
 use spurline_fuse::{FuseSession, KeptSession, KeptState};
-use spurline_keeper::{KeeperLink, KeptDescriptors, LifeOrder, MountLife, monotonic_ns};
+use spurline_keeper::{
+    KeeperLink, KeptDescriptors, LifeOrder, MountLife, STORED_NAME_BYTES, StoredFiles, StoredName, monotonic_ns,
+};
 use spurline_observe::documents::KeeperStatus;
 use spurline_types::stats::Recovery;
 use spurline_types::{Error, ErrorKind, Result};
-use std::os::fd::OwnedFd;
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 /// A process in the life of a mount.
 pub struct MountRecovery {
@@ -19,6 +24,8 @@ pub struct MountRecovery {
     /// The connection of the process before; `None` for a new mount.
     device: Option<OwnedFd>,
     mountpoint: Option<PathBuf>,
+    /// Of a mount that makes changes.
+    files: Option<Arc<KeeperFiles>>,
 }
 
 /// The facts of the keeper that the admin services show.
@@ -94,8 +101,10 @@ impl MountRecovery {
                 state
             }
         };
+        let files = order.files.take().filter(|_| config.volume.writes.is_some());
+        let files = files.map(KeeperFiles::begin).transpose().map_err(state_fault)?;
         let view = KeeperView { link, order, state: Arc::new(state), pause_us: AtomicU64::new(0) };
-        Ok(MountRecovery { view: Arc::new(view), device, mountpoint })
+        Ok(MountRecovery { view: Arc::new(view), device, mountpoint, files: files.map(Arc::new) })
     }
 
     /// The mountpoint of a mount that exists.
@@ -112,7 +121,14 @@ impl MountRecovery {
     }
 
     pub(crate) fn kept_session(&self) -> KeptSession {
-        KeptSession { state: Arc::clone(&self.view.state), takeovers: self.view.order.takeovers }
+        let order = &self.view.order;
+        let since_end = Duration::from_nanos(monotonic_ns().saturating_sub(order.ended_at_ns));
+        KeptSession {
+            state: Arc::clone(&self.view.state),
+            files: self.files.clone().map(|files| files as _),
+            takeovers: order.takeovers,
+            ended_at: SystemTime::now().checked_sub(since_end).unwrap_or(SystemTime::UNIX_EPOCH),
+        }
     }
 
     /// Requests are served: gives a new mount to the keeper, or logs the pause.
@@ -182,6 +198,65 @@ impl KeeperView {
     /// Makes the mount continue with another program.
     pub(crate) fn request_upgrade(&self, program: &Path) -> Result<()> {
         self.link.request_upgrade(program).map_err(|refusal| Error::new(ErrorKind::Invalid, refusal))
+    }
+}
+
+/// Open files of the source that the keeper holds for the next process.
+struct KeeperFiles {
+    stored: StoredFiles,
+    /// Of the processes before.
+    earlier: Mutex<HashMap<StoredName, OwnedFd>>,
+    is_failing: AtomicBool,
+}
+
+impl KeeperFiles {
+    fn begin(socket: OwnedFd) -> std::io::Result<KeeperFiles> {
+        let (stored, earlier) = StoredFiles::begin(socket)?;
+        Ok(KeeperFiles { stored, earlier: Mutex::new(earlier), is_failing: AtomicBool::new(false) })
+    }
+
+    fn lock_earlier(&self) -> std::sync::MutexGuard<'_, HashMap<StoredName, OwnedFd>> {
+        self.earlier.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn report(&self, done: std::io::Result<()>) {
+        if let Err(error) = done
+            && !self.is_failing.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!("open files are lost if this process ends: the keeper of the mount takes no more: {error}");
+        }
+    }
+}
+
+fn stored_name(key: KeptFileKey) -> StoredName {
+    let (kind, fh, owner) = match key {
+        KeptFileKey::File(fh) => (1, fh, 0),
+        KeptFileKey::Directory(fh) => (2, fh, 0),
+        KeptFileKey::Lock { fh, owner } => (3, fh, owner),
+    };
+    let mut name = [kind; STORED_NAME_BYTES];
+    name[1..9].copy_from_slice(&fh.to_le_bytes());
+    name[9..].copy_from_slice(&owner.to_le_bytes());
+    name
+}
+
+impl KeptFiles for KeeperFiles {
+    fn keep_file(&self, key: KeptFileKey, file: BorrowedFd<'_>) {
+        self.report(self.stored.store(&stored_name(key), file));
+    }
+
+    fn drop_file(&self, key: KeptFileKey) {
+        self.report(self.stored.close(&stored_name(key)));
+    }
+
+    fn take_file(&self, key: KeptFileKey) -> Option<OwnedFd> {
+        self.lock_earlier().remove(&stored_name(key))
+    }
+
+    fn drop_untaken(&self) {
+        for (name, _) in self.lock_earlier().drain() {
+            self.report(self.stored.close(&name));
+        }
     }
 }
 

@@ -1,10 +1,14 @@
 //! Changes of names and attributes: each is made by the source, and then applied to the inode table.
 
+use super::life::{WantedObject, made_object};
 use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error};
 use crate::errno::{FsError, FsResult};
+use crate::kept_records::MadeChange;
 use crate::service::DirName;
 use spurline_volume::capabilities::LimitedCall;
-use spurline_volume::writes::{AttrChange, Change, NamePath, NodeAttr, NodePath, OpenAttrCall, SourceSpace};
+use spurline_volume::writes::{
+    AttrChange, Change, NamePath, NodeAttr, NodePath, OpenAttrCall, S_IFDIR, S_IFLNK, S_IFMT, SourceSpace,
+};
 use std::time::Duration;
 
 /// The attribute with a file's capabilities.
@@ -34,6 +38,16 @@ pub enum NewNode<'a> {
     },
 }
 
+impl NewNode<'_> {
+    fn wanted(&self) -> WantedObject {
+        match *self {
+            NewNode::Directory { .. } => WantedObject { file_type: S_IFDIR, size: 0 },
+            NewNode::Node { mode, .. } => WantedObject { file_type: mode & S_IFMT, size: 0 },
+            NewNode::Symlink { target } => WantedObject { file_type: S_IFLNK, size: target.len() as u64 },
+        }
+    }
+}
+
 impl WritableFileSystem {
     /// Makes `new` as `name` in `parent`; raises its lookup count.
     ///
@@ -44,6 +58,12 @@ impl WritableFileSystem {
             self.can.check(LimitedCall::Symlink)?;
         }
         let _changing = self.directory_attrs.changing(parent);
+        if let Some(repeat) = self.find_repeat(caller)
+            && let Some(attr) = self.find_made(DirName { parent, name }, new.wanted(), &repeat, caller)?
+        {
+            return Ok(self.intern(parent, name, attr));
+        }
+        self.note_making(caller);
         let mode = match new {
             NewNode::Directory { mode } | NewNode::Node { mode, .. } => mode,
             NewNode::Symlink { .. } => 0,
@@ -56,8 +76,10 @@ impl WritableFileSystem {
             };
             self.source.change(&change, caller)
         })?;
+        let attr = with_attr(attr)?;
+        self.note_made(caller, made_object(attr.identity));
         self.stats.fuse.change_ops.add(1);
-        Ok(self.intern(parent, name, with_attr(attr)?))
+        Ok(self.intern(parent, name, attr))
     }
 
     /// Gives the object of `ino` the name `name` in `parent`; raises its lookup count.
@@ -67,6 +89,11 @@ impl WritableFileSystem {
     pub fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<NodeEntry> {
         self.can.check(LimitedCall::Link)?;
         let _changing = self.directory_attrs.changing(parent);
+        if self.find_repeat(caller).is_some()
+            && let Some(attr) = self.find_linked(ino, DirName { parent, name }, caller)?
+        {
+            return Ok(self.intern(parent, name, attr));
+        }
         let by_path = self.while_moving(0, || {
             let from = self.nodes.resolve(ino).ok_or_else(|| self.missing(ino))?;
             let to = self.nodes.resolve(parent).ok_or_else(|| self.missing(parent))?;
@@ -95,10 +122,17 @@ impl WritableFileSystem {
     /// The source's errno.
     pub fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &FsCaller) -> FsResult<()> {
         let _changing = self.directory_attrs.changing(parent);
-        self.on_name(parent, name, caller, false, |at, caller| {
-            let change = if directory { Change::Rmdir { at } } else { Change::Unlink { at } };
-            self.source.change(&change, caller)
-        })?;
+        let is_made = match self.find_repeat(caller) {
+            Some(repeat) => self.was_removed(DirName { parent, name }, &repeat, caller)?,
+            None => false,
+        };
+        if !is_made {
+            self.on_name(parent, name, caller, false, |at, caller| {
+                let change = if directory { Change::Rmdir { at } } else { Change::Unlink { at } };
+                self.source.change(&change, caller)
+            })?;
+            self.note_made(caller, MadeChange::default());
+        }
         self.nodes.remove(parent, name);
         self.stats.fuse.change_ops.add(1);
         Ok(())
@@ -116,6 +150,14 @@ impl WritableFileSystem {
         let _changing = [from.parent, to.parent].map(|directory| self.directory_attrs.changing(directory));
         // Until the table has the new name, paths below the old one lead nowhere.
         let under_way = self.nodes.begin_rename();
+        if let Some(repeat) = self.find_repeat(caller)
+            && self.was_renamed(from, to, &repeat, caller)?
+        {
+            if !self.knows_name(to, caller)? {
+                self.nodes.rename(from, to, exchange);
+            }
+            return Ok(());
+        }
         let renamed = self.while_moving(1, || {
             let old = self.nodes.resolve(from.parent).ok_or_else(|| self.missing(from.parent))?;
             let new = self.nodes.resolve(to.parent).ok_or_else(|| self.missing(to.parent))?;
@@ -127,6 +169,7 @@ impl WritableFileSystem {
                 self.source.change(&Change::Rename { from, to, flags }, caller)
             })?)
         })?;
+        self.note_made(caller, MadeChange::default());
         self.nodes.rename(from, to, exchange);
         if let Some(attr) = renamed
             && let Some(ino) = self.nodes.node_at(to.parent, to.name)
@@ -246,7 +289,15 @@ impl WritableFileSystem {
             self.source.change(&Change::SetXattr { of, name, value, flags }, caller)
         });
         let answer = answer.map(|changed| self.follow_change(ino, changed));
-        self.or_attr_of_open(ino, answer, OpenAttrCall::Set { name, value, flags }, caller, drop)?;
+        let set = self.or_attr_of_open(ino, answer, OpenAttrCall::Set { name, value, flags }, caller, drop);
+        match set {
+            // The first attempt has made the attribute.
+            Err(error)
+                if error.errno() == libc::EEXIST
+                    && caller.request.repeated
+                    && self.getxattr(ino, name, caller).is_ok_and(|found| found == value) => {}
+            set => set?,
+        }
         self.stats.fuse.change_ops.add(1);
         Ok(())
     }
@@ -261,7 +312,11 @@ impl WritableFileSystem {
         let answer = self
             .on_node(ino, caller, false, |of, caller| self.source.change(&Change::RemoveXattr { of, name }, caller));
         let answer = answer.map(|changed| self.follow_change(ino, changed));
-        self.or_attr_of_open(ino, answer, OpenAttrCall::Remove(name), caller, drop)?;
+        match self.or_attr_of_open(ino, answer, OpenAttrCall::Remove(name), caller, drop) {
+            // The first attempt has removed the attribute.
+            Err(error) if error.errno() == libc::ENODATA && caller.request.repeated => {}
+            removed => removed?,
+        }
         self.stats.fuse.change_ops.add(1);
         Ok(())
     }

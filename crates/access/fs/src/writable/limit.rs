@@ -43,7 +43,7 @@ impl LimitedInodes for WritableFileSystem {
                     left = left.saturating_sub(node.bytes);
                 }
                 let (parent, name) = match node.name {
-                    Some((parent, name)) => (Some(*parent), Arc::clone(name)),
+                    Some(name) => (Some(name.parent), Arc::clone(&name.name)),
                     None => (None, Arc::default()),
                 };
                 cold.push(ForgetCandidate { ino: node.ino, directory: node.directory, parent, name });

@@ -14,13 +14,15 @@
 use super::open::OpenNodeFile;
 use super::{FsCaller, WritableFileSystem, errno_error};
 use crate::errno::{FsError, FsResult};
+use crate::kept_records::{KeptFileKey, KeptFiles, KeptLock, KeptRecord, KeptRecords, RecordSlot};
 use crate::service::HandleRef;
 use parking_lot::{Condvar, Mutex};
 use spurline_types::{ErrorKind, Result};
 use spurline_volume::locks::{KnownLock, KnownLocks, LAST_BYTE, LockOwner};
-use spurline_volume::writes::{FileLock, LockConflict, LockFamily, LockKind, LockRange};
+use spurline_volume::writes::{FileLock, LockConflict, LockFamily, LockKind, LockRange, WritableFile};
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
+use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -69,6 +71,13 @@ pub(super) struct LockTable {
     changed: Condvar,
     /// Number of files in the table: a close is a single load while there is none.
     files: AtomicUsize,
+    /// Where locks are kept for a successor of this process.
+    kept: OnceLock<KeptLocks>,
+}
+
+struct KeptLocks {
+    records: Arc<dyn KeptRecords>,
+    files: Arc<dyn KeptFiles>,
 }
 
 #[derive(Default)]
@@ -87,6 +96,14 @@ struct NodeLocks {
     carriers: Vec<LockCarrier>,
     /// Owners with a call under way.
     busy: Vec<LockOwner>,
+    /// The records that outlive this process, several of an owner.
+    records: Vec<OwnerRecord>,
+}
+
+#[derive(Clone, Copy)]
+struct OwnerRecord {
+    owner: LockOwner,
+    record: RecordSlot,
 }
 
 /// The open file that an owner's locks go through: the source tells owners apart by it.
@@ -136,6 +153,27 @@ impl LockTable {
         self.files.load(Ordering::Acquire) == 0
     }
 
+    /// Keeps locks from now on. Called before the first request.
+    pub fn keep_records(&self, records: &Arc<dyn KeptRecords>, files: &Arc<dyn KeptFiles>) {
+        let _ = self.kept.set(KeptLocks { records: Arc::clone(records), files: Arc::clone(files) });
+    }
+
+    /// Adds a lock of the process before; whether it is the first of its owner.
+    pub fn adopt(&self, record: RecordSlot, kept: &KeptLock) -> bool {
+        let mut state = self.state.lock();
+        let node = state.files.entry(kept.ino).or_default();
+        let owner = kept.lock.owner();
+        node.known.set_range(KnownLock { lock: kept.lock, pid: kept.pid });
+        node.records.push(OwnerRecord { owner, record });
+        let is_first = !node.carriers.iter().any(|carrier| carrier.owner == owner);
+        if is_first {
+            // Whether a descriptor was closed since the last request is not known.
+            node.carriers.push(LockCarrier { owner, fh: kept.fh, closing: true });
+        }
+        self.files.store(state.files.len(), Ordering::Release);
+        is_first
+    }
+
     /// Begins a call for an owner, one at a time. Returns the file that its locks go through, if it has any.
     fn begin_call(&self, ino: u64, owner: LockOwner) -> Option<LockCarrier> {
         let mut state = self.state.lock();
@@ -167,6 +205,9 @@ impl LockTable {
                 true if !carried => node.carriers.push(LockCarrier { owner, fh, closing: false }),
                 true => {}
                 false => node.carriers.retain(|carrier| carrier.owner != owner),
+            }
+            if let Some(kept) = self.kept.get() {
+                kept.keep_owner(ino, fh, owner, node);
             }
         }
         self.finish_change(state, ino, released);
@@ -223,6 +264,9 @@ impl LockTable {
         node.carriers = kept;
         let gone: Vec<LockCarrier> = gone;
         gone.iter().for_each(|carrier| node.known.remove_owner(carrier.owner));
+        if let Some(kept) = self.kept.get() {
+            gone.iter().for_each(|carrier| kept.keep_owner(ino, fh, carrier.owner, node));
+        }
         self.finish_change(state, ino, !gone.is_empty());
     }
 
@@ -268,6 +312,23 @@ impl LockTable {
     fn end_waits(&self) {
         self.state.lock().ended = true;
         self.changed.notify_all();
+    }
+}
+
+impl KeptLocks {
+    /// Replaces the records of an owner by those of the locks that the owner has now.
+    fn keep_owner(&self, ino: u64, fh: u64, owner: LockOwner, node: &mut NodeLocks) {
+        let has_locks = node.known.has_owner(owner);
+        let earlier: Vec<OwnerRecord> = node.records.extract_if(.., |record| record.owner == owner).collect();
+        for known in node.known.iter().filter(|known| known.lock.owner() == owner) {
+            let kept = KeptLock { ino, fh, lock: known.lock, pid: known.pid };
+            node.records.push(OwnerRecord { owner, record: self.records.keep(&KeptRecord::Lock(kept)) });
+        }
+        // Of two records of a range, either is right: the request that has changed the lock comes again.
+        earlier.iter().for_each(|earlier| self.records.remove_record(earlier.record));
+        if !has_locks && owner.family == LockFamily::Posix {
+            self.files.drop_file(KeptFileKey::Lock { fh, owner: owner.number });
+        }
     }
 }
 
@@ -431,6 +492,9 @@ impl WritableFileSystem {
             return if unlocks { LockAttempt::Done } else { LockAttempt::Closing(own.fh) };
         };
         let set = self.as_caller(caller, false, |caller| through.file.set_lock(lock, caller));
+        if set.is_ok() && !unlocks {
+            self.keep_lock_file(own.fh, lock, &*through.file);
+        }
         if set.is_ok() {
             call.set = Some((KnownLock { lock: *lock, pid: request.pid }, own.fh));
         }
@@ -438,6 +502,14 @@ impl WritableFileSystem {
         drop(call);
         drop(through);
         LockAttempt::of_source(set)
+    }
+
+    /// Keeps the descriptor that the source's locks of an owner belong to, when the owner gets the first.
+    fn keep_lock_file(&self, fh: u64, lock: &FileLock, file: &dyn WritableFile) {
+        let Some(life) = self.life.get().filter(|_| lock.family == LockFamily::Posix) else { return };
+        if let Some(descriptor) = file.lock_descriptor(lock.owner) {
+            life.files.keep_file(KeptFileKey::Lock { fh, owner: lock.owner }, descriptor.as_fd());
+        }
     }
 
     /// A lock of another owner that is in the way of this one. `slots`: see [`BeginWait`].

@@ -8,6 +8,7 @@ mod change;
 mod directory_attrs;
 mod groups;
 mod kernel_view;
+mod life;
 mod limit;
 mod locks;
 mod nodes;
@@ -32,6 +33,7 @@ use crate::service::{CallerGroups, FsCaller};
 use directory_attrs::DirectoryAttrs;
 use groups::CallerRights;
 use kernel_view::KernelRefreshes;
+use life::MountRecords;
 use locks::LockTable;
 use nodes::NodeTable;
 use open::{OpenNode, OpenNodeDirectory, OpenNodeFile};
@@ -45,7 +47,7 @@ use spurline_volume::writes::{
 };
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use version_reads::CacheEvents;
 
@@ -117,6 +119,8 @@ pub struct WritableFileSystem {
     direct_writes: AtomicBool,
     /// An NFS server serves the files.
     exported: AtomicBool,
+    /// What outlives this process, of a mount that does.
+    life: OnceLock<MountRecords>,
 }
 
 impl WritableFileSystem {
@@ -167,6 +171,7 @@ impl WritableFileSystem {
             can,
             direct_writes: AtomicBool::new(false),
             exported: AtomicBool::new(false),
+            life: OnceLock::new(),
         })
     }
 
@@ -198,7 +203,7 @@ impl WritableFileSystem {
     /// them a call can only fail, and is then made again. The one group that decides about a new object comes with its
     /// request from Linux 6.3 on. The kernel's NFS server has no groups to read; what the kernel has permitted to it holds.
     fn as_caller<T>(&self, caller: &FsCaller<'_>, groups_decide: bool, op: impl Fn(&Caller) -> Result<T>) -> Result<T> {
-        let FsCaller { uid, gid, pid, umask, groups } = *caller;
+        let FsCaller { uid, gid, pid, umask, groups, .. } = *caller;
         let mut own = Caller { uid, gid, groups: Vec::new(), pid, umask, rights_checked: false };
         if uid == 0 {
             return op(&own);

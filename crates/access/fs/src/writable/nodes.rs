@@ -3,6 +3,7 @@
 
 use super::kernel_view::KernelSize;
 use crate::inode::{ROOT, usable_number};
+use crate::kept_records::{KeptName, KeptNode, KeptRecord, KeptRecords, RecordSlot};
 use crate::name_records::NameRecords;
 use crate::service::DirName;
 use parking_lot::RwLock;
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 const NODE_BYTES: u64 = 480;
 /// Memory of the attributes that a directory keeps beside that.
 const DIRECTORY_ATTR_BYTES: u64 = 160;
+/// Memory of the records of a node and its name, in a mount that outlives its process.
+const RECORD_BYTES: u64 = 192;
 /// Memory of a name beside its bytes: in the node, in its directory, and as an allocation of its own.
 const NAME_BYTES: u64 = 150;
 
@@ -34,6 +37,16 @@ impl SeenBytes {
     }
 }
 
+/// A name of a node.
+pub(super) struct NodeName {
+    /// The directory's number.
+    pub parent: u64,
+    /// The name there.
+    pub name: Arc<[u8]>,
+    /// The record that outlives this process; 0 for none.
+    record: RecordSlot,
+}
+
 /// An object the kernel knows.
 struct TreeNode {
     identity: FileIdentity,
@@ -48,8 +61,10 @@ struct TreeNode {
     removed: bool,
     /// References held by the kernel.
     lookups: u64,
-    /// Its names: the directory's number and the name there. Any of them leads to it.
-    names: Vec<(u64, Arc<[u8]>)>,
+    /// Its names. Any of them leads to it.
+    names: Vec<NodeName>,
+    /// The record that outlives this process; 0 for none.
+    record: RecordSlot,
     /// Known names in a directory.
     children: Option<HashMap<Arc<[u8]>, u64>>,
     /// What the last open saw; kernel pages of an earlier one are dropped.
@@ -78,6 +93,7 @@ impl TreeNode {
             removed: false,
             lookups: 0,
             names: Vec::new(),
+            record: 0,
             children: None,
             opened_as: None,
             sent: None,
@@ -100,9 +116,22 @@ impl TreeNode {
         }
     }
 
-    /// Memory of the node without its names.
-    fn own_bytes(&self) -> u64 {
-        NODE_BYTES + if self.directory { DIRECTORY_ATTR_BYTES } else { 0 }
+    fn as_kept(&self, ino: u64) -> KeptRecord<'static> {
+        let removed = self.last_attr.as_ref().filter(|_| self.removed);
+        KeptRecord::Node(KeptNode {
+            ino,
+            lookups: self.lookups,
+            identity: self.identity,
+            known_generation: self.known_generation,
+            directory: self.directory,
+            removed: removed.map(|attr| [attr.mode, attr.uid, attr.gid]),
+        })
+    }
+
+    /// Memory of the node without its names; `is_kept`: with its records.
+    fn own_bytes(&self, is_kept: bool) -> u64 {
+        let attr = if self.directory { DIRECTORY_ATTR_BYTES } else { 0 };
+        NODE_BYTES + attr + if is_kept { RECORD_BYTES } else { 0 }
     }
 }
 
@@ -112,6 +141,8 @@ struct NodeTree {
     by_identity: HashMap<FileIdentity, u64>,
     /// The names are kept there, for file handles of an NFS server.
     records: Option<Arc<dyn NameRecords>>,
+    /// Nodes and names are kept there, for a successor of this process.
+    kept: Option<Arc<dyn KeptRecords>>,
     /// Memory of all nodes but the root.
     bytes: u64,
 }
@@ -120,8 +151,7 @@ struct NodeTree {
 pub(super) struct IdleNode<'a> {
     pub ino: u64,
     pub directory: bool,
-    /// A name: directory and name there.
-    pub name: Option<&'a (u64, Arc<[u8]>)>,
+    pub name: Option<&'a NodeName>,
     pub age: Duration,
     pub bytes: u64,
 }
@@ -161,6 +191,7 @@ impl NodeTable {
             nodes: HashMap::from([(ROOT, node)]),
             by_identity: HashMap::from([(root, ROOT)]),
             records: None,
+            kept: None,
             bytes: 0,
         };
         let begun = AtomicU64::new(0);
@@ -178,7 +209,7 @@ impl NodeTable {
             }
             tree.records = Some(Arc::clone(&records));
             for (ino, node) in &tree.nodes {
-                names.extend(node.names.iter().map(|(parent, name)| (*ino, *parent, Arc::clone(name))));
+                names.extend(node.names.iter().map(|name| (*ino, name.parent, Arc::clone(&name.name))));
             }
         }
         // Without the lock: the store may wait for its disk. A name that was removed meanwhile stays in the store. It leads
@@ -196,7 +227,69 @@ impl NodeTable {
     /// Raises the reference count of a node by one; false if there is no such node.
     pub fn hold(&self, ino: u64) -> bool {
         let mut tree = self.tree.write();
-        tree.nodes.get_mut(&ino).map(|node| node.lookups = node.lookups.saturating_add(1)).is_some()
+        tree.add_lookup(ino)
+    }
+
+    /// Keeps all nodes and names in `records` from now on. Called before the first request.
+    pub fn keep_records(&self, records: &Arc<dyn KeptRecords>) {
+        self.tree.write().kept = Some(Arc::clone(records));
+    }
+
+    /// Adds a node of the process before; false if there is another of its number.
+    pub fn adopt_node(&self, record: RecordSlot, kept: &KeptNode) -> bool {
+        let mut tree = self.tree.write();
+        if tree.nodes.contains_key(&kept.ino) {
+            return false;
+        }
+        let mut node = TreeNode::new(kept.identity, kept.directory);
+        node.lookups = kept.lookups;
+        node.known_generation = kept.known_generation;
+        node.removed = kept.removed.is_some();
+        node.record = record;
+        if kept.directory {
+            node.last_attr = Some(Box::new(adopted_attr(kept)));
+        }
+        let bytes = node.own_bytes(tree.kept.is_some());
+        tree.nodes.insert(kept.ino, node);
+        tree.by_identity.insert(kept.identity, kept.ino);
+        tree.stats.fuse.inodes.add(1);
+        tree.add_memory(bytes);
+        true
+    }
+
+    /// Adds a name of an adopted node; false if it leads nowhere.
+    pub fn adopt_name(&self, record: RecordSlot, kept: &KeptName<'_>) -> bool {
+        let mut tree = self.tree.write();
+        let KeptName { ino, parent, name } = *kept;
+        if tree.child(parent, name).is_some() || !tree.nodes.contains_key(&ino) {
+            return false;
+        }
+        let name: Arc<[u8]> = name.into();
+        let Some(directory) = tree.nodes.get_mut(&parent) else { return false };
+        directory.children.get_or_insert_default().insert(Arc::clone(&name), ino);
+        tree.add_memory(name_bytes(&name));
+        if let Some(node) = tree.nodes.get_mut(&ino) {
+            node.names.push(NodeName { parent, name, record });
+        }
+        true
+    }
+
+    /// The object that a name is known to lead to.
+    pub fn identity_at(&self, parent: u64, name: &[u8]) -> Option<FileIdentity> {
+        let tree = self.tree.read();
+        Some(tree.nodes.get(&tree.child(parent, name)?)?.identity)
+    }
+
+    /// The object of a node.
+    pub fn identity_of(&self, ino: u64) -> Option<FileIdentity> {
+        self.tree.read().nodes.get(&ino).map(|node| node.identity)
+    }
+
+    /// What the kernel knows of the length of a node's file.
+    pub fn kernel_size(&self, ino: u64) -> Arc<KernelSize> {
+        let mut tree = self.tree.write();
+        let node = tree.nodes.get_mut(&ino);
+        node.map_or_else(Arc::default, |node| Arc::clone(node.kernel_size.get_or_insert_default()))
     }
 
     /// The memory of all nodes but the root, in bytes; at most a tenth too few.
@@ -221,7 +314,8 @@ impl NodeTable {
                 directory: node.directory,
                 name: node.names.first(),
                 age: Duration::from_millis(now.saturating_sub(node.used_ms)),
-                bytes: node.own_bytes() + node.names.iter().map(|(_, name)| name_bytes(name)).sum::<u64>(),
+                bytes: node.own_bytes(tree.kept.is_some())
+                    + node.names.iter().map(|name| name_bytes(&name.name)).sum::<u64>(),
             });
         }
     }
@@ -252,7 +346,7 @@ impl NodeTable {
     /// The directory that holds a node's first name.
     pub fn parent_of(&self, ino: u64) -> u64 {
         let tree = self.tree.read();
-        tree.nodes.get(&ino).and_then(|node| node.names.first()).map_or(ROOT, |(parent, _)| *parent)
+        tree.nodes.get(&ino).and_then(|node| node.names.first()).map_or(ROOT, |name| name.parent)
     }
 
     /// The node of an object that was seen as `name` in `parent`: existing or new, with one more reference. Without a
@@ -270,8 +364,8 @@ impl NodeTable {
                 if let Some(ino) = tree.child(parent, name)
                     && let Some(node) = tree.nodes.get_mut(&ino).filter(|node| node.identity == identity)
                 {
-                    node.lookups = node.lookups.saturating_add(1);
                     node.note_sent(attr, now);
+                    tree.add_lookup(ino);
                     return ino;
                 }
             }
@@ -280,8 +374,11 @@ impl NodeTable {
         let known = tree.by_identity.get(&identity).copied();
         let ino = known.unwrap_or_else(|| {
             let ino = tree.free_number(&identity);
-            let node = TreeNode::new(identity, attr.mode & S_IFMT == S_IFDIR);
-            let bytes = node.own_bytes();
+            let mut node = TreeNode::new(identity, attr.mode & S_IFMT == S_IFDIR);
+            let bytes = node.own_bytes(tree.kept.is_some());
+            if let Some(kept) = &tree.kept {
+                node.record = kept.keep(&node.as_kept(ino));
+            }
             tree.nodes.insert(ino, node);
             tree.by_identity.insert(identity, ino);
             tree.stats.fuse.inodes.add(1);
@@ -292,9 +389,9 @@ impl NodeTable {
             tree.bind(parent, name, ino);
         }
         if let Some(node) = tree.nodes.get_mut(&ino) {
-            node.lookups = node.lookups.saturating_add(1);
             node.note_sent(attr, now);
         }
+        tree.add_lookup(ino);
         ino
     }
 
@@ -312,6 +409,7 @@ impl NodeTable {
             tree.by_identity.remove(&earlier);
         }
         tree.by_identity.insert(identity, ino);
+        tree.keep_again(ino);
     }
 
     /// The generation of a node: for the kernel, another one would be another file.
@@ -372,13 +470,17 @@ impl NodeTable {
         if !exchange {
             tree.mark_removed(to.parent, to.name);
         }
+        let other = other.filter(|_| exchange);
+        // Before the records of the old names go: a node without a name would be lost.
+        let moved_record = moved.map_or(0, |ino| tree.keep_name(ino, to.parent, to.name));
+        let other_record = other.map_or(0, |ino| tree.keep_name(ino, from.parent, from.name));
         tree.unbind(from.parent, from.name);
         tree.unbind(to.parent, to.name);
         if let Some(moved) = moved {
-            tree.bind(to.parent, to.name, moved);
+            tree.bind_kept(to.parent, to.name, moved, moved_record);
         }
-        if let Some(other) = other.filter(|_| exchange) {
-            tree.bind(from.parent, from.name, other);
+        if let Some(other) = other {
+            tree.bind_kept(from.parent, from.name, other, other_record);
         }
     }
 
@@ -390,6 +492,10 @@ impl NodeTable {
         let mut tree = self.tree.write();
         if let Some(node) = tree.nodes.get_mut(&ino) {
             node.lookups = node.lookups.saturating_sub(n);
+            let record = node.record;
+            if let Some(kept) = &tree.kept {
+                kept.sub_lookups(record, n);
+            }
             tree.remove_unused(ino);
         }
     }
@@ -461,6 +567,27 @@ pub(super) fn generation_of(identity: &FileIdentity) -> u64 {
     hash_of(identity).1 >> 32
 }
 
+/// The attributes of a directory of the process before, as far as they are kept: they matter after its removal.
+fn adopted_attr(kept: &KeptNode) -> NodeAttr {
+    let [mode, uid, gid] = kept.removed.unwrap_or([S_IFDIR | 0o755, 0, 0]);
+    let time = FileTime::default();
+    NodeAttr {
+        identity: kept.identity,
+        inode: kept.ino,
+        mode,
+        nlink: 0,
+        uid,
+        gid,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        blksize: 4096,
+        atime: time,
+        mtime: time,
+        ctime: time,
+    }
+}
+
 fn name_bytes(name: &[u8]) -> u64 {
     NAME_BYTES + name.len() as u64
 }
@@ -470,7 +597,7 @@ impl KnownNames for NodeTable {
         let tree = self.tree.read();
         let node = tree.by_identity.get(&identity).and_then(|ino| tree.nodes.get(ino));
         let names = node.map_or(&[][..], |node| &node.names);
-        names.iter().filter_map(|(parent, name)| tree.path_of(*parent, Some(name))).collect()
+        names.iter().filter_map(|name| tree.path_of(name.parent, Some(&name.name))).collect()
     }
 }
 
@@ -485,7 +612,7 @@ impl NodeTree {
             parts.push(last);
         }
         while at != ROOT {
-            let (parent, name) = self.nodes.get(&at)?.names.first()?;
+            let NodeName { parent, name, .. } = self.nodes.get(&at)?.names.first()?;
             len += name.len() + 1;
             parts.push(name);
             at = *parent;
@@ -498,6 +625,35 @@ impl NodeTree {
             path.extend_from_slice(part);
         }
         Some(path)
+    }
+
+    /// Raises the reference count of a node by one; false if there is no such node.
+    fn add_lookup(&mut self, ino: u64) -> bool {
+        let Some(node) = self.nodes.get_mut(&ino) else { return false };
+        node.lookups = node.lookups.saturating_add(1);
+        if let Some(kept) = &self.kept {
+            kept.add_lookup(node.record);
+        }
+        true
+    }
+
+    /// Replaces the record of a node that has changed.
+    fn keep_again(&mut self, ino: u64) {
+        let Some(kept) = &self.kept else { return };
+        if let Some(node) = self.nodes.get_mut(&ino).filter(|_| ino != ROOT) {
+            let record = kept.keep(&node.as_kept(ino));
+            kept.remove_record(std::mem::replace(&mut node.record, record));
+        }
+    }
+
+    fn keep_name(&self, ino: u64, parent: u64, name: &[u8]) -> RecordSlot {
+        self.kept.as_ref().map_or(0, |kept| kept.keep(&KeptRecord::Name(KeptName { ino, parent, name })))
+    }
+
+    fn remove_record(&self, record: RecordSlot) {
+        if let Some(kept) = &self.kept {
+            kept.remove_record(record);
+        }
     }
 
     fn add_memory(&mut self, bytes: u64) {
@@ -529,20 +685,33 @@ impl NodeTree {
             && let Some(node) = self.nodes.get_mut(&ino)
         {
             node.removed = node.directory;
+            if node.removed {
+                self.keep_again(ino);
+            }
         }
     }
 
     fn bind(&mut self, parent: u64, name: &[u8], ino: u64) {
-        if self.child(parent, name) == Some(ino) {
-            return;
+        if self.child(parent, name) != Some(ino) {
+            let record = self.keep_name(ino, parent, name);
+            self.bind_kept(parent, name, ino, record);
         }
+    }
+
+    /// As [`NodeTree::bind`], with the record of the name.
+    fn bind_kept(&mut self, parent: u64, name: &[u8], ino: u64, record: RecordSlot) {
         self.unbind(parent, name);
         let name: Arc<[u8]> = name.into();
-        let Some(directory) = self.nodes.get_mut(&parent) else { return };
+        let Some(directory) = self.nodes.get_mut(&parent) else { return self.remove_record(record) };
         directory.children.get_or_insert_default().insert(Arc::clone(&name), ino);
         let mut lost = Vec::new();
         if let Some(node) = self.nodes.get_mut(&ino) {
-            node.removed = false;
+            let was_removed = std::mem::replace(&mut node.removed, false);
+            if was_removed {
+                self.keep_again(ino);
+            }
+        }
+        if let Some(node) = self.nodes.get_mut(&ino) {
             if node.children.is_some() {
                 // A directory has one name: another host has moved it.
                 lost = std::mem::take(&mut node.names);
@@ -550,13 +719,14 @@ impl NodeTree {
             if node.names.is_empty() {
                 node.names.reserve_exact(1);
             }
-            node.names.insert(0, (parent, Arc::clone(&name)));
+            node.names.insert(0, NodeName { parent, name: Arc::clone(&name), record });
             self.add_memory(name_bytes(&name));
         }
         if let Some(records) = &self.records {
             records.record_name(ino, parent, &name);
         }
-        for (parent, name) in lost {
+        for NodeName { parent, name, record } in lost {
+            self.remove_record(record);
             if let Some(records) = &self.records {
                 records.remove_name(ino, parent, &name);
             }
@@ -569,7 +739,9 @@ impl NodeTree {
         let Some(ino) = self.child(parent, name) else { return };
         self.remove_child(parent, name);
         if let Some(node) = self.nodes.get_mut(&ino) {
-            node.names.retain(|(at, own)| *at != parent || **own != *name);
+            let at = node.names.iter().position(|own| own.parent == parent && *own.name == *name);
+            let record = at.map_or(0, |at| node.names.remove(at).record);
+            self.remove_record(record);
             self.free_memory(name_bytes(name));
         }
         if let Some(records) = &self.records {
@@ -596,12 +768,14 @@ impl NodeTree {
             }
             let Some(node) = self.nodes.remove(&ino) else { continue };
             self.stats.fuse.inodes.sub(1);
-            let names: u64 = node.names.iter().map(|(_, name)| name_bytes(name)).sum();
-            self.free_memory(node.own_bytes() + names);
+            let names: u64 = node.names.iter().map(|name| name_bytes(&name.name)).sum();
+            self.free_memory(node.own_bytes(self.kept.is_some()) + names);
+            self.remove_record(node.record);
             if self.by_identity.get(&node.identity) == Some(&ino) {
                 self.by_identity.remove(&node.identity);
             }
-            for (parent, name) in node.names {
+            for NodeName { parent, name, record } in node.names {
+                self.remove_record(record);
                 if let Some(children) = self.nodes.get_mut(&parent).and_then(|node| node.children.as_mut()) {
                     children.remove(&name);
                 }

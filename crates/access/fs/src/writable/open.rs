@@ -2,6 +2,7 @@
 //! cached bytes (`version_reads`); where the kernel supports it, it reads and writes the source's file itself.
 
 use super::kernel_view::KernelSize;
+use super::life::{WantedObject, made_object, unclear_append};
 use super::locks::HandleLocks;
 use super::opener::FileOpener;
 use super::removed::RemovedDirectory;
@@ -9,21 +10,26 @@ use super::version_reads::VersionReads;
 use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error, has_lost_name};
 use crate::errno::{FsError, FsResult};
 use crate::inode_limit::LimitedInodes as _;
+use crate::kept_records::{KeptFileKey, KeptHandle, MadeChange, RecordSlot};
 use crate::passthrough::{LiveBacking, RegisterBacking};
-use crate::service::{DirRead, FilePosition, FileWrite, HandleRef};
+use crate::service::{DirName, DirRead, FilePosition, FileWrite, HandleRef};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, ObjectRef, Result};
 use spurline_volume::ReadData;
 use spurline_volume::capabilities::{LimitedCall, LockScope};
 use spurline_volume::writes::{
-    CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, WritableDirectory, WritableFile,
+    CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, NodePath, S_IFREG, WritableDirectory, WritableFile,
+    WritePlace,
 };
-use std::sync::atomic::Ordering;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// Set-user-ID and set-group-ID.
 const PRIVILEGE_BITS: u32 = 0o6000;
+/// What the first open has done already.
+const MAKING_FLAGS: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
 
 /// The opens of one node.
 #[derive(Default)]
@@ -49,9 +55,12 @@ struct OpenNodeState {
 pub(super) struct OpenNodeFile {
     pub ino: u64,
     pub file: Box<dyn WritableFile>,
-    writes: bool,
+    /// The flags of the open.
+    flags: i32,
     passthrough: bool,
     direct_writer: bool,
+    /// The record that outlives this process; 0 for none.
+    record: AtomicU32,
     /// Of a file whose bytes a close shows to others.
     opener: Option<FileOpener>,
     pub kernel_size: Arc<KernelSize>,
@@ -59,6 +68,16 @@ pub(super) struct OpenNodeFile {
     version_reads: Option<VersionReads>,
     /// Behind `file`: the locks are known as held until the source has closed the file, whichever request drops it last.
     locks: HandleLocks,
+}
+
+impl OpenNodeFile {
+    fn writes(&self) -> bool {
+        may_write(self.flags)
+    }
+}
+
+fn may_write(flags: i32) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY
 }
 
 /// A file that the source has opened.
@@ -81,6 +100,8 @@ struct OpenedVersion {
 pub(super) struct OpenNodeDirectory {
     pub ino: u64,
     pub directory: Box<dyn WritableDirectory>,
+    /// The record that outlives this process; 0 for none.
+    pub record: AtomicU32,
 }
 
 /// An open file, as returned to the kernel.
@@ -138,6 +159,9 @@ impl WritableFileSystem {
         caller: &FsCaller,
         register: Option<&dyn RegisterBacking>,
     ) -> FsResult<OpenedNode> {
+        if let Some((fh, file)) = self.find_opened(caller) {
+            return self.describe_opened(fh, &file);
+        }
         let events = self.cache_events.count(ino);
         let opened = self.on_node(ino, caller, false, |at, caller| self.source.open(at, flags as u32, caller));
         let file = match opened {
@@ -165,6 +189,12 @@ impl WritableFileSystem {
         caller: &FsCaller,
         register: Option<&dyn RegisterBacking>,
     ) -> FsResult<(NodeEntry, OpenedNode)> {
+        if caller.request.repeated
+            && let Some(made) = self.find_created(DirName { parent, name }, flags, caller, register)?
+        {
+            return Ok(made);
+        }
+        self.note_making(caller);
         let mark = self.directory_attrs.mark(parent);
         let groups_decide = mode & libc::S_ISGID != 0;
         let created = self.on_name(parent, name, caller, groups_decide, |at, caller| {
@@ -175,6 +205,7 @@ impl WritableFileSystem {
             _ => self.directory_attrs.drop_attr(parent),
         }
         let CreatedFile { attr, file, .. } = created?;
+        self.note_made(caller, made_object(attr.identity));
         let entry = self.intern(parent, name, attr);
         if attr.size == 0 {
             self.nodes.note_bare(entry.ino, self.config.attr_ttl);
@@ -194,11 +225,46 @@ impl WritableFileSystem {
         caller: &FsCaller,
         register: Option<&dyn RegisterBacking>,
     ) -> FsResult<(NodeEntry, OpenedNode)> {
+        if let Some(opened) = self.find_entry_opened(caller)? {
+            return Ok(opened);
+        }
         let (attr, file) = self.on_node(parent, caller, mode & libc::S_ISGID != 0, |at, caller| {
             self.source.create_unnamed(at, flags as u32, mode, caller)
         })?;
         let entry = self.node_entry(self.nodes.intern(None, &attr), attr);
         self.finish_create(entry, file, flags, caller, register)
+    }
+
+    /// The file that a repeated request has opened already, with its node.
+    fn find_entry_opened(&self, caller: &FsCaller) -> FsResult<Option<(NodeEntry, OpenedNode)>> {
+        let Some((fh, file)) = self.find_opened(caller) else { return Ok(None) };
+        let opened = self.describe_opened(fh, &file)?;
+        Ok(Some((self.node_entry(file.ino, opened.attr), opened)))
+    }
+
+    /// The file that a repeated request has made already.
+    fn find_created(
+        &self,
+        at: DirName<'_>,
+        flags: i32,
+        caller: &FsCaller,
+        register: Option<&dyn RegisterBacking>,
+    ) -> FsResult<Option<(NodeEntry, OpenedNode)>> {
+        if let Some(opened) = self.find_entry_opened(caller)? {
+            return Ok(Some(opened));
+        }
+        let Some(repeat) = self.find_repeat(caller) else { return Ok(None) };
+        let wanted = WantedObject { file_type: S_IFREG, size: 0 };
+        let Some(attr) = self.find_made(at, wanted, &repeat, caller)? else { return Ok(None) };
+        // The first open had the right that a new file need not give.
+        let own = Caller { uid: self.config.owner.0, gid: self.config.owner.1, ..Caller::default() };
+        let flags_now = (flags & !MAKING_FLAGS) as u32;
+        let file = self.on_name(at.parent, at.name, caller, false, |at, _| {
+            let path = at.path();
+            self.source.open(NodePath { path: &path, expected: Some(attr.identity) }, flags_now, &own)
+        })?;
+        let entry = self.intern(at.parent, at.name, attr);
+        self.finish_create(entry, file, flags, caller, register).map(Some)
     }
 
     fn finish_create(
@@ -229,7 +295,7 @@ impl WritableFileSystem {
         register: Option<&dyn RegisterBacking>,
     ) -> FsResult<OpenedNode> {
         let NewOpen { file, flags, made, version } = new;
-        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let writes = may_write(flags);
         // Any close releases the locks of its process.
         let flush = self.can.locks == LockScope::Source || writes && file.needs_flush();
         let seen = self.nodes.note_open(ino, attr);
@@ -264,9 +330,10 @@ impl WritableFileSystem {
         let file = Arc::new(OpenNodeFile {
             ino,
             file,
-            writes,
+            flags,
             passthrough,
             direct_writer,
+            record: AtomicU32::new(0),
             opener,
             kernel_size,
             version_reads,
@@ -276,6 +343,7 @@ impl WritableFileSystem {
             return Err(Error::new(ErrorKind::Io(libc::ENFILE), "too many open files").into());
         };
         file.locks.set_handle(fh);
+        self.keep_open(fh, &file, backing.as_deref(), caller);
         match &backing {
             Some(live) => {
                 state.passthrough += 1;
@@ -290,9 +358,7 @@ impl WritableFileSystem {
         }
         state.files.push((fh, Arc::downgrade(&file)));
         state.direct_writers += u32::from(direct_writer);
-        // An appended record may land elsewhere than the kernel believes, if another host appends too.
-        let appends = writes && flags & libc::O_APPEND != 0;
-        let direct_io = backing.is_none() && (appends || state.direct_writers > 0);
+        let direct_io = bypasses_pages(flags, backing.is_some(), &state);
         drop(state);
         self.stats.fuse.open_handles.add(1);
         // Writes that overlap are made one after the other, unless the program goes around the page cache itself.
@@ -301,6 +367,89 @@ impl WritableFileSystem {
         let moved = seen.moved;
         let attr = *attr;
         Ok(OpenedNode { fh, keep_cache, moved, attr, direct_io, parallel, flush, backing })
+    }
+
+    /// Keeps a file that is being opened for a successor of this process.
+    fn keep_open(&self, fh: u64, file: &OpenNodeFile, backing: Option<&LiveBacking>, caller: &FsCaller) {
+        let Some(life) = self.life.get() else { return };
+        if let Some(descriptor) = file.file.backing() {
+            life.files.keep_file(KeptFileKey::File(fh), descriptor.as_fd());
+        }
+        let record = life.keep_handle(&KeptHandle {
+            fh,
+            ino: file.ino,
+            backing_id: backing.map_or(0, LiveBacking::id),
+            request: caller.request.number,
+            flags: file.flags,
+            directory: false,
+            direct_writer: file.direct_writer,
+        });
+        file.record.store(record, Ordering::Relaxed);
+    }
+
+    /// Continues with an open file of the process before; false if its number is in use.
+    pub(super) fn adopt_open(
+        &self,
+        record: RecordSlot,
+        kept: &KeptHandle,
+        file: Box<dyn WritableFile>,
+        register: Option<&dyn RegisterBacking>,
+    ) -> bool {
+        let KeptHandle { fh, ino, backing_id, flags, direct_writer, .. } = *kept;
+        let kernel_size = self.nodes.kernel_size(ino);
+        if let Ok(attr) = file.stat() {
+            kernel_size.note_sent(attr.size);
+        }
+        let locks = HandleLocks::new(&self.locks, ino);
+        let passthrough = backing_id != 0;
+        let file = Arc::new(OpenNodeFile {
+            ino,
+            file,
+            flags,
+            passthrough,
+            direct_writer,
+            record: AtomicU32::new(record),
+            opener: None,
+            kernel_size,
+            version_reads: None,
+            locks,
+        });
+        if !self.files.adopt(fh, Arc::clone(&file)) {
+            return false;
+        }
+        file.locks.set_handle(fh);
+        let open = Arc::clone(self.opens.lock().entry(ino).or_default());
+        let mut state = open.state.lock();
+        if passthrough {
+            state.passthrough += 1;
+            // Once for all handles: the end of a registration ends it in the kernel.
+            if state.live.is_none() {
+                let registered = register.and_then(|register| register.adopt_registration(backing_id));
+                state.live = registered.map(|registered| Arc::new(LiveBacking::new(registered, Box::new(()))));
+            }
+        } else {
+            state.cached += 1;
+        }
+        state.direct_writers += u32::from(direct_writer);
+        state.files.push((fh, Arc::downgrade(&file)));
+        true
+    }
+
+    /// The answer to the open of a file that is open.
+    fn describe_opened(&self, fh: u64, file: &Arc<OpenNodeFile>) -> FsResult<OpenedNode> {
+        let attr = file.file.stat()?;
+        let open = Arc::clone(self.opens.lock().entry(file.ino).or_default());
+        let state = open.state.lock();
+        Ok(OpenedNode {
+            fh,
+            keep_cache: false,
+            moved: false,
+            attr,
+            direct_io: bypasses_pages(file.flags, file.passthrough, &state),
+            parallel: file.flags & libc::O_DIRECT != 0,
+            flush: self.can.locks == LockScope::Source || file.writes() && file.file.needs_flush(),
+            backing: state.live.clone().filter(|_| file.passthrough),
+        })
     }
 
     /// The object whose cached bytes a file that is opened may be read from.
@@ -315,7 +464,7 @@ impl WritableFileSystem {
 
     /// Whether a file that is being opened may be read from cached bytes.
     fn may_read_cached(&self, ino: u64, state: &OpenNodeState, version: &OpenedVersion) -> bool {
-        let is_written = state.files.iter().any(|(_, file)| file.upgrade().is_some_and(|file| file.writes));
+        let is_written = state.files.iter().any(|(_, file)| file.upgrade().is_some_and(|file| file.writes()));
         !is_written && state.passthrough == 0 && self.cache_events.is_quiet_since(ino, version.events)
     }
 
@@ -376,6 +525,9 @@ impl WritableFileSystem {
             }
         }
         drop(opens);
+        if let Some(life) = self.life.get() {
+            life.drop_handle(file.record.load(Ordering::Relaxed), KeptFileKey::File(fh));
+        }
         // Closed outside of the locks: both may take long.
         drop((unused, file));
         Ok(())
@@ -416,12 +568,50 @@ impl WritableFileSystem {
             pid: caller.pid,
             ..Caller::default()
         });
-        let written = file.file.write_placed(write.place, write.offset, write.data, loses_privileges.as_ref())?;
+        let written = if self.life.get().is_some() {
+            self.write_once(&file, write, loses_privileges.as_ref(), caller)?
+        } else {
+            file.file.write_placed(write.place, write.offset, write.data, loses_privileges.as_ref())?
+        };
         file.kernel_size.note_written(write.offset + written as u64);
         let stats = &self.stats.fuse;
         stats.write_ops.add(1);
         stats.write_bytes.add(written as u64);
         stats.write_us.add_us(started.elapsed());
+        Ok(written)
+    }
+
+    /// Writes what a process before has not written already, if the request is repeated.
+    fn write_once(
+        &self,
+        file: &OpenNodeFile,
+        write: &FileWrite<'_>,
+        loses_privileges: Option<&Caller>,
+        caller: &FsCaller,
+    ) -> FsResult<usize> {
+        let repeat = self.find_repeat(caller);
+        if let Some(made) = repeat.and_then(|repeat| repeat.made) {
+            return Ok(made.count as usize);
+        }
+        let appends = match write.place {
+            WritePlace::AsOpened => file.flags & libc::O_APPEND != 0,
+            WritePlace::End => true,
+            WritePlace::Offset | WritePlace::MappedPages => false,
+        };
+        let mut found = 0;
+        if appends {
+            match repeat.and_then(|repeat| repeat.before) {
+                Some(end) => {
+                    found = file.file.find_appended(end, write.data)?.ok_or_else(unclear_append)?;
+                }
+                None => self.note_begun(caller, file.file.stat()?.size),
+            }
+        }
+        let mut written = found;
+        if found < write.data.len() {
+            written += file.file.write_placed(write.place, write.offset, &write.data[found..], loses_privileges)?;
+        }
+        self.note_made(caller, MadeChange { count: written as u64, object: None });
         Ok(written)
     }
 
@@ -433,7 +623,7 @@ impl WritableFileSystem {
         let file = self.file(ino, fh)?;
         let is_close = file.opener.as_ref().is_none_or(|opener| opener.counts_close_of(caller.pid));
         // The bytes first: the next owner of the lock reads them.
-        let flushed = if file.writes && is_close { file.file.flush() } else { Ok(()) };
+        let flushed = if file.writes() && is_close { file.file.flush() } else { Ok(()) };
         self.follow_identity(&file);
         self.release_process_locks(HandleRef { ino, fh }, owner);
         Ok(flushed?)
@@ -494,18 +684,35 @@ impl WritableFileSystem {
     /// # Errors
     /// The source's errno.
     pub fn opendir(&self, ino: u64, caller: &FsCaller) -> FsResult<u64> {
+        if let Some(fh) = self.find_opened_handle(caller) {
+            return Ok(fh);
+        }
         let opened = self.on_node(ino, caller, false, |at, caller| self.source.open_directory(at, caller));
-        let directory = opened.or_else(|error| match RemovedDirectory::find(&self.nodes, ino) {
-            Some(removed) if has_lost_name(&error) => Ok(Box::new(removed) as Box<dyn WritableDirectory>),
+        let directory = opened.or_else(|error| match self.removed_directory(ino) {
+            Some(removed) if has_lost_name(&error) => Ok(removed),
             _ => Err(error),
         })?;
         // A listing changes the time of access.
         self.directory_attrs.drop_attr(ino);
-        let Some(fh) = self.directories.insert(Arc::new(OpenNodeDirectory { ino, directory })) else {
+        let open = Arc::new(OpenNodeDirectory { ino, directory, record: AtomicU32::new(0) });
+        let Some(fh) = self.directories.insert(Arc::clone(&open)) else {
             return Err(errno_error(libc::ENFILE, "too many open directories"));
         };
+        if let Some(life) = self.life.get() {
+            if let Some(descriptor) = open.directory.descriptor() {
+                life.files.keep_file(KeptFileKey::Directory(fh), descriptor);
+            }
+            let request = caller.request.number;
+            let record = life.keep_handle(&KeptHandle { fh, ino, request, directory: true, ..KeptHandle::default() });
+            open.record.store(record, Ordering::Relaxed);
+        }
         self.stats.fuse.open_handles.add(1);
         Ok(fh)
+    }
+
+    /// A directory that this mount has removed, as an open one.
+    pub(super) fn removed_directory(&self, ino: u64) -> Option<Box<dyn WritableDirectory>> {
+        RemovedDirectory::find(&self.nodes, ino).map(|removed| Box::new(removed) as _)
     }
 
     fn directory(&self, ino: u64, fh: u64) -> FsResult<Arc<OpenNodeDirectory>> {
@@ -517,7 +724,10 @@ impl WritableFileSystem {
     /// # Errors
     /// `BadHandle` when it is not open.
     pub fn releasedir(&self, fh: u64) -> FsResult<()> {
-        self.directories.remove(fh).ok_or(FsError::BadHandle(fh))?;
+        let open = self.directories.remove(fh).ok_or(FsError::BadHandle(fh))?;
+        if let Some(life) = self.life.get() {
+            life.drop_handle(open.record.load(Ordering::Relaxed), KeptFileKey::Directory(fh));
+        }
         self.stats.fuse.open_handles.sub(1);
         Ok(())
     }
@@ -580,4 +790,11 @@ fn register_source(
             None
         }
     }
+}
+
+/// Whether each read and write of an open file becomes a request.
+fn bypasses_pages(flags: i32, passthrough: bool, state: &OpenNodeState) -> bool {
+    // An appended record may land elsewhere than the kernel believes, if another host appends too.
+    let appends = may_write(flags) && flags & libc::O_APPEND != 0;
+    !passthrough && (appends || state.direct_writers > 0)
 }

@@ -7,6 +7,7 @@ use crate::attr::LookupOutcome;
 use crate::errno::{FsError, FsResult};
 use crate::fs::OpenedFile;
 use crate::inode_limit::LimitedInodes;
+use crate::kept_records::KeptLife;
 use crate::name_records::NameRecords;
 use crate::service::{
     CreateMode, DirName, DirRead, FileEntry, FilePosition, FileService, FileWrite, FsCaller, HandleRef, KernelSide,
@@ -286,6 +287,10 @@ impl FileService for WritableFileSystem {
 
     fn keep_names(&self, records: Arc<dyn NameRecords>) {
         self.keep_names(records);
+    }
+
+    fn keep_life(&self, life: &KeptLife<'_>) -> bool {
+        self.begin_life(life)
     }
 
     fn path_of(&self, ino: u64) -> Option<Vec<u8>> {

@@ -1,0 +1,357 @@
+//! What a writable mount keeps for the process after this one, and requests that come again because the process before has ended
+//! without an answer. It knows how changes are recognised, and not how they are made.
+//!
+//! | a repeated request | is known to be made if |
+//! |---|---|
+//! | any change with a record of its result | the record says so |
+//! | mkdir, mknod, symlink, create | the name leads to an object as it was to be made, from between the first attempt and the end of its process |
+//! | link | the new name leads to the object |
+//! | unlink, rmdir | the name leads to nothing, or to another object than before |
+//! | rename | the old name does not lead to the object any more, and the new name does |
+//! | append | the bytes, as far as the file goes, are at the former end: the rest is written |
+//! | open | the handle has the number of the request |
+//!
+//! Other requests have the same result the second time.
+
+use super::open::{OpenNodeDirectory, OpenNodeFile};
+use super::{FsCaller, WritableFileSystem, errno_error};
+use crate::errno::{FsError, FsResult};
+use crate::kept_records::{
+    KeptChange, KeptFileKey, KeptFiles, KeptHandle, KeptLife, KeptLock, KeptRecord, KeptRecords, MadeChange, RecordSlot,
+};
+use crate::passthrough::RegisterBacking;
+use crate::service::DirName;
+use parking_lot::Mutex;
+use spurline_volume::writes::{FileIdentity, FileTime, LockFamily, NodeAttr, S_IFDIR, S_IFMT};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+/// The kernel sends requests again before all others. After this time, records of earlier processes are of no use.
+const REPEATS_LIMIT: Duration = Duration::from_secs(60);
+/// File systems round times to the ticks of a clock.
+const CLOCK_TICK: Duration = Duration::from_millis(20);
+
+/// The records of this process and of those before.
+pub(super) struct MountRecords {
+    pub records: Arc<dyn KeptRecords>,
+    pub files: Arc<dyn KeptFiles>,
+    ended_at: SystemTime,
+    since: Instant,
+    has_repeats: AtomicBool,
+    repeats: Mutex<EarlierRequests>,
+}
+
+/// What processes before have noted of requests without an answer.
+#[derive(Default)]
+struct EarlierRequests {
+    changes: HashMap<u64, EarlierChange>,
+    /// Handles by the requests that opened them.
+    opens: HashMap<u64, u64>,
+}
+
+struct EarlierChange {
+    change: KeptChange,
+    record: RecordSlot,
+}
+
+/// A request that comes again.
+#[derive(Clone, Copy)]
+pub(super) struct RepeatedRequest {
+    /// The fact before the change, if the request had come so far.
+    pub before: Option<u64>,
+    /// The result, if the change was certainly made.
+    pub made: Option<MadeChange>,
+}
+
+/// What a request was to make.
+#[derive(Clone, Copy)]
+pub(super) struct WantedObject {
+    /// The file type, as in a mode.
+    pub file_type: u32,
+    /// The length of a symbolic link's target.
+    pub size: u64,
+}
+
+impl MountRecords {
+    fn new(life: &KeptLife<'_>, files: Arc<dyn KeptFiles>) -> MountRecords {
+        MountRecords {
+            records: Arc::clone(&life.records),
+            files,
+            ended_at: life.ended_at,
+            since: Instant::now(),
+            has_repeats: AtomicBool::new(life.takeovers > 0),
+            repeats: Mutex::default(),
+        }
+    }
+
+    fn find_change(&self, request: u64) -> Option<KeptChange> {
+        let earlier = self.repeats.lock().changes.remove(&request)?;
+        // This thread's record first: also this process may end before it answers.
+        self.records.note_change(&KeptChange { made: None, ..earlier.change });
+        if earlier.change.made.is_some() {
+            self.records.note_change(&earlier.change);
+        }
+        self.records.remove_record(earlier.record);
+        Some(earlier.change)
+    }
+
+    /// Forgets the requests of earlier processes, when all of them have come again.
+    fn forget_repeats(&self) {
+        if self.has_repeats.load(Ordering::Relaxed)
+            && self.since.elapsed() > REPEATS_LIMIT
+            && self.has_repeats.swap(false, Ordering::Relaxed)
+        {
+            let earlier = std::mem::take(&mut *self.repeats.lock());
+            earlier.changes.values().for_each(|change| self.records.remove_record(change.record));
+        }
+    }
+
+    /// Keeps an open file or directory.
+    pub fn keep_handle(&self, kept: &KeptHandle) -> RecordSlot {
+        self.records.keep(&KeptRecord::Handle(*kept))
+    }
+
+    /// Forgets a closed file or directory.
+    pub fn drop_handle(&self, record: RecordSlot, key: KeptFileKey) {
+        self.records.remove_record(record);
+        self.files.drop_file(key);
+    }
+}
+
+impl WritableFileSystem {
+    /// Keeps nodes, handles, locks and changes from now on, and continues with those of the processes before. Called before the
+    /// first request.
+    pub(super) fn begin_life(&self, life: &KeptLife<'_>) -> bool {
+        let Some(files) = life.files.clone() else { return false };
+        self.files.set_takeovers(life.takeovers);
+        self.directories.set_takeovers(life.takeovers);
+        let mount = MountRecords::new(life, files);
+        self.nodes.keep_records(&life.records);
+        if life.takeovers > 0 {
+            life.records.for_each(&mut |slot, record| {
+                let is_adopted = match record {
+                    KeptRecord::Node(node) => self.nodes.adopt_node(slot, node),
+                    KeptRecord::Name(name) => self.nodes.adopt_name(slot, name),
+                    KeptRecord::Handle(handle) => self.adopt_handle(slot, handle, &mount, life.register),
+                    KeptRecord::Lock(lock) => self.adopt_lock(slot, lock, &mount),
+                    KeptRecord::Change(change) => {
+                        let earlier = EarlierChange { change: *change, record: slot };
+                        mount.repeats.lock().changes.insert(change.request, earlier);
+                        true
+                    }
+                    KeptRecord::Inode(_) => false,
+                };
+                if !is_adopted {
+                    life.records.remove_record(slot);
+                }
+            });
+            mount.files.drop_untaken();
+        }
+        self.locks.keep_records(&mount.records, &mount.files);
+        let _ = self.life.set(mount);
+        true
+    }
+
+    fn adopt_handle(
+        &self,
+        slot: RecordSlot,
+        kept: &KeptHandle,
+        mount: &MountRecords,
+        register: Option<&dyn RegisterBacking>,
+    ) -> bool {
+        let key = if kept.directory { KeptFileKey::Directory(kept.fh) } else { KeptFileKey::File(kept.fh) };
+        let file = mount.files.take_file(key);
+        let is_adopted = match (kept.directory, file) {
+            (true, file) => {
+                let opened = file.and_then(|file| self.source.adopt_directory(file).ok());
+                let directory = opened.or_else(|| self.removed_directory(kept.ino));
+                directory.is_some_and(|directory| {
+                    let open = OpenNodeDirectory { ino: kept.ino, directory, record: slot.into() };
+                    self.directories.adopt(kept.fh, Arc::new(open))
+                })
+            }
+            (false, Some(file)) => self
+                .source
+                .adopt_file(file, kept.flags as u32)
+                .is_ok_and(|file| self.adopt_open(slot, kept, file, register)),
+            (false, None) => false,
+        };
+        if is_adopted {
+            self.stats.fuse.open_handles.add(1);
+            mount.repeats.lock().opens.insert(kept.request, kept.fh);
+        } else {
+            tracing::warn!(ino = kept.ino, fh = kept.fh, "an open file of the process before is lost");
+        }
+        is_adopted
+    }
+
+    fn adopt_lock(&self, slot: RecordSlot, kept: &KeptLock, mount: &MountRecords) -> bool {
+        let Some(file) = self.files.get(kept.fh) else { return false };
+        let is_first = self.locks.adopt(slot, kept);
+        if is_first || kept.lock.family == LockFamily::Flock {
+            let descriptor = mount.files.take_file(KeptFileKey::Lock { fh: kept.fh, owner: kept.lock.owner });
+            file.file.adopt_lock(&kept.lock, descriptor);
+        }
+        true
+    }
+
+    /// How far an earlier process has come with a request that comes again.
+    pub(super) fn find_repeat(&self, caller: &FsCaller<'_>) -> Option<RepeatedRequest> {
+        let life = self.life.get()?;
+        if !caller.request.repeated {
+            life.forget_repeats();
+            return None;
+        }
+        let change = life.find_change(caller.request.number);
+        Some(RepeatedRequest {
+            before: change.map(|change| change.before),
+            made: change.and_then(|change| change.made),
+        })
+    }
+
+    /// The file that the request has opened already, with its handle.
+    pub(super) fn find_opened(&self, caller: &FsCaller<'_>) -> Option<(u64, Arc<OpenNodeFile>)> {
+        let fh = self.find_opened_handle(caller)?;
+        Some((fh, self.files.get(fh)?))
+    }
+
+    /// The handle that the request has opened already.
+    pub(super) fn find_opened_handle(&self, caller: &FsCaller<'_>) -> Option<u64> {
+        let life = self.life.get().filter(|_| caller.request.repeated)?;
+        life.repeats.lock().opens.get(&caller.request.number).copied()
+    }
+
+    /// The request is about to make a change; `before` is a fact by which the change is recognised.
+    pub(super) fn note_begun(&self, caller: &FsCaller<'_>, before: u64) {
+        if let Some(life) = self.life.get() {
+            let request = caller.request.number;
+            life.records.note_change(&KeptChange { request, before, made: None });
+        }
+    }
+
+    /// As [`WritableFileSystem::note_begun`], with the time.
+    pub(super) fn note_making(&self, caller: &FsCaller<'_>) {
+        if self.life.get().is_some() {
+            self.note_begun(caller, nanos_of(SystemTime::now()));
+        }
+    }
+
+    /// The request has made its change.
+    pub(super) fn note_made(&self, caller: &FsCaller<'_>, made: MadeChange) {
+        if let Some(life) = self.life.get() {
+            let request = caller.request.number;
+            life.records.note_change(&KeptChange { request, before: 0, made: Some(made) });
+        }
+    }
+
+    /// The attributes of the object that a repeated request has made.
+    pub(super) fn find_made(
+        &self,
+        at: DirName<'_>,
+        wanted: WantedObject,
+        repeat: &RepeatedRequest,
+        caller: &FsCaller<'_>,
+    ) -> FsResult<Option<NodeAttr>> {
+        let Some(found) = self.find_name(at, caller)? else { return Ok(None) };
+        let is_made = match (repeat.made, repeat.before) {
+            (Some(_), _) => true,
+            (None, Some(began)) => self.may_be_made(&found, wanted, began, caller),
+            (None, None) => false,
+        };
+        Ok(is_made.then_some(found))
+    }
+
+    /// Whether an object is as a request that began at that time was to make it.
+    fn may_be_made(&self, found: &NodeAttr, wanted: WantedObject, began: u64, caller: &FsCaller<'_>) -> bool {
+        let Some(life) = self.life.get() else { return false };
+        let owner = self.config.squash.map_or(caller.uid, |squash| squash.0);
+        let is_new = wanted.file_type == S_IFDIR || found.nlink == 1 && found.size == wanted.size;
+        let tick = CLOCK_TICK.as_nanos() as u64;
+        let changed = since_1970(found.ctime);
+        let ended_at = nanos_of(life.ended_at);
+        // A process that ended before it reported itself leaves the end of the one before it.
+        let in_time = changed >= began.saturating_sub(tick) && (changed <= ended_at + tick || began > ended_at);
+        found.mode & S_IFMT == wanted.file_type
+            && is_new
+            && (found.uid == owner || !self.source.has_host_clock())
+            && (in_time || !self.source.has_host_clock())
+    }
+
+    fn find_name(&self, at: DirName<'_>, caller: &FsCaller<'_>) -> FsResult<Option<NodeAttr>> {
+        match self.on_name(at.parent, at.name, caller, false, |at, caller| self.source.lookup(at, caller)) {
+            Ok(attr) => Ok(Some(attr)),
+            Err(error) if matches!(error.errno(), libc::ENOENT | libc::ENOTDIR) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether a repeated request has removed the name already.
+    pub(super) fn was_removed(
+        &self,
+        at: DirName<'_>,
+        repeat: &RepeatedRequest,
+        caller: &FsCaller<'_>,
+    ) -> FsResult<bool> {
+        if repeat.made.is_some() {
+            return Ok(true);
+        }
+        let known = self.nodes.identity_at(at.parent, at.name);
+        Ok(match (self.find_name(at, caller)?, known) {
+            (None, _) => true,
+            (Some(found), Some(known)) => found.identity != known,
+            (Some(_), None) => false,
+        })
+    }
+
+    /// Whether a repeated request has given the object of `ino` this name already; the object's attributes.
+    pub(super) fn find_linked(&self, ino: u64, at: DirName<'_>, caller: &FsCaller<'_>) -> FsResult<Option<NodeAttr>> {
+        let known = self.nodes.identity_of(ino);
+        Ok(self.find_name(at, caller)?.filter(|found| Some(found.identity) == known))
+    }
+
+    /// Whether a repeated request has renamed already.
+    pub(super) fn was_renamed(
+        &self,
+        from: DirName<'_>,
+        to: DirName<'_>,
+        repeat: &RepeatedRequest,
+        caller: &FsCaller<'_>,
+    ) -> FsResult<bool> {
+        if repeat.made.is_some() {
+            return Ok(true);
+        }
+        let Some(known) = self.nodes.identity_at(from.parent, from.name) else { return Ok(false) };
+        Ok(!self.leads_to(from, known, caller)? && self.leads_to(to, known, caller)?)
+    }
+
+    fn leads_to(&self, at: DirName<'_>, object: FileIdentity, caller: &FsCaller<'_>) -> FsResult<bool> {
+        Ok(self.find_name(at, caller)?.is_some_and(|found| found.identity == object))
+    }
+
+    /// Whether the table of nodes has the name as the source has.
+    pub(super) fn knows_name(&self, at: DirName<'_>, caller: &FsCaller<'_>) -> FsResult<bool> {
+        let found = self.find_name(at, caller)?.map(|found| found.identity);
+        Ok(found == self.nodes.identity_at(at.parent, at.name))
+    }
+}
+
+/// The result of a request that has made an object.
+pub(super) fn made_object(identity: FileIdentity) -> MadeChange {
+    MadeChange { count: 0, object: Some(identity) }
+}
+
+/// The error of an append of which the source shows neither that it was made nor that it was not.
+pub(super) fn unclear_append() -> FsError {
+    errno_error(libc::EIO, "another host has appended meanwhile: whether the append was made is not known")
+}
+
+fn nanos_of(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn since_1970(time: FileTime) -> u64 {
+    u64::try_from(time.seconds).map_or(0, |seconds| seconds * 1_000_000_000 + u64::from(time.nanos))
+}
