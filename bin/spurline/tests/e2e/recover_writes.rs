@@ -18,7 +18,6 @@ use std::thread::JoinHandle;
 const SLOTS: u64 = 32;
 const SLOT_LEN: usize = 4096;
 const APPENDERS: usize = 2;
-const COUNTERS: usize = 2;
 
 /// What runs until the end, and how far it has come.
 #[derive(Clone)]
@@ -245,8 +244,9 @@ fn rounds_of(threads: Vec<JoinHandle<u64>>) -> Vec<u64> {
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
 }
 
-/// Ends the mount's process under writers, with causes and moments by the seed, then checks every byte at the source.
-fn writers_survive(world: &World, origin: &Path, mut mount: Mount, seed: u64) {
+/// Ends the mount's process under writers, with causes and moments by the seed, then checks every byte at the source. Programs in
+/// `other`, another mount of the source, count under the same locks.
+fn writers_survive(world: &World, origin: &Path, mut mount: Mount, other: &Mount, seed: u64) {
     let ends: u64 = std::env::var("SPURLINE_KILLS").map_or(4, |kills| kills.parse().unwrap());
     let draws = bytes(seed, ends as usize * 2);
     let work = Work { at: mount.at.clone(), stop: Arc::default(), rounds: Arc::default() };
@@ -254,8 +254,10 @@ fn writers_survive(world: &World, origin: &Path, mut mount: Mount, seed: u64) {
     let slots = write_slots(&work);
     let appenders: Vec<_> = (0..APPENDERS).map(|writer| append_records(&work, writer)).collect();
     let namers: Vec<_> = (0..2).map(|worker| change_names(&work, worker)).collect();
-    let flocks: Vec<_> = (0..COUNTERS).map(|_| count_locked(&work, "flock")).collect();
-    let ranges: Vec<_> = (0..COUNTERS).map(|_| count_locked(&work, "ranges")).collect();
+    let work_there = Work { at: other.at.clone(), ..work.clone() };
+    let counters = [&work, &work, &work_there];
+    let flocks: Vec<_> = counters.iter().map(|work| count_locked(work, "flock")).collect();
+    let ranges: Vec<_> = counters.iter().map(|work| count_locked(work, "ranges")).collect();
     let mut shell = shell_in(&at);
     let mut removed = RemovedFile::new(&at);
     let held = HeldLocks::new(&at);
@@ -319,7 +321,10 @@ fn writers_go_on_when_the_process_of_their_mount_dies() {
     let origin = world.dir("origin");
     let flags = ["--rw", "--recover", "--no-passthrough", "--attr-cache", "100ms"];
     let mount = world.mount(origin.to_str().unwrap(), &flags);
-    writers_survive(&world, &origin, mount, 11);
+    let second = World::new();
+    let other = second.mount(origin.to_str().unwrap(), &["--rw", "--attr-cache", "0s"]);
+    writers_survive(&world, &origin, mount, &other, 11);
+    other.unmount();
 }
 
 #[test]
@@ -331,5 +336,8 @@ fn writers_that_the_kernel_serves_go_on_when_the_process_of_their_mount_dies() {
     // On the disk of the build: the kernel reads files of a stacked file system through the process.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mount = world.mount(folder.path().to_str().unwrap(), &["--rw", "--recover"]);
-    writers_survive(&world, folder.path(), mount, 12);
+    let second = World::new();
+    let other = second.mount(folder.path().to_str().unwrap(), &["--rw"]);
+    writers_survive(&world, folder.path(), mount, &other, 12);
+    other.unmount();
 }
