@@ -85,7 +85,8 @@ pub(super) fn words_of_mount(
     let writable = raw.fuse.rw;
     let limits = HostLimits { cgroup: Some((memory, "the volume's attribute memory".into())), ..host.clone() };
     let is_unwanted = settings.options.iter().any(|word| word == NO_RECOVERY_OPTION);
-    if recovers && !is_unwanted && !raw.fuse.recover {
+    // The store of the driver has no open files, which a writable mount needs when its keeper is replaced too.
+    if recovers && !writable && !is_unwanted && !raw.fuse.recover {
         // The checks decide which other options allow recovery.
         let mut recovering = raw.clone();
         recovering.fuse.recover = true;
