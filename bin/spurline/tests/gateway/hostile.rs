@@ -37,6 +37,7 @@ fn requests_without_a_valid_signature_are_refused() {
     };
     let zeros = "0".repeat(64);
     signed("client", "20200101", &zeros).expect(403, "RequestTimeTooSkewed");
+    signed("client", "20990101", &zeros).expect(403, "RequestTimeTooSkewed");
     for wrong in ["", "AWS4-HMAC-SHA256", "Basic Y2xpZW50OnNlY3JldA==", "AWS4-HMAC-SHA256 Credential=a/b/c"] {
         let answer = at.send("GET /data/x", &[("Authorization", wrong)], b"");
         assert!(matches!(answer.status, 400 | 403), "{wrong}: {answer:?}");

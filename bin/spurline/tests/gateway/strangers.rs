@@ -1,5 +1,5 @@
-//! S3 clients of others: boto3, the AWS command line, rclone, s3fs and obstore read and write objects with keys, which are files of
-//! a directory.
+//! S3 clients of others: boto3, the AWS command line, rclone, s3fs, obstore and Mountpoint's library read and write objects with keys,
+//! which are files of a directory.
 
 use crate::rig::*;
 use crate::s3_clients::*;
@@ -18,7 +18,9 @@ from botocore.exceptions import ClientError
 s3 = boto3.client('s3', config=Config(retries={'total_max_attempts': 1}, signature_version='s3v4'))
 assert [b['Name'] for b in s3.list_buckets()['Buckets']] == ['data']
 big = os.urandom(11 << 20)
-s3.put_object(Bucket='data', Key='d/small', Body=b'small', Metadata={'note': 'lost'})
+s3.put_object(Bucket='data', Key='d/small', Body=b'small', Metadata={'note': 'kept'}, ContentType='text/x')
+head = s3.head_object(Bucket='data', Key='d/small')
+assert (head['Metadata'], head['ContentType']) == ({'note': 'kept'}, 'text/x'), head
 s3.upload_fileobj(io.BytesIO(big), 'data', 'd/big')
 assert s3.get_object(Bucket='data', Key='d/big')['Body'].read() == big
 assert s3.get_object(Bucket='data', Key='d/big', Range='bytes=5-9')['Body'].read() == big[5:10]
@@ -73,6 +75,7 @@ except ClientError as error:
 const BY_LIBRARIES: &str = r#"
 import os, s3fs, obstore
 from obstore.store import S3Store
+from s3torchconnectorclient._mountpoint_s3_client import MountpointS3Client
 endpoint = os.environ['AWS_ENDPOINT_URL']
 files = s3fs.S3FileSystem(endpoint_url=endpoint)
 assert files.ls('data') == ['data/d', 'data/sums'], files.ls('data')
@@ -90,6 +93,46 @@ assert [o['path'] for page in obstore.list(store, prefix='by-obstore') for o in 
 obstore.copy(store, 'by-obstore/one', 'by-obstore/two')
 obstore.delete(store, 'by-obstore/one')
 files.rm('data/by-s3fs', recursive=True)
+client = MountpointS3Client('us-east-1', endpoint=endpoint, force_path_style=True)
+upload = client.put_object('data', 'by-mountpoint/big')
+upload.write(big)
+upload.close()
+assert b''.join(client.get_object('data', 'by-mountpoint/big')) == big
+assert b''.join(client.get_object('data', 'by-mountpoint/big', start=5, end=9 << 20)) == big[5:9 << 20]
+assert client.head_object('data', 'by-mountpoint/big').size == len(big)
+assert [o.key for page in client.list_objects('data', 'by-mountpoint/') for o in page.object_info] == ['by-mountpoint/big']
+client.delete_object('data', 'by-mountpoint/big')
+"#;
+
+/// Calls of Arrow, polars and DuckDB.
+const BY_DATA_LIBRARIES: &str = r#"
+import duckdb, duckdb_extension_httpfs, glob, os, polars
+import pyarrow, pyarrow.dataset as dataset, pyarrow.parquet as parquet
+from pyarrow.fs import S3FileSystem, FileSelector
+endpoint = os.environ['AWS_ENDPOINT_URL']
+host = endpoint.split('//')[1]
+key, secret = os.environ['AWS_ACCESS_KEY_ID'], os.environ['AWS_SECRET_ACCESS_KEY']
+rows = 300_000
+table = pyarrow.table({'number': list(range(rows)), 'name': [f'row {n % 1000}' for n in range(rows)]})
+files = S3FileSystem(endpoint_override=host, scheme='http', access_key=key, secret_key=secret, region='us-east-1')
+parquet.write_table(table, 'data/arrow/one.parquet', filesystem=files, row_group_size=50_000)
+dataset.write_dataset(table.slice(0, 1000), 'data/arrow/set', filesystem=files, format='parquet', create_dir=False)
+assert parquet.read_table('data/arrow/one.parquet', filesystem=files).equals(table)
+found = dataset.dataset('data/arrow/one.parquet', filesystem=files).to_table(filter=dataset.field('number') > rows - 10)
+assert found.num_rows == 9
+assert sorted(info.base_name for info in files.get_file_info(FileSelector('data/arrow'))) == ['one.parquet', 'set']
+options = {'aws_endpoint_url': endpoint, 'aws_allow_http': 'true', 'aws_access_key_id': key, 'aws_secret_access_key': secret, 'aws_region': 'us-east-1'}
+counted = polars.scan_parquet('s3://data/arrow/one.parquet', storage_options=options).filter(polars.col('number') < 7).collect()
+assert counted.height == 7
+counted.write_parquet('s3://data/polars/few.parquet', storage_options=options)
+assert polars.read_parquet('s3://data/polars/few.parquet', storage_options=options).equals(counted)
+extension = glob.glob(os.path.dirname(duckdb_extension_httpfs.__file__) + '/extensions/*/httpfs.duckdb_extension')[0]
+duck = duckdb.connect()
+duck.execute(f"LOAD '{extension}'")
+duck.execute(f"CREATE SECRET (TYPE s3, ENDPOINT '{host}', USE_SSL false, URL_STYLE 'path', KEY_ID '{key}', SECRET '{secret}', REGION 'us-east-1')")
+assert duck.execute("SELECT sum(number) FROM 's3://data/arrow/*.parquet'").fetchone()[0] == rows * (rows - 1) // 2
+duck.execute("COPY (SELECT * FROM 's3://data/arrow/one.parquet' WHERE number < 100000) TO 's3://data/duck/many.parquet'")
+assert duck.execute("SELECT count(*) FROM 's3://data/duck/many.parquet'").fetchone()[0] == 100000
 "#;
 
 /// Uploads of boto3 to an endpoint without keys, over TLS: the bodies are in chunks, with a checksum behind.
@@ -130,6 +173,24 @@ fn clients_with_any_keys_write_where_the_endpoint_has_none() {
     let local = world.path("local");
     succeed(aws().arg("s3://data/by-aws").arg(&local));
     assert!(fs::read(local).unwrap() == fs::read(data.join("big")).unwrap());
+}
+
+/// Arrow, polars and DuckDB; `SPURLINE_DATA_LIBRARIES=1` runs the test.
+#[test]
+fn data_libraries_read_and_write() {
+    if std::env::var_os("SPURLINE_DATA_LIBRARIES").is_none() {
+        return;
+    }
+    let Some(bin) = s3_data_libraries() else { return };
+    let world = World::new();
+    let data = world.dir("data");
+    let keys = world.file("keys", format!("{KEY}:{SECRET}\n").as_bytes());
+    fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
+    let flags = ["--writable", "--s3-keys", keys.to_str().unwrap()];
+    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &flags);
+    let endpoint = at.url();
+    let mut python = s3_client(&bin.join("python"), &endpoint, ClientKeys { id: KEY, secret: SECRET });
+    succeed(python.args(["-c", BY_DATA_LIBRARIES]));
 }
 
 #[test]

@@ -183,6 +183,7 @@ fn malformed(why: &str) -> S3Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const SIGNED: &[u8] =
         b"5;chunk-signature=0a\r\nhel\r\n\r\nA;chunk-signature=0b\r\n0123456789\r\n0;chunk-signature=0c\r\n\
@@ -209,6 +210,22 @@ mod tests {
         }
         for empty in ["0\r\n\r\n", "0\r\n", "0;chunk-signature=0\r\n\r\n"] {
             assert_eq!(decode(empty.as_bytes(), 1).unwrap(), (Vec::new(), HeaderMap::new()));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_body_is_decoded_alike_wherever_it_is_cut(
+            body in prop_oneof![
+                proptest::collection::vec(any::<u8>(), 0..200),
+                "([0-9a-f;\r\n:x]{0,8}\r\n){0,8}".prop_map(String::into_bytes),
+            ],
+            piece_len in 1usize..50,
+        ) {
+            let whole = decode(&body, usize::MAX).ok();
+            let cut = decode(&body, piece_len).ok();
+            prop_assert_eq!(&whole, &cut);
+            prop_assert!(whole.is_none_or(|(decoded, _)| decoded.len() < body.len()));
         }
     }
 

@@ -1,6 +1,7 @@
 //! A source as a bucket: the volume it is read from, the files it is changed through, and how old names and attributes may be.
 //! Knows no request.
 
+use crate::metadata::KeptHeaders;
 use parking_lot::{Mutex, MutexGuard};
 use spurline_fs::FileService;
 use spurline_types::{ListPage, ObjectAttr, ObjectId, ObjectRef, Result, Version};
@@ -44,6 +45,8 @@ pub(crate) struct OpenBucket {
     last_change: Mutex<Option<Instant>>,
     /// Changes of a key exclude each other.
     key_locks: [Mutex<()>; KEY_LOCKS],
+    /// Content headers and metadata of objects.
+    pub headers: KeptHeaders,
 }
 
 impl OpenBucket {
@@ -56,6 +59,7 @@ impl OpenBucket {
             opened: SystemTime::now(),
             last_change: Mutex::default(),
             key_locks: [const { Mutex::new(()) }; KEY_LOCKS],
+            headers: KeptHeaders::default(),
         }
     }
 

@@ -5,19 +5,26 @@ use crate::bucket::{BucketWrites, OpenBucket};
 use crate::chunks::ObjectRange;
 use crate::errors::{change_error, volume_error};
 use crate::keys::{KeyPath, UPLOAD_PREFIX};
+use crate::metadata::{CONTENT_TYPE, type_by_name};
 use crate::uploads::StagedBytes;
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use spurline_fs::{
     CallerGroups, CreateMode, DirName, FileService, FileWrite, FsCaller, FsError, FsResult, HandleRef, HeldInode,
     KernelSide, MissingFolders, RequestNumber, find_folder,
 };
+use spurline_types::{OBJECT_HEADERS_XATTR, ObjectHeaders};
 use spurline_volume::writes::{S_IFREG, WritePlace};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
 
 const OBJECT_FILE_MODE: u32 = S_IFREG | 0o666;
 const UMASK: u32 = 0o022;
 /// Attempts to make a file in a folder that others remove meanwhile.
 const FOLDER_ATTEMPTS: usize = 5;
+/// Attempts to make a file whose name is taken by a file that no reader sees, and the pause between them.
+const UNSEEN_ATTEMPTS: usize = 20;
+const UNSEEN_PAUSE: Duration = Duration::from_millis(20);
 
 /// The bytes of a new object.
 pub(crate) enum NewBytes {
@@ -25,6 +32,14 @@ pub(crate) enum NewBytes {
     Staged(Vec<StagedBytes>),
     /// Those of another object.
     Object(ObjectRange),
+}
+
+/// A new object.
+pub(crate) struct NewObject {
+    pub bytes: NewBytes,
+    /// Content headers and metadata to store with the object.
+    pub headers: Arc<ObjectHeaders>,
+    pub condition: WriteCondition,
 }
 
 /// What the key of a new object has to lead to.
@@ -68,15 +83,15 @@ impl<'a> BucketChanges<'a> {
     ///
     /// # Errors
     /// `PreconditionFailed`; those of the source.
-    pub fn put(&self, key: &str, bytes: NewBytes, condition: &WriteCondition) -> S3Result<String> {
+    pub fn put(&self, key: &str, object: &NewObject) -> S3Result<String> {
         let path = match KeyPath::of_key(key) {
             KeyPath::File(path) => path,
-            KeyPath::Folder(path) => return self.put_folder(path, &bytes),
+            KeyPath::Folder(path) => return self.put_folder(path, &object.bytes),
             KeyPath::Nowhere => return Err(s3_error!(InvalidArgument, "the source can't have a file of this name")),
         };
         let _alone = self.bucket.lock_key(path);
-        self.check_condition(path, condition)?;
-        let written = self.write_file(path, &bytes, condition.absent);
+        self.check_condition(path, &object.condition)?;
+        let written = self.write_file(path, object);
         self.bucket.note_change();
         written?;
         self.etag_of(path)
@@ -115,15 +130,15 @@ impl<'a> BucketChanges<'a> {
         self.etag_of(path)
     }
 
-    fn write_file(&self, path: &str, bytes: &NewBytes, absent: bool) -> S3Result<()> {
+    fn write_file(&self, path: &str, object: &NewObject) -> S3Result<()> {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         let mut attempt = 1;
         loop {
             let parent = self.folder(folder).map_err(|error| change_error(&error))?;
             let written = if self.publishes {
-                self.write_published(&parent, name, bytes, absent)
+                self.write_published(&parent, name, object)
             } else {
-                self.write_renamed(&parent, name, bytes, absent)
+                self.write_renamed(&parent, name, object)
             };
             match written {
                 // Another client has removed the last object of the folder, and the folder with it.
@@ -132,26 +147,34 @@ impl<'a> BucketChanges<'a> {
                 {
                     attempt += 1;
                 }
+                // A file of an upload that has failed, whose end is still on the way to the node.
+                Err(WriteFailure::Made(error))
+                    if error.errno() == libc::EEXIST && attempt < UNSEEN_ATTEMPTS && !self.is_seen(path) =>
+                {
+                    std::thread::sleep(UNSEEN_PAUSE);
+                    attempt += 1;
+                }
                 written => return written.map_err(S3Error::from),
             }
         }
     }
 
+    /// Whether readers find an object at a path.
+    fn is_seen(&self, path: &str) -> bool {
+        self.bucket.note_change();
+        self.bucket.lookup(path).is_ok()
+    }
+
     /// Writes a file of another name, and then renames it: others see all bytes or none.
-    fn write_renamed(
-        &self,
-        parent: &HeldInode<'_>,
-        name: &str,
-        bytes: &NewBytes,
-        absent: bool,
-    ) -> Result<(), WriteFailure> {
+    fn write_renamed(&self, parent: &HeldInode<'_>, name: &str, object: &NewObject) -> Result<(), WriteFailure> {
         let random = RandomState::new().build_hasher().finish();
         let hidden = format!("{UPLOAD_PREFIX}{random:016x}");
         let (_held, file) = self.create_new(parent, hidden.as_bytes())?;
         let from = DirName { parent: parent.ino(), name: hidden.as_bytes() };
         let to = DirName { parent: parent.ino(), name: name.as_bytes() };
-        let flags = if absent { libc::RENAME_NOREPLACE } else { 0 };
-        let written = self.write_bytes(file, bytes).and_then(|()| {
+        let flags = if object.condition.absent { libc::RENAME_NOREPLACE } else { 0 };
+        let written = self.store_headers(file.ino, name, &object.headers).and_then(|()| {
+            self.write_bytes(file, &object.bytes)?;
             self.files.fsync(file, false)?;
             self.files.rename(from, to, flags, &self.caller)?;
             Ok(())
@@ -167,14 +190,9 @@ impl<'a> BucketChanges<'a> {
     }
 
     /// Writes a file that others see at its close, whole.
-    fn write_published(
-        &self,
-        parent: &HeldInode<'_>,
-        name: &str,
-        bytes: &NewBytes,
-        absent: bool,
-    ) -> Result<(), WriteFailure> {
-        let known = if absent { None } else { parent.lookup(name.as_bytes(), &self.caller)? };
+    fn write_published(&self, parent: &HeldInode<'_>, name: &str, object: &NewObject) -> Result<(), WriteFailure> {
+        let known = if object.condition.absent { None } else { parent.lookup(name.as_bytes(), &self.caller)? };
+        let replaces = known.is_some();
         let (_held, file) = match known {
             Some(known) if known.is_folder() => return Err(FsError::IsADirectory.into()),
             Some(known) => {
@@ -185,13 +203,58 @@ impl<'a> BucketChanges<'a> {
             }
             None => self.create_new(parent, name.as_bytes())?,
         };
-        let written = self.write_bytes(file, bytes).and_then(|()| Ok(self.files.fsync(file, false)?));
+        let written = self.write_with_headers(file, name, object, replaces);
+        let written = written.and_then(|()| Ok(self.files.fsync(file, false)?));
         let discarded = if written.is_err() { self.files.discard(file) } else { Ok(()) };
         let released = self.files.release(file.fh);
         written?;
         discarded?;
         released?;
         Ok(())
+    }
+
+    /// Writes headers before bytes: an upload in parts has headers from the begin on.
+    fn write_with_headers(
+        &self,
+        file: HandleRef,
+        name: &str,
+        object: &NewObject,
+        replaces: bool,
+    ) -> Result<(), WriteFailure> {
+        if replaces || !is_plain(&object.headers, name) {
+            self.set_headers(file.ino, name, &object.headers)?;
+        }
+        self.write_bytes(file, &object.bytes)
+    }
+
+    /// Stores headers with a new file that has none.
+    fn store_headers(&self, ino: u64, name: &str, headers: &ObjectHeaders) -> Result<(), WriteFailure> {
+        if is_plain(headers, name) {
+            return Ok(());
+        }
+        match self.set_headers(ino, name, headers) {
+            // A directory whose file system has no such attributes.
+            Err(error) if error.errno() == libc::EOPNOTSUPP => Ok(()),
+            stored => Ok(stored?),
+        }
+    }
+
+    fn set_headers(&self, ino: u64, name: &str, headers: &ObjectHeaders) -> FsResult<()> {
+        let mut headers = headers.clone();
+        headers.0.entry(CONTENT_TYPE.to_owned()).or_insert_with(|| type_by_name(name).to_owned());
+        self.files.setxattr(ino, OBJECT_HEADERS_XATTR, &headers.to_xattr(), 0, &self.caller)
+    }
+
+    /// The headers that are stored with a file; `None` if the source does not answer.
+    pub fn read_headers(&self, path: &str) -> Option<ObjectHeaders> {
+        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let parent = find_folder(self.files, folder.as_bytes(), MissingFolders::Fail, &self.caller).ok()?;
+        let found = parent.lookup(name.as_bytes(), &self.caller).ok()??;
+        match self.files.getxattr(found.ino(), OBJECT_HEADERS_XATTR, &self.caller) {
+            Ok(value) => Some(ObjectHeaders::from_xattr(&value).unwrap_or_default()),
+            Err(error) if matches!(error.errno(), libc::ENODATA | libc::EOPNOTSUPP) => Some(ObjectHeaders::default()),
+            Err(_) => None,
+        }
     }
 
     /// Creates a file, open for writing.
@@ -315,6 +378,11 @@ impl<'a> BucketChanges<'a> {
         }
         Ok(())
     }
+}
+
+/// Whether the name of an object says as much as the headers.
+fn is_plain(headers: &ObjectHeaders, name: &str) -> bool {
+    headers.0.iter().all(|(header, value)| header == CONTENT_TYPE && value == type_by_name(name))
 }
 
 /// Why an object was not written.

@@ -11,6 +11,7 @@ mod conditions;
 mod errors;
 mod keys;
 mod listing;
+mod metadata;
 mod objects;
 mod server;
 mod service;

@@ -412,6 +412,16 @@ mod tests {
 
     proptest! {
         #[test]
+        fn any_text_is_a_token_or_none(text in ".*", bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            for text in [text, BASE64_URL_SAFE_NO_PAD.encode(bytes)] {
+                if let Some(token) = ListToken::from_text(&text) {
+                    let again = ListToken::from_text(&token.to_text()).unwrap();
+                    prop_assert_eq!((again.last, again.cursors), (token.last, token.cursors));
+                }
+            }
+        }
+
+        #[test]
         fn pages_have_the_order_of_s3(
             keys in key_sets(),
             prefix in "([ab\\-.]{1,2}/?){0,2}",

@@ -5,14 +5,13 @@ use crate::chunks::{ObjectRange, ObjectStream, PieceMemory, open_stream};
 use crate::conditions::{ReadConditions, strong_etag};
 use crate::errors::volume_error;
 use crate::keys::KeyPath;
+use crate::metadata::{CONTENT_TYPE, type_by_name};
 use s3s::dto::{ETag, Range, Timestamp};
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
-use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, content_type_of};
+use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectHeaders};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// The type of an object whose name suggests none, as S3 has it.
-const UNKNOWN_TYPE: &str = "binary/octet-stream";
 /// The type of a folder.
 const FOLDER_TYPE: &str = "application/x-directory";
 
@@ -31,7 +30,9 @@ pub(crate) struct ObjectHead {
     pub size: u64,
     pub etag: ETag,
     pub modified: SystemTime,
-    pub content_type: &'static str,
+    pub content_type: String,
+    /// Stored content headers and metadata.
+    pub headers: Arc<ObjectHeaders>,
 }
 
 /// The answer to a read.
@@ -62,9 +63,11 @@ fn find<'a>(bucket: &OpenBucket, key: &'a str) -> S3Result<FoundObject<'a>> {
     }
     let etag = bucket.etag(path.as_bytes(), &attr);
     let is_file = wanted == FileKind::File;
-    let content_type = if is_file { content_type_of(path.as_bytes()).unwrap_or(UNKNOWN_TYPE) } else { FOLDER_TYPE };
+    let headers = if is_file { bucket.headers_of(path, &attr) } else { Arc::default() };
+    let type_by_name = if is_file { type_by_name(path) } else { FOLDER_TYPE };
+    let content_type = headers.0.get(CONTENT_TYPE).cloned().unwrap_or_else(|| type_by_name.to_owned());
     let size = if is_file { attr.size } else { 0 };
-    let head = ObjectHead { size, etag: strong_etag(&etag), modified: attr.mtime, content_type };
+    let head = ObjectHead { size, etag: strong_etag(&etag), modified: attr.mtime, content_type, headers };
     Ok(FoundObject { path, attr, head })
 }
 
@@ -97,6 +100,19 @@ pub(crate) fn answer_range(range: Option<Range>, size: u64) -> S3Result<AnswerRa
         return Err(unsatisfiable(size));
     }
     Ok(AnswerRange { start: part.start, end: part.end, content_range })
+}
+
+/// The range that a request for a part names: an object is shown as one part.
+///
+/// # Errors
+/// `InvalidPart` for another part; `InvalidRequest` for a range and a part.
+pub(crate) fn range_of_part(range: Option<Range>, part: Option<i32>) -> S3Result<Option<Range>> {
+    match part {
+        None => Ok(range),
+        Some(1) if range.is_none() => Ok(Some(Range::Int { first: 0, last: None })),
+        Some(1) => Err(s3_error!(InvalidRequest, "a request names a range or a part")),
+        Some(_) => Err(s3_error!(InvalidPart, "the object is shown as one part")),
+    }
 }
 
 fn unsatisfiable(size: u64) -> S3Error {
@@ -164,6 +180,12 @@ fn try_open(
     Ok(ObjectBody { head, content_len: end - start, content_range, stream })
 }
 
+/// The object that a copy is made from.
+pub(crate) struct CopiedObject {
+    pub range: ObjectRange,
+    pub headers: Arc<ObjectHeaders>,
+}
+
 /// Finds an object that a copy is made from; blocks.
 ///
 /// # Errors
@@ -174,7 +196,7 @@ pub(crate) fn copied_range(
     key: &str,
     conditions: &ReadConditions,
     range: Option<Range>,
-) -> S3Result<ObjectRange> {
+) -> S3Result<CopiedObject> {
     let FoundObject { path, attr, head } = find(bucket, key)?;
     if conditions.check(head.etag.value(), head.modified).is_err() {
         return Err(S3ErrorCode::PreconditionFailed.into());
@@ -182,7 +204,8 @@ pub(crate) fn copied_range(
     let AnswerRange { start, end, .. } = answer_range(range, head.size)?;
     let object = Arc::new(bucket.object_ref(path, &attr));
     let memory = Arc::clone(memory);
-    Ok(ObjectRange { bucket: Arc::clone(bucket), object, at: start, end, memory })
+    let range = ObjectRange { bucket: Arc::clone(bucket), object, at: start, end, memory };
+    Ok(CopiedObject { range, headers: head.headers })
 }
 
 /// A time as headers and listings show it.

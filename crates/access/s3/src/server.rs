@@ -7,7 +7,7 @@ use crate::service::BucketService;
 use crate::tls::EndpointCertificate;
 use crate::uploads::StagingDir;
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Incoming};
@@ -110,7 +110,8 @@ impl S3Endpoint {
         let service =
             BucketService::new(buckets.into_iter().map(OpenBucket::new), memory, upload_dir, Arc::clone(stats));
         let is_open = keys.is_none();
-        let requests = RequestService { s3: s3_service(service, keys, domain), is_open, stats: Arc::clone(stats) };
+        let s3 = s3_service(service, keys, domain);
+        let requests = RequestService { s3, is_open, peer: address, stats: Arc::clone(stats) };
         let (stop, stopped) = watch::channel(false);
         let connections = Arc::new(Semaphore::new(limits.connections));
         let room = Arc::clone(&connections);
@@ -192,7 +193,7 @@ async fn accept_clients(
             continue;
         };
         let acceptor = certificate.as_ref().map(|certificate| TlsAcceptor::from(certificate.config()));
-        let requests = requests.clone();
+        let requests = RequestService { peer, ..requests.clone() };
         let stopped = stopped.clone();
         tokio::spawn(async move {
             let _place = place;
@@ -252,6 +253,8 @@ struct RequestService {
     s3: S3Service,
     /// The endpoint has no keys, so signatures are not checked.
     is_open: bool,
+    /// The client of the connection.
+    peer: SocketAddr,
     stats: Arc<Stats>,
 }
 
@@ -259,7 +262,7 @@ impl RequestService {
     async fn answer(&self, request: Request<Incoming>) -> std::result::Result<Response<Body>, HttpError> {
         let started = Instant::now();
         let method = request.method().clone();
-        let path = request.uri().path().to_owned();
+        let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
         let answered = self.route(request).await;
         let counted = &self.stats.s3;
         counted.ops.add(1);
@@ -268,7 +271,13 @@ impl RequestService {
         if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED {
             counted.errors.add(1);
         }
-        tracing::debug!("{method} {path}: {status} after {:?}", started.elapsed());
+        if let (Some(path), Ok(answer)) = (path, &answered) {
+            let len = answer.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()).unwrap_or("-");
+            let micros = started.elapsed().as_micros();
+            let RequestService { peer, .. } = self;
+            let status = status.as_u16();
+            tracing::debug!("{peer} {method} {path:?} status={status} len={len} us={micros}");
+        }
         answered
     }
 

@@ -2,13 +2,16 @@
 
 use crate::aws_chunked::{BodyFraming, names_chunks};
 use crate::bucket::OpenBucket;
-use crate::changes::{BucketChanges, NewBytes, WriteCondition};
-use crate::chunks::{ObjectRange, PieceMemory, open_stream};
+use crate::changes::{BucketChanges, NewBytes, NewObject, WriteCondition};
+use crate::chunks::{PieceMemory, open_stream};
 use crate::conditions::ReadConditions;
 use crate::errors::{lost_thread, volume_error};
 use crate::keys::KeyPath;
 use crate::listing::{ListRequest, ListToken, ListedItem, ListedObject, ListedPage, list_objects};
-use crate::objects::{ObjectBody, ReadRequest, copied_range, head_object, open_object, timestamp};
+use crate::metadata::{CONTENT_TYPE, headers_of_request, show_headers, wanted_headers};
+use crate::objects::{
+    CopiedObject, ObjectBody, ReadRequest, copied_range, head_object, open_object, range_of_part, timestamp,
+};
 use crate::uploads::{BodyChecks, NamedPart, PartUploads, StagingDir, UploadRef, receive};
 use async_trait::async_trait;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -53,14 +56,8 @@ impl BucketService {
         Ok(bucket)
     }
 
-    async fn put(
-        &self,
-        bucket: Arc<OpenBucket>,
-        key: String,
-        bytes: NewBytes,
-        condition: WriteCondition,
-    ) -> S3Result<String> {
-        on_thread(move || BucketChanges::of(&bucket)?.put(&key, bytes, &condition)).await
+    async fn put(&self, bucket: Arc<OpenBucket>, key: String, object: NewObject) -> S3Result<String> {
+        on_thread(move || BucketChanges::of(&bucket)?.put(&key, &object)).await
     }
 
     /// The object that a copy is made from.
@@ -69,7 +66,7 @@ impl BucketService {
         from: &CopySource,
         conditions: ReadConditions,
         range: Option<Range>,
-    ) -> S3Result<ObjectRange> {
+    ) -> S3Result<CopiedObject> {
         let CopySource::Bucket { bucket, key, .. } = from else { return Err(S3ErrorCode::NotImplemented.into()) };
         let bucket = self.bucket(bucket)?;
         let key = key.to_string();
@@ -264,7 +261,7 @@ impl S3 for BucketService {
         let bucket = self.bucket(&input.bucket)?;
         let conditions = conditions_of!(input);
         let key = input.key;
-        let range = input.range;
+        let range = range_of_part(input.range, input.part_number)?;
         let head = on_thread(move || head_object(&bucket, &key, &conditions)).await?;
         let part = crate::objects::answer_range(range, head.size)?;
         let status = part.content_range.as_ref().map(|_| http::StatusCode::PARTIAL_CONTENT);
@@ -272,12 +269,14 @@ impl S3 for BucketService {
             accept_ranges: Some("bytes".to_owned()),
             content_length: i64::try_from(part.end - part.start).ok(),
             content_range: part.content_range,
-            content_type: Some(head.content_type.to_owned()),
+            content_type: Some(head.content_type),
             e_tag: Some(head.etag),
             last_modified: Some(timestamp(head.modified)),
             ..HeadObjectOutput::default()
         };
-        Ok(S3Response { status, ..S3Response::new(output) })
+        let mut answer = S3Response { status, ..S3Response::new(output) };
+        show_headers(&head.headers, &mut answer.headers);
+        Ok(answer)
     }
 
     async fn get_object(&self, request: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
@@ -285,8 +284,10 @@ impl S3 for BucketService {
         let if_range = if_range.map(str::to_owned);
         let input = request.input;
         let bucket = self.bucket(&input.bucket)?;
+        let wanted = wanted_headers(&input);
         let conditions = conditions_of!(input);
-        let read = ReadRequest { key: input.key, range: input.range, if_range, conditions };
+        let range = range_of_part(input.range, input.part_number)?;
+        let read = ReadRequest { key: input.key, range, if_range, conditions };
         let memory = Arc::clone(&self.memory);
         let ObjectBody { head, content_len, content_range, stream } =
             on_thread(move || open_object(&bucket, &memory, &read)).await?;
@@ -300,12 +301,15 @@ impl S3 for BucketService {
             body: Some(body),
             content_length: i64::try_from(content_len).ok(),
             content_range,
-            content_type: Some(head.content_type.to_owned()),
+            content_type: Some(wanted.0.get(CONTENT_TYPE).cloned().unwrap_or(head.content_type)),
             e_tag: Some(head.etag),
             last_modified: Some(timestamp(head.modified)),
             ..GetObjectOutput::default()
         };
-        Ok(S3Response::new(output))
+        let mut answer = S3Response::new(output);
+        show_headers(&head.headers, &mut answer.headers);
+        show_headers(&wanted, &mut answer.headers);
+        Ok(answer)
     }
 
     async fn list_objects_v2(
@@ -378,6 +382,7 @@ impl S3 for BucketService {
     async fn put_object(&self, request: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
         let len = body_len(request.input.content_length, &request.headers)?;
         let trailer = trailer_of(&request.headers);
+        let headers = Arc::new(headers_of_request(&request.headers)?);
         let mut input = request.input;
         let bucket = self.changed_bucket(&input.bucket)?;
         let condition = write_condition(input.if_match.take(), input.if_none_match.as_ref())?;
@@ -388,7 +393,8 @@ impl S3 for BucketService {
             framing: BodyFraming::of(&request.headers, request.trailing_headers),
         };
         let received = receive(input.body, len, &self.staging, None, checks).await?;
-        let etag = self.put(bucket, input.key, NewBytes::Staged(vec![received.staged]), condition).await?;
+        let object = NewObject { bytes: NewBytes::Staged(vec![received.staged]), headers, condition };
+        let etag = self.put(bucket, input.key, object).await?;
         self.stats.s3.write_bytes.add(len);
         let sums = received.checksums;
         let output = PutObjectOutput {
@@ -444,12 +450,25 @@ impl S3 for BucketService {
     }
 
     async fn copy_object(&self, request: S3Request<CopyObjectInput>) -> S3Result<S3Response<CopyObjectOutput>> {
+        let given = headers_of_request(&request.headers)?;
         let input = request.input;
         let bucket = self.changed_bucket(&input.bucket)?;
         let conditions = copy_conditions_of!(input);
+        let directive = input.metadata_directive.as_ref().map(MetadataDirective::as_str);
+        let replaces = directive == Some(MetadataDirective::REPLACE);
+        let is_itself = matches!(&input.copy_source, CopySource::Bucket { bucket, key, .. }
+            if **bucket == *input.bucket && **key == *input.key);
+        if is_itself && !replaces {
+            return Err(s3_error!(
+                InvalidRequest,
+                "a copy onto itself changes nothing without x-amz-metadata-directive: REPLACE"
+            ));
+        }
         let copied = self.copied_range(&input.copy_source, conditions, None).await?;
-        let len = copied.end;
-        let etag = self.put(bucket, input.key, NewBytes::Object(copied), WriteCondition::default()).await?;
+        let len = copied.range.end;
+        let headers = if replaces { Arc::new(given) } else { copied.headers };
+        let object = NewObject { bytes: NewBytes::Object(copied.range), headers, condition: WriteCondition::default() };
+        let etag = self.put(bucket, input.key, object).await?;
         self.stats.s3.write_bytes.add(len);
         let result = CopyObjectResult {
             e_tag: Some(ETag::Strong(etag)),
@@ -463,12 +482,13 @@ impl S3 for BucketService {
         &self,
         request: S3Request<CreateMultipartUploadInput>,
     ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+        let headers = Arc::new(headers_of_request(&request.headers)?);
         let input = request.input;
         self.changed_bucket(&input.bucket)?;
         if !matches!(KeyPath::of_key(&input.key), KeyPath::File(_)) {
             return Err(s3_error!(InvalidArgument, "the source can't have a file of this name"));
         }
-        let id = self.uploads.begin(&input.bucket, &input.key, &self.staging)?;
+        let id = self.uploads.begin(&input.bucket, &input.key, headers, &self.staging)?;
         self.show_uploads();
         let output = CreateMultipartUploadOutput {
             bucket: Some(input.bucket),
@@ -522,7 +542,7 @@ impl S3 for BucketService {
         let conditions = copy_conditions_of!(input);
         let range = input.copy_source_range.as_deref().map(Range::parse).transpose();
         let range = range.map_err(|_| s3_error!(InvalidArgument, "x-amz-copy-source-range is no range"))?;
-        let copied = self.copied_range(&input.copy_source, conditions, range).await?;
+        let copied = self.copied_range(&input.copy_source, conditions, range).await?.range;
         let len = copied.end - copied.at;
         let body = on_thread(move || open_stream(copied).map_err(|error| volume_error(&error))).await?;
         let body = StreamingBlob::new(body);
@@ -548,7 +568,9 @@ impl S3 for BucketService {
         let named = parts.into_iter().map(|part| NamedPart { number: part.part_number.unwrap_or(0), etag: part.e_tag });
         let named: Vec<NamedPart> = named.collect();
         let staged = self.uploads.assemble(upload, &named)?;
-        let etag = self.put(bucket, input.key.clone(), NewBytes::Staged(staged), condition).await?;
+        let headers = self.uploads.headers(upload)?;
+        let object = NewObject { bytes: NewBytes::Staged(staged), headers, condition };
+        let etag = self.put(bucket, input.key.clone(), object).await?;
         // Another request may have ended the upload meanwhile.
         let _ = self.uploads.end(upload);
         self.show_uploads();

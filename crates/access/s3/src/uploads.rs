@@ -10,6 +10,7 @@ use s3s::checksum::ChecksumHasher;
 use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
 use s3s::dto::{Checksum, ETag, StreamingBlob, Timestamp};
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
+use spurline_types::ObjectHeaders;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -287,6 +288,8 @@ pub(crate) struct StagedPart {
 struct PartUpload {
     bucket: String,
     key: String,
+    /// Content headers and metadata of the new object.
+    headers: Arc<ObjectHeaders>,
     initiated: SystemTime,
     last_used: Instant,
     file: StagingFile,
@@ -323,7 +326,7 @@ impl PartUploads {
     ///
     /// # Errors
     /// `SlowDown` while there are too many; errors of the disk.
-    pub fn begin(&self, bucket: &str, key: &str, dir: &StagingDir) -> S3Result<String> {
+    pub fn begin(&self, bucket: &str, key: &str, headers: Arc<ObjectHeaders>, dir: &StagingDir) -> S3Result<String> {
         let file = dir.open()?;
         let random = || RandomState::new().build_hasher().finish();
         let id = format!("{:016x}{:016x}", random(), random());
@@ -335,6 +338,7 @@ impl PartUploads {
         let upload = PartUpload {
             bucket: bucket.to_owned(),
             key: key.to_owned(),
+            headers,
             initiated: SystemTime::now(),
             last_used: Instant::now(),
             file,
@@ -384,6 +388,14 @@ impl PartUploads {
     /// `NoSuchUpload`.
     pub fn parts(&self, of: UploadRef<'_>) -> S3Result<BTreeMap<i32, StagedPart>> {
         self.on_upload(of, |upload| Ok(upload.parts.clone()))
+    }
+
+    /// The headers of the new object.
+    ///
+    /// # Errors
+    /// `NoSuchUpload`.
+    pub fn headers(&self, of: UploadRef<'_>) -> S3Result<Arc<ObjectHeaders>> {
+        self.on_upload(of, |upload| Ok(Arc::clone(&upload.headers)))
     }
 
     /// The bytes of an object from the parts that a client names, in order.

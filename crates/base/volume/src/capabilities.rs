@@ -6,6 +6,7 @@
 //! | symlink | `symlinks` | `EPERM` |
 //! | rename of a directory | `rename_directory` | `EXDEV`: programs copy then |
 //! | extended attributes of users | `xattrs` | `EOPNOTSUPP` |
+//! | the headers of an object | `xattrs` or `publishes` | `EOPNOTSUPP` |
 //! | access control lists | `acls` | `EOPNOTSUPP` |
 //! | fallocate that does more than allocate | `holes` | `EOPNOTSUPP` |
 //! | lseek to data or a hole | `holes` | `EINVAL`: programs read then |
@@ -16,7 +17,7 @@
 
 use crate::writes::AttrChange;
 use spurline_types::errno::{EINVAL, EOPNOTSUPP, EPERM, EXDEV};
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, OBJECT_HEADERS_XATTR, Result};
 
 /// From `linux/falloc.h`: space is allocated beyond the end, and the length stays.
 const FALLOC_FL_KEEP_SIZE: u32 = 1;
@@ -110,6 +111,10 @@ impl WriteCapabilities {
             LimitedCall::Symlink => (self.symlinks, EPERM, "symbolic links"),
             LimitedCall::RenameDirectory => {
                 (self.rename_directory != DirectoryRename::No, EXDEV, "renames of directories")
+            }
+            // A source of objects has the headers themselves.
+            LimitedCall::Xattr(OBJECT_HEADERS_XATTR) => {
+                (self.xattrs || self.publishes, EOPNOTSUPP, "headers of objects")
             }
             LimitedCall::Xattr(name) if name.starts_with(b"user.") => {
                 (self.xattrs, EOPNOTSUPP, "extended attributes of users")

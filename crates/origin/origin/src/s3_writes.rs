@@ -5,7 +5,7 @@ use crate::backend::{RawObject, RawPage, RequestFailure};
 use crate::s3::{S3Backend, etag_of, header_text};
 use crate::s3_wire::{self, bare_etag, encode_path, encode_query};
 use crate::write_backend::{
-    CONTENT_HEADERS, CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
+    CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
 };
 use bytes::Bytes;
 use crc_fast::CrcAlgorithm;
@@ -15,7 +15,7 @@ use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderName, IF_MATCH, IF_NONE_
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use object_store::client::HttpResponse;
 use reqsign_core::hash::base64_encode;
-use spurline_types::ErrorKind;
+use spurline_types::{CONTENT_HEADERS, ErrorKind, USER_METADATA_PREFIX};
 use std::ops::Range;
 use std::time::SystemTime;
 
@@ -26,8 +26,6 @@ const METADATA_DIRECTIVE: HeaderName = HeaderName::from_static("x-amz-metadata-d
 const CHECKSUM_CRC64NVME: HeaderName = HeaderName::from_static("x-amz-checksum-crc64nvme");
 /// Most keys of one listing.
 const KEYS_PER_PAGE: usize = 1000;
-/// The start of the names of an object's own attributes.
-const USER_ATTRIBUTE: &str = "x-amz-meta-";
 
 /// One request: its name for messages, and its parts.
 struct ChangeRequest<'a> {
@@ -65,7 +63,7 @@ impl<'a> ChangeRequest<'a> {
             self = self.header(HeaderName::from_static(name), value)?;
         }
         for (name, value) in &attributes.user {
-            let name = HeaderName::try_from(format!("{USER_ATTRIBUTE}{name}"))
+            let name = HeaderName::try_from(format!("{USER_METADATA_PREFIX}{name}"))
                 .map_err(|e| RequestFailure::fatal(ErrorKind::Invalid, format!("{}: {name}: {e}", self.what)))?;
             self = self.header(name, value)?;
         }
@@ -160,7 +158,7 @@ fn content_headers(headers: &HeaderMap) -> Vec<(&'static str, String)> {
 /// The attributes that an object's own headers hold.
 fn user_attributes(headers: &HeaderMap) -> Vec<(String, String)> {
     let of_user = headers.iter().filter_map(|(name, value)| {
-        let name = name.as_str().strip_prefix(USER_ATTRIBUTE)?;
+        let name = name.as_str().strip_prefix(USER_METADATA_PREFIX)?;
         Some((name.to_owned(), String::from_utf8_lossy(value.as_bytes()).into_owned()))
     });
     of_user.collect()

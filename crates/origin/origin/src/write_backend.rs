@@ -4,6 +4,8 @@
 use crate::backend::{RawObject, RawPage, RequestFailure};
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use spurline_types::{CONTENT_HEADERS, ObjectHeaders, USER_METADATA_PREFIX};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// What must be true of an object when a request changes it.
@@ -16,10 +18,6 @@ pub(crate) enum WriteCondition {
     /// The object has this etag.
     Version(String),
 }
-
-/// The headers about the content that are stored with an object.
-pub(crate) const CONTENT_HEADERS: [&str; 6] =
-    ["content-type", "content-encoding", "content-language", "content-disposition", "cache-control", "expires"];
 
 /// The attributes that are stored with an object and that a copy keeps.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,6 +43,20 @@ impl ObjectAttributes {
     pub fn set(&mut self, name: &str, value: String) {
         self.user.retain(|(known, _)| known != name);
         self.user.push((name.to_owned(), value));
+    }
+
+    /// Replaces all attributes.
+    pub fn set_headers(&mut self, headers: &ObjectHeaders) {
+        let content = CONTENT_HEADERS.iter().filter_map(|name| Some((*name, headers.0.get(*name)?.clone())));
+        self.content = content.collect();
+        self.user = headers.user_metadata().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    }
+
+    /// The headers of the object.
+    pub fn headers(&self) -> ObjectHeaders {
+        let content = self.content.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+        let user = self.user.iter().map(|(name, value)| (format!("{USER_METADATA_PREFIX}{name}"), value.clone()));
+        ObjectHeaders(content.chain(user).collect::<BTreeMap<_, _>>())
     }
 }
 

@@ -14,7 +14,7 @@ use crate::s3_wire::encode_query;
 use crate::write_backend::ObjectAttributes;
 use percent_encoding::percent_decode_str;
 use reqsign_core::hash::{base64_decode, base64_encode};
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, OBJECT_HEADERS_XATTR, ObjectHeaders, Result};
 use spurline_volume::writes::{AttrChange, FileTime, NewTime, S_IFLNK, S_IFMT};
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -54,6 +54,8 @@ pub(super) struct FileAttrs {
     pub mtime: Option<FileTime>,
     pub atime: Option<FileTime>,
     pub xattrs: BTreeMap<String, Vec<u8>>,
+    /// Headers that replace the headers of the object; never in metadata that were read.
+    pub headers: Option<ObjectHeaders>,
 }
 
 impl FileAttrs {
@@ -71,11 +73,36 @@ impl FileAttrs {
             mtime: parse_time_of(attributes, &MTIME),
             atime: parse_time_of(attributes, &ATIME),
             xattrs: attributes.get(XATTRS).and_then(parse_xattrs).unwrap_or_default(),
+            headers: None,
         }
+    }
+
+    /// Writes new headers into an object's attributes, and nothing else.
+    pub fn store_headers(&self, attributes: &mut ObjectAttributes) {
+        if let Some(headers) = &self.headers {
+            attributes.set_headers(headers);
+        }
+    }
+
+    /// Sets the headers of the object; metadata about the file, as rclone sends the time, count as the attributes of the file.
+    fn set_headers(&mut self, value: &[u8]) -> Result<()> {
+        let headers = ObjectHeaders::from_xattr(value);
+        let headers = headers.ok_or_else(|| Error::new(ErrorKind::Invalid, "the value is no JSON of headers"))?;
+        let mut attributes = ObjectAttributes::default();
+        attributes.set_headers(&headers);
+        let given = FileAttrs::parse(&attributes);
+        self.mode = given.mode.or(self.mode);
+        self.uid = given.uid.or(self.uid);
+        self.gid = given.gid.or(self.gid);
+        self.mtime = given.mtime.or(self.mtime);
+        self.atime = given.atime.or(self.atime);
+        self.headers = Some(headers);
+        Ok(())
     }
 
     /// Writes them into an object's metadata.
     pub fn store(&self, attributes: &mut ObjectAttributes) {
+        self.store_headers(attributes);
         if let Some(mode) = self.mode {
             set(attributes, &MODE, format!("{mode:07o}"), format!("{mode}"));
         }
@@ -128,6 +155,9 @@ impl FileAttrs {
     /// # Errors
     /// `EEXIST` and `ENODATA` by the flags; `EILSEQ` for a name that is not UTF-8.
     pub fn set_xattr(&mut self, name: &[u8], value: &[u8], flags: u32) -> Result<()> {
+        if name == OBJECT_HEADERS_XATTR {
+            return self.set_headers(value);
+        }
         let name = std::str::from_utf8(name).map_err(|_| Error::new(ErrorKind::Io(libc::EILSEQ), "not UTF-8"))?;
         if flags & libc::XATTR_CREATE as u32 != 0 && self.xattrs.contains_key(name) {
             return Err(Error::new(ErrorKind::Io(libc::EEXIST), "the extended attribute exists"));
@@ -317,6 +347,21 @@ mod tests {
         attrs.store(&mut stored);
         assert_eq!(stored.get("xattr"), None);
         assert!(FileAttrs::parse(&metadata(&[("xattr", "%7B"), ("mode", "x")])) == FileAttrs::default());
+    }
+
+    #[test]
+    fn headers_replace_those_of_the_object() {
+        let mut stored = metadata(&[("note", "old"), ("file-owner", "500")]);
+        stored.content = vec![("content-type", "text/plain".into())];
+        let mut attrs = FileAttrs::parse(&stored);
+        let value = br#"{"content-type":"a/b","x-amz-meta-mtime":"7.5","x-amz-meta-new":"1"}"#;
+        attrs.set_xattr(OBJECT_HEADERS_XATTR, value, 0).unwrap();
+        assert_eq!(attrs.mtime, Some(FileTime { seconds: 7, nanos: 500_000_000 }));
+        attrs.store(&mut stored);
+        assert_eq!((stored.get("note"), stored.get("new"), stored.get("file-owner")), (None, Some("1"), Some("500")));
+        assert_eq!(stored.content, [("content-type", "a/b".to_owned())]);
+        assert_eq!(stored.headers().0["x-amz-meta-mtime"], "7.500000000");
+        assert!(attrs.set_xattr(OBJECT_HEADERS_XATTR, b"x", 0).is_err());
     }
 
     #[test]

@@ -61,7 +61,7 @@ struct ObjectFacts {
     /// There is something to publish.
     changed: bool,
     changed_at: SystemTime,
-    /// Owner, mode, times and extended attributes with the changes; nothing without `object_attrs`.
+    /// Owner, mode, times and extended attributes with the changes; only headers without `object_attrs`.
     file_attrs: FileAttrs,
     /// The attributes differ from those in the object's metadata, whose bytes may be published.
     attrs_changed: bool,
@@ -522,6 +522,8 @@ impl OpenObject {
         forget_old_bytes(&mut attributes, file_time(facts.changed_at));
         if self.context.options.object_attrs {
             facts.file_attrs.store(&mut attributes);
+        } else {
+            facts.file_attrs.store_headers(&mut attributes);
         }
         Ok(marked_as(attributes, &mark_of(self.context.options.mount, changes.mark.take())))
     }
@@ -745,11 +747,15 @@ impl OpenObject {
         let mut attributes = self.last_attributes(changes, &key).await?;
         let etag = self.published_etag();
         let mut attrs = self.file_attrs();
-        if let Some(published) = &self.facts.lock().published {
-            // The store takes the time of the copy for that of the bytes.
-            attrs.mtime.get_or_insert(file_time(published.mtime));
+        if self.context.options.object_attrs {
+            if let Some(published) = &self.facts.lock().published {
+                // The store takes the time of the copy for that of the bytes.
+                attrs.mtime.get_or_insert(file_time(published.mtime));
+            }
+            attrs.store(&mut attributes);
+        } else {
+            attrs.store_headers(&mut attributes);
         }
-        attrs.store(&mut attributes);
         let attributes = marked_as(attributes, &mark_of(self.context.options.mount, None));
         let object = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };
         let from = CopySource { key: &key, etag: etag.as_deref() };
@@ -831,9 +837,7 @@ impl OpenObject {
         upload.is_gone |= completed.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
         let etag = completed?;
         let attributes = upload.attributes.clone();
-        if self.context.options.object_attrs {
-            self.facts.lock().note_uploaded_attrs(&upload.file_attrs);
-        }
+        self.facts.lock().note_uploaded_attrs(&upload.file_attrs);
         changes.upload = None;
         Ok((etag, attributes))
     }

@@ -98,6 +98,12 @@ pub(super) fn marked_as(mut attributes: ObjectAttributes, mark: &str) -> ObjectA
     attributes
 }
 
+/// The attributes without the mark of a change.
+pub(super) fn without_mark(mut attributes: ObjectAttributes) -> ObjectAttributes {
+    attributes.user.retain(|(name, _)| name != MARK);
+    attributes
+}
+
 /// Whether an object was made by the change with this mark.
 pub(super) fn is_marked_as(attributes: &ObjectAttributes, mark: &str) -> bool {
     attributes.get(MARK) == Some(mark)

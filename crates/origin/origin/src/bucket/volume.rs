@@ -11,7 +11,7 @@ use super::object::{ObjectContext, OpenObject};
 use super::probe::{find_ignored_condition, unguarded};
 use super::published::{PublishedBytes, PublishedTimes};
 use super::rename_folder::complete_renames;
-use super::requests::{BucketRequests, NewObject, mark_of, marked, marked_as};
+use super::requests::{BucketRequests, NewObject, mark_of, marked, marked_as, without_mark};
 use super::staged::StagingSpace;
 use super::unpublished::EndingFiles;
 use super::upload_record::abort_leftovers;
@@ -23,7 +23,10 @@ use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
 use parking_lot::Mutex;
 use spurline_sys::join_path;
-use spurline_types::{Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
+use spurline_types::{
+    Error, ErrorKind, FileKind, ListPage, OBJECT_HEADERS_XATTR, ObjectAttr, ObjectHeaders, ObjectRef, Result, Stats,
+    Version,
+};
 use spurline_volume::Volume;
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, outcome_by_names};
@@ -476,7 +479,7 @@ impl BucketFiles {
     /// # Errors
     /// `EOPNOTSUPP` if not.
     pub fn check_xattr(&self, name: &[u8]) -> Result<()> {
-        if self.options.object_attrs && name.starts_with(b"user.") {
+        if name == OBJECT_HEADERS_XATTR || self.options.object_attrs && name.starts_with(b"user.") {
             return Ok(());
         }
         Err(Error::new(ErrorKind::Unsupported, "a bucket keeps no extended attributes of this kind"))
@@ -492,6 +495,12 @@ impl BucketFiles {
             FoundNode::Object(found) => found.file_attrs(),
             FoundNode::Changed(object) => object.file_attrs(),
         })
+    }
+
+    /// The headers of the object at a path, as stored.
+    fn object_headers(&self, path: &[u8]) -> Result<ObjectHeaders> {
+        let key = key_of(&self.options.root, path)?;
+        Ok(without_mark(self.requests.run(self.requests.head(&key))?.attributes).headers())
     }
 
     /// Changes the attributes of a folder, which are those of its marker: a folder without a marker gets one. The root of a
@@ -841,6 +850,9 @@ impl WritableVolume for WritableBucket {
         made
     }
     fn get_xattr(&self, at: NodePath<'_>, name: &[u8], _caller: &Caller) -> Result<Vec<u8>> {
+        if name == OBJECT_HEADERS_XATTR {
+            return Ok(self.files.object_headers(at.path)?.to_xattr());
+        }
         self.files.file_attrs_at(at.path)?.xattr(name)
     }
 

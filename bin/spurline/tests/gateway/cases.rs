@@ -1,0 +1,493 @@
+//! Requests in a table, each with the answer that S3 gives, on a directory, a bucket, and a bucket through a node. The subjects are
+//! the same as in the public suites of S3 servers, for the calls that exist.
+
+use crate::rig::*;
+use crate::world::*;
+use spurline_testkit::S3Server;
+use std::fs;
+
+/// A request with the expected answer. Paths begin below the bucket; `{id}` is the last upload's.
+struct SuiteCase {
+    /// What is tried.
+    name: &'static str,
+    /// Method and path.
+    head: &'static str,
+    headers: &'static [(&'static str, &'static str)],
+    body: &'static str,
+    status: u16,
+    /// The code of an error, or nothing.
+    code: &'static str,
+    /// Headers of the answer; an empty value for a header that is absent.
+    shows: &'static [(&'static str, &'static str)],
+    /// Elements of the answer's document, joined by a space.
+    elements: &'static [(&'static str, &'static str)],
+    /// The answer's body, where that is bytes of an object.
+    bytes: Option<&'static str>,
+}
+
+const PLAIN: SuiteCase = SuiteCase {
+    name: "",
+    head: "",
+    headers: &[],
+    body: "",
+    status: 200,
+    code: "",
+    shows: &[],
+    elements: &[],
+    bytes: None,
+};
+
+/// Metadata and content headers.
+const METADATA: &[SuiteCase] = &[
+    SuiteCase {
+        name: "put with metadata",
+        head: "PUT /m/x.json",
+        headers: &[
+            ("Content-Type", "audio/ogg"),
+            ("Cache-Control", "public, max-age=14400"),
+            ("Content-Encoding", "gzip"),
+            ("x-amz-meta-Key1", "value1"),
+            ("x-amz-meta-empty", ""),
+        ],
+        body: "bytes",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "head shows them",
+        head: "HEAD /m/x.json",
+        shows: &[
+            ("content-type", "audio/ogg"),
+            ("cache-control", "public, max-age=14400"),
+            ("content-encoding", "gzip"),
+            ("x-amz-meta-key1", "value1"),
+            ("x-amz-meta-spurline-op", ""),
+        ],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "get shows them with a range",
+        head: "GET /m/x.json",
+        headers: &[("Range", "bytes=1-2")],
+        status: 206,
+        shows: &[("content-type", "audio/ogg"), ("x-amz-meta-key1", "value1"), ("content-length", "2")],
+        bytes: Some("yt"),
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a request chooses headers of the answer",
+        head: "GET /m/x.json?response-content-type=foo%2Fbar&response-content-disposition=bla&response-content-language=esperanto&response-cache-control=no-cache&response-content-encoding=aaa",
+        shows: &[
+            ("content-type", "foo/bar"),
+            ("content-disposition", "bla"),
+            ("content-language", "esperanto"),
+            ("cache-control", "no-cache"),
+            ("content-encoding", "aaa"),
+        ],
+        bytes: Some("bytes"),
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a copy keeps them",
+        head: "PUT /m/copy",
+        headers: &[("x-amz-copy-source", "{bucket}/m/x.json")],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "the copy has them",
+        head: "GET /m/copy",
+        shows: &[("content-type", "audio/ogg"), ("x-amz-meta-key1", "value1")],
+        bytes: Some("bytes"),
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a copy with others",
+        head: "PUT /m/copy",
+        headers: &[
+            ("x-amz-copy-source", "{bucket}/m/x.json"),
+            ("x-amz-metadata-directive", "REPLACE"),
+            ("Content-Type", "audio/mpeg"),
+            ("x-amz-meta-key3", "value3"),
+        ],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "the copy has the others",
+        head: "HEAD /m/copy",
+        shows: &[
+            ("content-type", "audio/mpeg"),
+            ("x-amz-meta-key3", "value3"),
+            ("x-amz-meta-key1", ""),
+            ("cache-control", ""),
+        ],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a copy onto itself changes nothing",
+        head: "PUT /m/copy",
+        headers: &[("x-amz-copy-source", "{bucket}/m/copy")],
+        status: 400,
+        code: "InvalidRequest",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a copy onto itself with others",
+        head: "PUT /m/copy",
+        headers: &[
+            ("x-amz-copy-source", "{bucket}/m/copy"),
+            ("x-amz-metadata-directive", "REPLACE"),
+            ("x-amz-meta-foo", "bar"),
+        ],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "the bytes stay",
+        head: "GET /m/copy",
+        shows: &[("x-amz-meta-foo", "bar"), ("x-amz-meta-key3", "")],
+        bytes: Some("bytes"),
+        ..PLAIN
+    },
+    SuiteCase { name: "new bytes without metadata", head: "PUT /m/x.json", body: "{}", ..PLAIN },
+    SuiteCase {
+        name: "the old ones are gone",
+        head: "HEAD /m/x.json",
+        shows: &[
+            ("content-type", "application/json"),
+            ("x-amz-meta-key1", ""),
+            ("content-encoding", ""),
+            ("cache-control", ""),
+        ],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "the coding of chunks is not the object's",
+        head: "PUT /m/chunks",
+        headers: &[("Content-Encoding", "aws-chunked"), ("x-amz-decoded-content-length", "3")],
+        body: "3\r\nabc\r\n0\r\n\r\n",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "it is not shown",
+        head: "GET /m/chunks",
+        shows: &[("content-encoding", "")],
+        bytes: Some("abc"),
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "an upload in parts with metadata",
+        head: "POST /m/parts?uploads",
+        headers: &[("Content-Type", "text/x"), ("x-amz-meta-foo", "bar")],
+        ..PLAIN
+    },
+    SuiteCase { name: "its part", head: "PUT /m/parts?partNumber=1&uploadId={id}", body: "part", ..PLAIN },
+    SuiteCase {
+        name: "its end",
+        head: "POST /m/parts?uploadId={id}",
+        body: "<CompleteMultipartUpload><Part><PartNumber>1</PartNumber></Part></CompleteMultipartUpload>",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "the object has the metadata of the begin",
+        head: "GET /m/parts",
+        shows: &[("content-type", "text/x"), ("x-amz-meta-foo", "bar")],
+        bytes: Some("part"),
+        ..PLAIN
+    },
+];
+
+/// Reads, conditions, parts and listings.
+const CALLS: &[SuiteCase] = &[
+    SuiteCase { name: "an object", head: "PUT /foo", body: "testcontent", ..PLAIN },
+    SuiteCase {
+        name: "bytes of a range",
+        head: "GET /foo",
+        headers: &[("Range", "bytes=4-7")],
+        status: 206,
+        shows: &[("content-range", "bytes 4-7/11")],
+        bytes: Some("cont"),
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a range to the end",
+        head: "GET /foo",
+        headers: &[("Range", "bytes=4-")],
+        status: 206,
+        bytes: Some("content"),
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "the last bytes",
+        head: "GET /foo",
+        headers: &[("Range", "bytes=-7")],
+        status: 206,
+        shows: &[("content-range", "bytes 4-10/11")],
+        bytes: Some("content"),
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a range past the end",
+        head: "GET /foo",
+        headers: &[("Range", "bytes=40-50")],
+        status: 416,
+        code: "InvalidRange",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "the only part of an object",
+        head: "GET /foo?partNumber=1",
+        status: 206,
+        bytes: Some("testcontent"),
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a part that it has not",
+        head: "GET /foo?partNumber=2",
+        status: 400,
+        code: "InvalidPart",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "written only over nothing",
+        head: "PUT /foo",
+        headers: &[("If-None-Match", "*")],
+        body: "zar",
+        status: 412,
+        code: "PreconditionFailed",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "written only over a version",
+        head: "PUT /foo",
+        headers: &[("If-Match", "\"ABCORZ\"")],
+        body: "zar",
+        status: 412,
+        code: "PreconditionFailed",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "written only over something",
+        head: "PUT /foo",
+        headers: &[("If-Match", "*")],
+        body: "zar",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "over something that is not there",
+        head: "PUT /absent",
+        headers: &[("If-Match", "*")],
+        body: "zar",
+        status: 404,
+        code: "NoSuchKey",
+        ..PLAIN
+    },
+    SuiteCase { name: "the new bytes", head: "GET /foo", bytes: Some("zar"), ..PLAIN },
+    SuiteCase {
+        name: "read unless known, unknown",
+        head: "GET /foo",
+        headers: &[("If-None-Match", "\"ABCORZ\"")],
+        bytes: Some("zar"),
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a copy of another version",
+        head: "PUT /copied",
+        headers: &[("x-amz-copy-source", "{bucket}/foo"), ("x-amz-copy-source-if-match", "\"ABCORZ\"")],
+        status: 412,
+        code: "PreconditionFailed",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a copy of what is absent",
+        head: "PUT /copied",
+        headers: &[("x-amz-copy-source", "{bucket}/nothing")],
+        status: 404,
+        code: "NoSuchKey",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a copy from another bucket",
+        head: "PUT /copied",
+        headers: &[("x-amz-copy-source", "nowhere/foo")],
+        status: 404,
+        code: "NoSuchBucket",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a copy of a name with signs",
+        head: "PUT /copied%20%26%3F%2B",
+        headers: &[("x-amz-copy-source", "{bucket}/foo")],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a copy from a name with signs",
+        head: "PUT /copied",
+        headers: &[("x-amz-copy-source", "/{bucket}/copied%20%26%3F%2B")],
+        ..PLAIN
+    },
+    SuiteCase { name: "the copy", head: "GET /copied", bytes: Some("zar"), ..PLAIN },
+    SuiteCase { name: "an upload in parts", head: "POST /parts?uploads", ..PLAIN },
+    SuiteCase {
+        name: "without a part",
+        head: "POST /parts?uploadId={id}",
+        body: "<CompleteMultipartUpload></CompleteMultipartUpload>",
+        status: 400,
+        code: "MalformedXML",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a part from a range",
+        head: "PUT /parts?partNumber=1&uploadId={id}",
+        headers: &[("x-amz-copy-source", "{bucket}/foo"), ("x-amz-copy-source-range", "bytes=0-1")],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a part from a range past the end",
+        head: "PUT /parts?partNumber=2&uploadId={id}",
+        headers: &[("x-amz-copy-source", "{bucket}/foo"), ("x-amz-copy-source-range", "bytes=40-50")],
+        status: 416,
+        code: "InvalidRange",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a part from what is no range",
+        head: "PUT /parts?partNumber=2&uploadId={id}",
+        headers: &[("x-amz-copy-source", "{bucket}/foo"), ("x-amz-copy-source-range", "bytes=hello-world")],
+        status: 400,
+        code: "InvalidArgument",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "the first part is small, but the last",
+        head: "POST /parts?uploadId={id}",
+        body: "<CompleteMultipartUpload><Part><PartNumber>1</PartNumber></Part></CompleteMultipartUpload>",
+        ..PLAIN
+    },
+    SuiteCase { name: "the object of the part", head: "GET /parts", bytes: Some("za"), ..PLAIN },
+    SuiteCase {
+        name: "an upload that is not there",
+        head: "DELETE /parts?uploadId=56788",
+        status: 404,
+        code: "NoSuchUpload",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a listing by an odd delimiter",
+        head: "GET ?delimiter=%0A&encoding-type=url",
+        elements: &[("Key", "copied copied%20%26%3F%2B foo parts"), ("MaxKeys", "1000"), ("IsTruncated", "false")],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a listing behind a key that is not there",
+        head: "GET ?list-type=2&start-after=e&max-keys=1",
+        elements: &[("Key", "foo"), ("KeyCount", "1"), ("IsTruncated", "true")],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a listing behind the last key",
+        head: "GET ?marker=zzz",
+        elements: &[("Key", ""), ("IsTruncated", "false")],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a listing with owners",
+        head: "GET ?list-type=2&fetch-owner=true&prefix=foo",
+        elements: &[("DisplayName", "spurline")],
+        ..PLAIN
+    },
+    SuiteCase { name: "a listing of blah", head: "GET ?max-keys=blah", status: 400, code: "InvalidArgument", ..PLAIN },
+    SuiteCase {
+        name: "removals",
+        head: "POST ?delete",
+        body: "<Delete><Object><Key>foo</Key></Object><Object><Key>never</Key></Object></Delete>",
+        elements: &[("Key", "foo never")],
+        ..PLAIN
+    },
+    SuiteCase { name: "it is gone", head: "GET /foo", status: 404, code: "NoSuchKey", ..PLAIN },
+    SuiteCase {
+        name: "a removal of another version",
+        head: "DELETE /parts",
+        headers: &[("If-Match", "\"ABCORZ\"")],
+        status: 412,
+        code: "PreconditionFailed",
+        ..PLAIN
+    },
+    SuiteCase { name: "a removal twice", head: "DELETE /foo", status: 204, ..PLAIN },
+];
+
+impl SuiteCase {
+    /// Sends the request, and compares the answer; the id of an upload that has begun.
+    fn run(&self, at: &Endpoint, bucket: &str, upload: &str) -> Option<String> {
+        let (method, path) = self.head.split_once(' ').unwrap();
+        let head = format!("{method} /{bucket}{}", path.replace("{id}", upload));
+        let headers = self.headers.iter().map(|(name, value)| (*name, value.replace("{bucket}", bucket)));
+        let headers: Vec<(&str, String)> = headers.collect();
+        let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let answer = at.send(&head, &headers, self.body.as_bytes());
+        let about = format!("{}: {head}: {answer:?}: {}", self.name, answer.text());
+        assert_eq!(answer.status, self.status, "{about}");
+        if !self.code.is_empty() {
+            assert_eq!(answer.elements("Code"), [self.code], "{about}");
+        }
+        for (name, value) in self.shows {
+            assert_eq!(answer.header(name).unwrap_or_default(), *value, "{name}: {about}");
+        }
+        for (name, values) in self.elements {
+            assert_eq!(answer.elements(name).join(" "), *values, "{name}: {about}");
+        }
+        if let Some(bytes) = self.bytes {
+            assert_eq!(answer.body, bytes.as_bytes(), "{about}");
+        }
+        answer.elements("UploadId").pop()
+    }
+}
+
+fn run_cases(at: &Endpoint, bucket: &str) {
+    for cases in [METADATA, CALLS] {
+        let mut upload = String::new();
+        for case in cases {
+            upload = case.run(at, bucket, &upload).unwrap_or(upload);
+        }
+        let keys = at.get(&format!("/{bucket}?list-type=2")).elements("Key");
+        for key in keys {
+            at.delete(&format!("/{bucket}/{}", key.replace(' ', "%20").replace("&amp;", "%26").replace('?', "%3F")));
+        }
+        assert_eq!(at.get(&format!("/{bucket}?list-type=2")).elements("Key"), [""; 0]);
+    }
+}
+
+#[test]
+fn a_directory_answers_as_s3_does() {
+    let world = World::new();
+    let data = world.dir("data");
+    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &["--writable"]);
+    run_cases(&at, "data");
+    assert_eq!(fs::read_dir(&data).unwrap().count(), 0);
+}
+
+#[test]
+fn a_bucket_answers_as_s3_does_alone_and_through_a_node() {
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("source");
+    let flags = ["--writable", "--endpoint-url", &server.endpoint()];
+    let at = Endpoint::gateway(&world, "s3://source", &flags);
+    run_cases(&at, "source");
+    let note = [("x-amz-meta-note", "kept")];
+    at.send("PUT /source/stored", &note, b"x").expect(200, "");
+    assert_eq!(
+        server.metadata("source", "stored", "note").as_deref(),
+        Some("kept"),
+        "the store has the metadata itself"
+    );
+    server.put_with_metadata("source", "of-others", b"x", &[("note", "of another program")]);
+    let shown = at.send("HEAD /source/of-others", &[], b"").expect(200, "");
+    assert_eq!(shown.header("x-amz-meta-note"), Some("of another program"));
+    at.send("PUT /source/large", &[("x-amz-meta-note", &"x".repeat(2100))], b"x").expect(400, "MetadataTooLarge");
+    at.delete("/source/stored").expect(204, "");
+    at.delete("/source/of-others").expect(204, "");
+    drop(at);
+
+    let node = world.node(&["s3://source"], 0, &flags);
+    let registry = format!("static:{}", node.address);
+    let at = Endpoint::gateway(&world, "s3://source", &["--writable", "--registry", &registry]);
+    run_cases(&at, "source");
+}
