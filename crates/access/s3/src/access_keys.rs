@@ -20,7 +20,7 @@ const HOW_TO_MAKE_KEYS: &str =
 pub struct AccessKeys(WatchedFiles<HashMap<String, SecretKey>>);
 
 impl AccessKeys {
-    /// Reads the file, which is read again when it changes.
+    /// Reads the file; each change is read too.
     ///
     /// # Errors
     /// `NotFound` or `PermissionDenied` for a file that can't be read, `Invalid` for a file that other users can read, or a line

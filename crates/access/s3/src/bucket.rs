@@ -1,4 +1,4 @@
-//! A source as a bucket: the volume it is read from, the files it is changed through, and how old names and attributes may be.
+//! A source as a bucket: the volume for reads, the files for changes, and how old names and attributes may be.
 //! Knows no request.
 
 use crate::metadata::KeptHeaders;
@@ -19,7 +19,7 @@ const KEY_LOCKS: usize = 64;
 pub struct SourceBucket {
     /// The bucket's name.
     pub name: String,
-    /// What is read.
+    /// For reads.
     pub volume: Arc<dyn Volume>,
     /// Set for a source that is changed.
     pub writes: Option<BucketWrites>,
@@ -30,7 +30,7 @@ pub struct SourceBucket {
 pub struct BucketWrites {
     /// The files.
     pub files: Arc<dyn FileService>,
-    /// A file appears at its close, whole (`WriteCapabilities::publishes`).
+    /// A file appears at the close, whole (`WriteCapabilities::publishes`).
     pub publishes: bool,
 }
 
@@ -82,7 +82,7 @@ impl OpenBucket {
     /// The attributes of a path.
     ///
     /// # Errors
-    /// Those of the volume.
+    /// The errors of the volume.
     pub fn lookup(&self, path: &str) -> Result<ObjectAttr> {
         self.volume.lookup_within(path.as_bytes(), self.max_age())
     }
@@ -90,7 +90,7 @@ impl OpenBucket {
     /// A page of a folder.
     ///
     /// # Errors
-    /// Those of the volume.
+    /// The errors of the volume.
     pub fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
         self.volume.list_within(path, cursor, max, self.max_age())
     }

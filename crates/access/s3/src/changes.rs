@@ -28,9 +28,9 @@ const UNSEEN_PAUSE: Duration = Duration::from_millis(20);
 
 /// The bytes of a new object.
 pub(crate) enum NewBytes {
-    /// Those of uploads, one after the other.
+    /// Bytes of uploads, one after the other.
     Staged(Vec<StagedBytes>),
-    /// Those of another object.
+    /// Bytes of another object.
     Object(ObjectRange),
 }
 
@@ -79,10 +79,10 @@ impl<'a> BucketChanges<'a> {
         Ok(BucketChanges { bucket, files: &**files, publishes: *publishes, caller })
     }
 
-    /// Writes an object, and returns its etag.
+    /// Writes an object, and returns the new etag.
     ///
     /// # Errors
-    /// `PreconditionFailed`; those of the source.
+    /// `PreconditionFailed`; the errors of the source.
     pub fn put(&self, key: &str, object: &NewObject) -> S3Result<String> {
         let path = match KeyPath::of_key(key) {
             KeyPath::File(path) => path,
@@ -336,7 +336,7 @@ impl<'a> BucketChanges<'a> {
     /// Removes an object, if it is there; in a directory, also the folders above that are empty then.
     ///
     /// # Errors
-    /// `PreconditionFailed`; those of the source.
+    /// `PreconditionFailed`; the errors of the source.
     pub fn delete(&self, key: &str, etag: Option<&s3s::dto::ETagCondition>) -> S3Result<()> {
         let (path, is_folder) = match KeyPath::of_key(key) {
             KeyPath::File(path) => (path, false),

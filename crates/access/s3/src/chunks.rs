@@ -106,7 +106,7 @@ impl ObjectRange {
     /// Reads the next piece; blocks.
     ///
     /// # Errors
-    /// Those of the volume; `Corrupt` for an object that ends early.
+    /// The errors of the volume; `Corrupt` for an object that ends early.
     pub fn read_piece(&mut self) -> Result<Bytes> {
         self.fetch_ahead();
         let left = self.end - self.at;
@@ -178,7 +178,7 @@ impl ObjectRange {
 /// Reads the first piece of a range on a thread that may block, with the stream of all pieces.
 ///
 /// # Errors
-/// Those of the volume.
+/// The errors of the volume.
 pub(crate) fn open_stream(mut range: ObjectRange) -> Result<ObjectStream> {
     let first = if range.is_complete() { None } else { Some(range.read_piece()?) };
     let left = first.as_ref().map_or(0, Bytes::len) as u64 + (range.end - range.at);

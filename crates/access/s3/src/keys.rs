@@ -2,7 +2,7 @@
 
 use spurline_fs::NAME_MAX;
 
-/// Files that an unfinished upload has in a directory begin so; they are no objects.
+/// Files that an unfinished upload has in a directory begin so, and are no objects.
 pub(crate) const UPLOAD_PREFIX: &str = ".spurline-upload-";
 
 /// The place of an object in a source.

@@ -1,4 +1,4 @@
-//! An S3 endpoint: HTTP requests in, calls of volumes and file services out. Sources appear as buckets. Knows neither what is
+//! An S3 endpoint: HTTP requests in, calls of volumes and file services out. Sources appear as buckets. Knows neither sources
 //! behind a volume, nor command lines.
 #![forbid(unsafe_code)]
 

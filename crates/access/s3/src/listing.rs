@@ -145,7 +145,7 @@ impl WalkedFolder {
         first.and_then(|page| page.cursor.clone())
     }
 
-    /// The next key in order, with its attributes; reads pages until the order is certain.
+    /// The next key in order, with the attributes; reads pages until the order is certain.
     fn next_name(&mut self, bucket: &OpenBucket, wanted: &WantedKeys<'_>) -> Result<Option<(String, ObjectAttr)>> {
         loop {
             let is_certain = self.next.is_none()
@@ -200,7 +200,7 @@ impl WantedKeys<'_> {
     fn may_have(&self, key: &str) -> bool {
         let in_prefix = key.starts_with(self.prefix) || key.ends_with('/') && self.prefix.starts_with(key);
         let is_listed_prefix = self.after_prefix && key.starts_with(self.after);
-        // A folder that begins before the last key may have keys behind it.
+        // A folder that begins before the last key may have keys behind the last key.
         let is_behind = key > self.after || key.ends_with('/') && self.after.starts_with(key);
         in_prefix && is_behind && !is_listed_prefix
     }
@@ -221,7 +221,7 @@ impl WantedKeys<'_> {
 /// A page of the objects of a bucket; blocks.
 ///
 /// # Errors
-/// Those of the volume.
+/// The errors of the volume.
 pub(crate) fn list_objects(bucket: &OpenBucket, request: &ListRequest) -> Result<ListedPage> {
     let after = request.token.as_ref().map_or("", |token| &token.last).max(&request.start_after);
     let delimiter = request.delimiter.as_str();

@@ -22,7 +22,7 @@ const COPY_BYTES: usize = 1 << 20;
 /// A way to read a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LoadCase {
-    /// The files one after the other, in reads of 1 MiB: what the other ways are compared with
+    /// The files one after the other, in reads of 1 MiB: the measure of the other ways
     Cat,
     /// A copy by cp into the work folder
     Cp,
