@@ -416,6 +416,11 @@ fn locks_outlive_a_lost_node() {
         }
         let port = group.nodes[n].port();
         group.nodes[n] = group.node(n, port);
+        // The other node answers once more: a node that was started after the last answer of a lost one does not know all grants.
+        for file in &held {
+            file.write_all_at(b"still mine", 0).unwrap();
+            file.sync_data().unwrap();
+        }
     }
     for file in &held {
         assert!(try_lock(file, libc::F_UNLCK, 0..10) && try_flock(file, FlockOperation::NonBlockingUnlock));
