@@ -46,6 +46,8 @@ if zarr is not None:
 
 # %% Names, one file, many ranges.
 client = spurline.open(folder, **settings)
+while not client.exists("tour"):  # A node that has listed the source before shows new names after a moment.
+    time.sleep(0.1)
 samples = sorted(entry for entry in client.scandir("tour") if entry.path.endswith(".bin"))
 with client.open("tour/sample-07.bin") as file:
     print("one file:", file.size, "bytes,", file.pread(3, 1000))
