@@ -5,14 +5,11 @@ use crate::world::*;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt as _;
 
 fn with_keys(world: &World) -> Endpoint {
-    let keys = world.file("keys", b"client:0123456789abcdef\n");
-    fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
     make_files(&world.dir("data"), &[("x", b"secret")]);
     let source = world.dir("data");
-    Endpoint::gateway(world, source.to_str().unwrap(), &["--writable", "--s3-keys", keys.to_str().unwrap()])
+    Endpoint::gateway_with_keys(world, source.to_str().unwrap(), "client:0123456789abcdef\n")
 }
 
 #[test]

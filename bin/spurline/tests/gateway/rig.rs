@@ -1,8 +1,10 @@
 //! A gateway or a node with an endpoint, and requests over plain HTTP.
 
 use crate::world::*;
+use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 /// An endpoint of a process.
@@ -18,6 +20,13 @@ impl Endpoint {
         let mut command = world.command(&["gateway", source, "--s3-listen", "127.0.0.1:0"]);
         command.arg("--cache-dir").arg(world.dir("cache")).args(more);
         Endpoint::start(with_credentials(&mut command), world)
+    }
+
+    /// Starts a gateway that changes a source, for clients with the keys of a file with this text.
+    pub fn gateway_with_keys(world: &World, source: &str, keys: &str) -> Endpoint {
+        let keys = world.file("keys", keys.as_bytes());
+        fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
+        Endpoint::gateway(world, source, &["--writable", "--s3-keys", keys.to_str().unwrap()])
     }
 
     /// Starts a process with an endpoint.

@@ -5,7 +5,6 @@ use crate::rig::*;
 use crate::s3_clients::*;
 use crate::world::*;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 
 const KEY: &str = "client";
 const SECRET: &str = "0123456789abcdef0123";
@@ -184,10 +183,7 @@ fn data_libraries_read_and_write() {
     let Some(bin) = s3_data_libraries() else { return };
     let world = World::new();
     let data = world.dir("data");
-    let keys = world.file("keys", format!("{KEY}:{SECRET}\n").as_bytes());
-    fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
-    let flags = ["--writable", "--s3-keys", keys.to_str().unwrap()];
-    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &flags);
+    let at = Endpoint::gateway_with_keys(&world, data.to_str().unwrap(), &format!("{KEY}:{SECRET}\n"));
     let endpoint = at.url();
     let mut python = s3_client(&bin.join("python"), &endpoint, ClientKeys { id: KEY, secret: SECRET });
     succeed(python.args(["-c", BY_DATA_LIBRARIES]));
@@ -198,10 +194,7 @@ fn clients_of_others_read_and_write() {
     let (Some(bin), Some(libraries)) = (s3_clients(), s3_libraries()) else { return };
     let world = World::new();
     let data = world.dir("data");
-    let keys = world.file("keys", format!("{KEY}:{SECRET}\n").as_bytes());
-    fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
-    let flags = ["--writable", "--s3-keys", keys.to_str().unwrap()];
-    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &flags);
+    let at = Endpoint::gateway_with_keys(&world, data.to_str().unwrap(), &format!("{KEY}:{SECRET}\n"));
     let endpoint = at.url();
     let client = |program: &str| s3_client(&bin.join(program), &endpoint, ClientKeys { id: KEY, secret: SECRET });
     succeed(client("python").args(["-c", BY_BOTO3]));
