@@ -356,10 +356,8 @@ impl FileSystem {
         self.stats.fuse.open_handles.add(1);
         if let Some(records) = self.kept_records.get() {
             let backing_id = handle.backing().map_or(0, |backing| backing.id());
-            let slot = {
-                let kept = KeptHandle { fh, ino: handle.inode.ino, backing_id, ..KeptHandle::default() };
-                records.keep(&KeptRecord::Handle(kept))
-            };
+            let kept = KeptHandle { fh, ino: handle.inode.ino, backing_id, ..KeptHandle::default() };
+            let slot = records.keep(&KeptRecord::Handle(kept));
             handle.record.store(slot, Ordering::Relaxed);
         }
         Ok(fh)

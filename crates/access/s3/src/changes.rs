@@ -147,7 +147,7 @@ impl<'a> BucketChanges<'a> {
                 {
                     attempt += 1;
                 }
-                // A file of an upload that has failed, whose end is still on the way to the node.
+                // A failed upload has left the file, and the close has not reached the node yet.
                 Err(WriteFailure::Made(error))
                     if error.errno() == libc::EEXIST && attempt < UNSEEN_ATTEMPTS && !self.is_seen(path) =>
                 {
