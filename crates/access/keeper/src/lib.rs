@@ -2,6 +2,7 @@
 //! mount's process again when that dies. Both ends of their conversation are here. Knows neither FUSE nor the inside of the state.
 #![forbid(unsafe_code)]
 
+mod descriptor_socket;
 mod life;
 mod messages;
 mod store;

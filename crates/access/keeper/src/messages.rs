@@ -1,15 +1,10 @@
 //! The messages between a keeper and the process of its mount: a word, fields of text, and descriptors. The keeper outlives
 //! releases, so unknown fields are ignored, and a version that differs is refused.
 
-use rustix::cmsg_space;
+use crate::descriptor_socket::{receive_message, send_message};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
-};
 use rustix::time::{ClockId, clock_gettime};
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 /// The version of the conversation.
@@ -20,8 +15,6 @@ pub const UPGRADE_ACCEPTED: &str = "accepted";
 pub const UPGRADE_CAUSE: &str = "upgrade to ";
 /// The longest message.
 const MESSAGE_MAX_BYTES: usize = 16 << 10;
-/// Descriptors of a message.
-const DESCRIPTORS_MAX: usize = 3;
 
 /// What outlives a mount's process.
 #[derive(Debug)]
@@ -164,38 +157,19 @@ impl KeeperMessage {
         }
         let mut sent: Vec<BorrowedFd<'_>> = files.map(|files| files.as_fd()).into_iter().collect();
         sent.extend(kept.iter().flat_map(|kept| [kept.device.as_fd(), kept.state.as_fd()]));
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !sent.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&sent)) {
-            return Err(malformed("has no room for descriptors"));
-        }
-        sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
-        Ok(())
+        send_message(socket, text.as_bytes(), &sent)
     }
 
     /// The next message; `None` at the end of the other side.
     pub(crate) fn receive(socket: &OwnedFd) -> io::Result<Option<KeeperMessage>> {
         let mut bytes = vec![0; MESSAGE_MAX_BYTES];
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received = loop {
-            match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
-                Err(rustix::io::Errno::INTR) => {}
-                received => break received?,
-            }
-        };
-        if received.bytes == 0 {
+        let received = receive_message(socket, &mut bytes)?;
+        if received.len == 0 {
             return Ok(None);
         }
-        let mut descriptors = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(sent) = message {
-                descriptors.extend(sent);
-            }
-        }
-        let text = std::str::from_utf8(&bytes[..received.bytes]).map_err(|_| malformed("is no text"))?;
+        let text = std::str::from_utf8(&bytes[..received.len]).map_err(|_| malformed("is no text"))?;
         let (word, fields) = text.split_once('\n').unwrap_or((text, ""));
-        let mut descriptors = descriptors.into_iter();
+        let mut descriptors = received.descriptors.into_iter();
         let has_files = value_of(fields, "files") == Some("yes");
         let files = if has_files { descriptors.next() } else { None };
         let kept = match (descriptors.next(), descriptors.next()) {
@@ -236,12 +210,12 @@ fn parse_order(fields: &str) -> io::Result<LifeOrder> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use crate::descriptor_socket::conversation;
     use std::fs::File;
 
     #[test]
     fn messages_arrive_with_their_descriptors() {
-        let (left, right) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let (left, right) = conversation().unwrap();
         let open = || File::open("/dev/null").unwrap().into();
         let kept = Some(KeptDescriptors { device: open(), state: open() });
         let order = LifeOrder {

@@ -3,15 +3,10 @@
 //!
 //! The keeper sends all stored files and an end mark, and then takes files and names of closed files.
 
-use rustix::cmsg_space;
+use crate::descriptor_socket::{conversation, receive_message, send_message};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-};
 use std::collections::HashMap;
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -38,44 +33,21 @@ struct FileMessage {
 }
 
 fn send(socket: &OwnedFd, kind: u8, name: &StoredName, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&files)) {
-        return Err(io::Error::other("no room for a descriptor"));
-    }
-    let parts = [IoSlice::new(std::slice::from_ref(&kind)), IoSlice::new(name)];
-    loop {
-        match sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL) {
-            Err(rustix::io::Errno::INTR) => {}
-            sent => return sent.map(drop).map_err(io::Error::from),
-        }
-    }
+    let mut bytes = [kind; 1 + STORED_NAME_BYTES];
+    bytes[1..].copy_from_slice(name);
+    send_message(socket, &bytes, file.as_slice())
 }
 
 /// The next message; `None` at the end of the other side.
 fn receive(socket: &OwnedFd) -> Option<FileMessage> {
-    let mut kind = [0];
-    let mut name = [0; STORED_NAME_BYTES];
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = loop {
-        let mut parts = [IoSliceMut::new(&mut kind), IoSliceMut::new(&mut name)];
-        match recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(rustix::io::Errno::INTR) => {}
-            received => break received.ok()?,
-        }
-    };
-    if received.bytes == 0 {
+    let mut bytes = [0; 1 + STORED_NAME_BYTES];
+    let received = receive_message(socket, &mut bytes).ok()?;
+    if received.len == 0 {
         return None;
     }
-    let mut file = None;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(mut files) = message {
-            file = files.next();
-        }
-    }
-    Some(FileMessage { kind: kind[0], name, file })
+    let mut name = [0; STORED_NAME_BYTES];
+    name.copy_from_slice(&bytes[1..]);
+    Some(FileMessage { kind: bytes[0], name, file: received.descriptors.into_iter().next() })
 }
 
 /// The keeper's side.
@@ -87,7 +59,7 @@ pub(crate) struct FileStore {
 impl FileStore {
     /// Serves a process until that has ended; with the process's side of the conversation.
     pub(crate) fn serve(self) -> io::Result<(JoinHandle<FileStore>, OwnedFd)> {
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (ours, theirs) = conversation()?;
         let thread = std::thread::Builder::new().name("stored-files".into()).stack_size(STACK_BYTES);
         Ok((thread.spawn(move || self.converse(&ours))?, theirs))
     }

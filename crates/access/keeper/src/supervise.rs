@@ -1,11 +1,11 @@
 //! The keeper's loop: starts the mount's process, waits for its end, and starts it again as long as the mount lives.
 
+use crate::descriptor_socket::conversation;
 use crate::life::LIFE_VARIABLE;
 use crate::messages::{KeeperMessage, KeptDescriptors, LifeOrder, UPGRADE_ACCEPTED, UPGRADE_CAUSE, monotonic_ns};
 use crate::store::{STORE_RETRY_INTERVAL, StoreLink};
 use crate::stored_files::FileStore;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid};
 use std::ffi::OsString;
 use std::fs::File;
@@ -582,10 +582,6 @@ fn start_patiently(program: &SupervisedProgram, socket: OwnedFd) -> io::Result<C
         }
         pause *= 2;
     }
-}
-
-fn conversation() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
 /// Waits for the end of a check, unless the process that serves the mount ends first.
