@@ -228,7 +228,7 @@ pub(crate) fn list_objects(bucket: &OpenBucket, request: &ListRequest) -> Result
     let wanted = WantedKeys {
         prefix: &request.prefix,
         after,
-        after_prefix: !delimiter.is_empty() && after.ends_with(delimiter) && after.len() > request.prefix.len(),
+        after_prefix: common_prefix(after, &request.prefix, delimiter).is_some_and(|common| common == *after),
     };
     let mut page = ListedPage::default();
     if request.max_keys == 0 {
@@ -248,7 +248,9 @@ pub(crate) fn list_objects(bucket: &OpenBucket, request: &ListRequest) -> Result
             continue;
         }
         let is_folder = attr.kind == FileKind::Directory;
-        if is_folder && common.is_none() {
+        // The last key is in this folder: whether a key of the prefix comes behind it, only the folder's names tell.
+        let has_last_key = is_folder && after.len() > key.len() && after.starts_with(&key);
+        if is_folder && (common.is_none() || has_last_key) {
             if folders.len() < KEY_DEPTH_MAX {
                 let cursor = if after.starts_with(&key) { known_cursor(request, folders.len()) } else { None };
                 folders.push(WalkedFolder::new(key, cursor));
@@ -260,7 +262,13 @@ pub(crate) fn list_objects(bucket: &OpenBucket, request: &ListRequest) -> Result
             return Ok(page);
         }
         page.items.push(match common {
-            Some(prefix) => ListedItem::Prefix(prefix),
+            Some(prefix) => {
+                // The prefix stands for all keys of these folders.
+                while folders.last().is_some_and(|folder| folder.key.starts_with(&prefix)) {
+                    folders.pop();
+                }
+                ListedItem::Prefix(prefix)
+            }
             None => {
                 let etag = bucket.etag(key.as_bytes(), &attr);
                 ListedItem::Object(ListedObject { key, attr, etag })
