@@ -63,7 +63,7 @@ impl AdminPeer {
         }
     }
 
-    /// Requests a report of the process at the end; sockets only.
+    /// Requests a report of the process at the end; sockets only. A process that ends by itself from now on sends the report.
     ///
     /// # Errors
     /// As [`AdminPeer::fetch_stats`].
@@ -71,7 +71,9 @@ impl AdminPeer {
         match self {
             AdminPeer::Socket(path, user) => {
                 let stream = open_request(path, *user, &json!({"op": "end"}), limit)?;
-                Ok(EndWatch { stream, socket: path.clone() })
+                let mut answers = BufReader::new(stream);
+                read_answer(&mut answers, path, limit)?;
+                Ok(EndWatch { answers, socket: path.clone() })
             }
             AdminPeer::Http(address) => {
                 let text = format!("{address}: a metrics address reports no end; use the admin socket");
@@ -177,7 +179,7 @@ pub fn send_request(socket: &Path, request: &Value, limit: Duration) -> Result<V
 
 /// The same for a socket that must belong to `user` or root.
 fn send_request_to(socket: &Path, user: Option<u32>, request: &Value, limit: Duration) -> Result<Value> {
-    read_answer(open_request(socket, user, request, limit)?, socket, limit)
+    read_answer(&mut BufReader::new(open_request(socket, user, request, limit)?), socket, limit)
 }
 
 /// Sends a request; the answer is to be read within `limit` as well.
@@ -192,9 +194,9 @@ fn open_request(
     sent.map_err(|e| deadline_error(format_args!("admin socket {}", socket.display()), &e, limit))
 }
 
-fn read_answer(stream: DeadlineStream<UnixStream>, socket: &Path, limit: Duration) -> Result<Value> {
+fn read_answer(answers: &mut BufReader<DeadlineStream<UnixStream>>, socket: &Path, limit: Duration) -> Result<Value> {
     let mut line = Vec::new();
-    BufReader::new(stream)
+    answers
         .take(MAX_ANSWER)
         .read_until(b'\n', &mut line)
         .map_err(|e| deadline_error(format_args!("admin socket {}", socket.display()), &e, limit))?;
@@ -215,7 +217,7 @@ fn read_answer(stream: DeadlineStream<UnixStream>, socket: &Path, limit: Duratio
 
 /// A connection on which a process reports the end.
 pub struct EndWatch {
-    stream: DeadlineStream<UnixStream>,
+    answers: BufReader<DeadlineStream<UnixStream>>,
     socket: PathBuf,
 }
 
@@ -225,8 +227,8 @@ impl EndWatch {
     /// # Errors
     /// When the process ended without a report, as a killed process does, or does not end in time.
     pub fn read_report(mut self, limit: Duration) -> Result<Option<WritesBehind>> {
-        self.stream.until = Instant::now() + limit;
-        let report = read_answer(self.stream, &self.socket, limit)?;
+        self.answers.get_mut().until = Instant::now() + limit;
+        let report = read_answer(&mut self.answers, &self.socket, limit)?;
         Option::deserialize(report).map_err(|error| {
             Error::new(ErrorKind::Protocol, format!("the report of a mount's end is malformed: {error}"))
         })

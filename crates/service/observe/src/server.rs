@@ -39,13 +39,16 @@ pub struct AdminServer {
 struct EndWatches(Mutex<Vec<UnixStream>>);
 
 impl EndWatches {
-    /// Keeps a connection; the error for a connection too many.
-    fn add(&self, stream: UnixStream) -> Result<()> {
+    /// Keeps a connection, and answers there that the report follows; the error for a connection too many.
+    fn add(&self, mut stream: UnixStream) -> Result<()> {
         let mut watches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         watches.retain(|stream| !is_closed(stream));
         if watches.len() >= MAX_CONVERSATIONS {
             return Err(Error::new(ErrorKind::Throttled, "many others wait for the end of this process; try again"));
         }
+        // Before the report, which takes the connection: a client that is gone needs no answer.
+        let _ = stream.set_write_timeout(Some(REPORT_LIMIT));
+        let _ = writeln!(stream, "{}", json!({ "ok": "watched" }));
         watches.push(stream);
         Ok(())
     }
@@ -53,7 +56,6 @@ impl EndWatches {
     fn send_report(&self, report: Option<&WritesBehind>) {
         for mut stream in self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // A client that is gone, or reads nothing, does not delay the end.
-            let _ = stream.set_write_timeout(Some(REPORT_LIMIT));
             let _ = writeln!(stream, "{}", json!({ "ok": report }));
         }
     }
