@@ -18,6 +18,7 @@ use std::thread::JoinHandle;
 const SLOTS: u64 = 32;
 const SLOT_LEN: usize = 4096;
 const APPENDERS: usize = 2;
+const MAPPED_LEN: usize = 64 * SLOT_LEN;
 
 /// What runs until the end, and how far it has come.
 #[derive(Clone)]
@@ -112,6 +113,54 @@ fn change_names(work: &Work, worker: usize) -> JoinHandle<u64> {
         let names: Vec<_> = fs::read_dir(&at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, ["name"], "round {round}");
     })
+}
+
+/// Pages of a file that are shared with the kernel.
+struct SharedPages {
+    start: usize,
+}
+
+impl SharedPages {
+    fn new(file: &File) -> SharedPages {
+        file.set_len(MAPPED_LEN as u64).unwrap();
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping of an open file with that length.
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), MAPPED_LEN, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        assert_ne!(start, libc::MAP_FAILED);
+        SharedPages { start: start as usize }
+    }
+
+    fn change(&self, round: u64) {
+        let place = self.start + round as usize * SLOT_LEN % MAPPED_LEN;
+        // SAFETY: a place in the mapping, whose pages no other thread of this program uses.
+        unsafe { (place as *mut u64).write_volatile(round) };
+    }
+}
+
+impl Drop for SharedPages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is used no more.
+        unsafe { libc::munmap(self.start as *mut libc::c_void, MAPPED_LEN) };
+    }
+}
+
+/// Changes the pages of a file, while another program locks that: each lock drops the pages, and waits until the dirty ones are
+/// written.
+fn write_mapped(work: &Work) -> [JoinHandle<u64>; 2] {
+    // The rounds of these count for themselves: there are many.
+    let work = Work { rounds: Arc::default(), ..work.clone() };
+    let pages = SharedPages::new(&read_write(&work.at.join("mapped")));
+    let locked = read_write(&work.at.join("mapped"));
+    let writer = work.start("mapped", move |_, round| {
+        pages.change(round);
+        std::thread::sleep(std::time::Duration::from_micros(100));
+    });
+    let locker = work.start("locker", move |_, _| {
+        ofd_lock(&locked, libc::F_OFD_SETLKW, libc::F_WRLCK).unwrap();
+        ofd_lock(&locked, libc::F_OFD_SETLK, libc::F_UNLCK).unwrap();
+    });
+    [writer, locker]
 }
 
 fn ofd_lock(file: &File, command: i32, kind: i32) -> io::Result<()> {
@@ -258,6 +307,7 @@ fn writers_survive(world: &World, origin: &Path, mut mount: Mount, other: &Mount
     let counters = [&work, &work, &work_there];
     let flocks: Vec<_> = counters.iter().map(|work| count_locked(work, "flock")).collect();
     let ranges: Vec<_> = counters.iter().map(|work| count_locked(work, "ranges")).collect();
+    let mapped = write_mapped(&work);
     let mut shell = shell_in(&at);
     let mut removed = RemovedFile::new(&at);
     let held = HeldLocks::new(&at);
@@ -288,6 +338,7 @@ fn writers_survive(world: &World, origin: &Path, mut mount: Mount, other: &Mount
     let named = rounds_of(namers);
     let flocked = rounds_of(flocks);
     let ranged = rounds_of(ranges);
+    let [mapped, _] = mapped.map(|thread| thread.join().unwrap());
     fs::write(at.join("shell/end"), "").unwrap();
     assert!(shell.wait().unwrap().success(), "the shell in the mount");
     held.release();
@@ -302,6 +353,12 @@ fn writers_survive(world: &World, origin: &Path, mut mount: Mount, other: &Mount
     for round in slots.saturating_sub(SLOTS)..slots {
         let offset = (round % SLOTS) as usize * SLOT_LEN;
         assert!(text[offset..offset + SLOT_LEN] == slot(round), "slot of round {round}");
+    }
+    let pages = fs::read(origin.join("mapped")).unwrap();
+    for round in mapped.saturating_sub(64)..mapped {
+        let place = round as usize * SLOT_LEN % MAPPED_LEN;
+        let found = u64::from_le_bytes(pages[place..place + 8].try_into().unwrap());
+        assert_eq!(found, round, "the page of round {round}");
     }
     check_log(&fs::read_to_string(origin.join("log")).unwrap(), &appended);
     for (name, counted) in [("flock", flocked), ("ranges", ranged)] {

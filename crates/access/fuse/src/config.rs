@@ -4,6 +4,7 @@
 use crate::buffer::{AnonymousPages, BufferSource, HEAD_LEN};
 use crate::dispatch::RequestRecorder;
 use crate::kept_state::KeptState;
+use crate::notify::NotificationRelay;
 use crate::options::MountOptions;
 use crate::ring;
 use spurline_fs::KeptFiles;
@@ -63,6 +64,8 @@ pub struct KeptSession {
     pub state: Arc<KeptState>,
     /// Open files of the source, of a writable mount.
     pub files: Option<Arc<dyn KeptFiles>>,
+    /// Notifications go through this.
+    pub relay: Option<Arc<dyn NotificationRelay>>,
     /// Processes that have served the mount before.
     pub takeovers: u64,
     /// When the process before ended.

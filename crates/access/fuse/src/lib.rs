@@ -33,7 +33,7 @@ pub use config::{FuseIo, KeptSession, SessionConfig, SessionWrites, TransportCho
 pub use dispatch::RequestRecorder;
 pub use kept_state::{KeptAgreement, KeptState};
 pub use mount::{MountError, check_mountpoint, unmount_path};
-pub use notify::KernelNotifier;
+pub use notify::{KernelNotifier, NotificationRelay};
 pub use nullfs::NullFs;
 pub use options::{MountOptions, UnknownOption};
 pub use session::{FuseSession, SessionUnmounter, UnmountOutcome};

@@ -713,7 +713,11 @@ fn resume_first_slot<S: FileService>(shared: &Arc<SessionShared<S>>, slot: &mut 
 fn negotiated_kernel<S: FileService>(shared: &Arc<SessionShared<S>>, agreed: InitAgreement) -> NegotiatedKernel {
     NegotiatedKernel {
         backings: agreed.passthrough.then(|| BackingRegistrations::new(BackingRegistrar::new(&shared.device))),
-        notifier: KernelNotifier::new(&shared.device, agreed.minor),
+        notifier: KernelNotifier::new(
+            &shared.device,
+            agreed.minor,
+            shared.config.kept.as_ref().and_then(|kept| kept.relay.clone()),
+        ),
         waiting: WaitingSlots::new(shared),
         create_group: agreed.create_group,
         direct_mmap: agreed.direct_mmap,

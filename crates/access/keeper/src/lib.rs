@@ -5,12 +5,14 @@
 mod descriptor_socket;
 mod life;
 mod messages;
+mod notifications;
 mod store;
 mod stored_files;
 mod supervise;
 
 pub use life::{KeeperLink, LIFE_VARIABLE, MountLife};
 pub use messages::{KeptDescriptors, LifeOrder, PROTOCOL_VERSION, UPGRADE_ACCEPTED, UPGRADE_CAUSE, monotonic_ns};
+pub use notifications::KeeperNotifications;
 pub use store::{DescriptorStore, ReportedProcess, STORE_VARIABLE, StoreLink};
 pub use stored_files::{STORED_NAME_BYTES, StoredFiles, StoredName};
 pub use supervise::{CHECK_LIMIT, KeeperReports, StopRequests, SupervisedProgram, supervise};

@@ -73,6 +73,8 @@ pub struct LifeOrder {
     pub check_only: bool,
     /// The conversation about open files; absent for a check.
     pub files: Option<OwnedFd>,
+    /// The conversation about notifications to the kernel; absent for a check.
+    pub notifications: Option<OwnedFd>,
     /// Absent at first.
     pub kept: Option<KeptDescriptors>,
 }
@@ -108,6 +110,14 @@ fn value_of<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
 }
 
+fn yes_or_no(value: bool) -> &'static str {
+    if value { "yes" } else { "no" }
+}
+
+fn is_yes(text: &str, key: &str) -> bool {
+    value_of(text, key) == Some("yes")
+}
+
 fn number_of(text: &str, key: &str) -> u64 {
     value_of(text, key).and_then(|value| value.parse().ok()).unwrap_or(0)
 }
@@ -120,7 +130,7 @@ impl KeeperMessage {
     pub(crate) fn send(&self, socket: &OwnedFd) -> io::Result<()> {
         let mut text = String::new();
         let mut kept = None;
-        let mut files = None;
+        let mut conversations = Vec::new();
         match self {
             KeeperMessage::Order(order) => {
                 text.push_str("order\n");
@@ -129,10 +139,11 @@ impl KeeperMessage {
                 field(&mut text, "takeovers", &order.takeovers.to_string());
                 field(&mut text, "cause", &order.cause);
                 field(&mut text, "ended_at_ns", &order.ended_at_ns.to_string());
-                field(&mut text, "check_only", if order.check_only { "yes" } else { "no" });
-                field(&mut text, "files", if order.files.is_some() { "yes" } else { "no" });
+                field(&mut text, "check_only", yes_or_no(order.check_only));
+                field(&mut text, "files", yes_or_no(order.files.is_some()));
+                field(&mut text, "notifications", yes_or_no(order.notifications.is_some()));
                 kept = order.kept.as_ref();
-                files = order.files.as_ref();
+                conversations.extend(order.files.iter().chain(&order.notifications));
             }
             KeeperMessage::Mounted(descriptors) => {
                 text.push_str("mounted\n");
@@ -155,7 +166,7 @@ impl KeeperMessage {
             }
             KeeperMessage::End => text.push_str("end\n"),
         }
-        let mut sent: Vec<BorrowedFd<'_>> = files.map(|files| files.as_fd()).into_iter().collect();
+        let mut sent: Vec<BorrowedFd<'_>> = conversations.into_iter().map(OwnedFd::as_fd).collect();
         sent.extend(kept.iter().flat_map(|kept| [kept.device.as_fd(), kept.state.as_fd()]));
         send_message(socket, text.as_bytes(), &sent)
     }
@@ -170,14 +181,14 @@ impl KeeperMessage {
         let text = std::str::from_utf8(&bytes[..received.len]).map_err(|_| malformed("is no text"))?;
         let (word, fields) = text.split_once('\n').unwrap_or((text, ""));
         let mut descriptors = received.descriptors.into_iter();
-        let has_files = value_of(fields, "files") == Some("yes");
-        let files = if has_files { descriptors.next() } else { None };
+        let files = if is_yes(fields, "files") { descriptors.next() } else { None };
+        let notifications = if is_yes(fields, "notifications") { descriptors.next() } else { None };
         let kept = match (descriptors.next(), descriptors.next()) {
             (Some(device), Some(state)) => Some(KeptDescriptors { device, state }),
             _ => None,
         };
         Ok(Some(match word {
-            "order" => KeeperMessage::Order(LifeOrder { files, kept, ..parse_order(fields)? }),
+            "order" => KeeperMessage::Order(LifeOrder { files, notifications, kept, ..parse_order(fields)? }),
             "mounted" => KeeperMessage::Mounted(kept.ok_or_else(|| malformed("lacks descriptors"))?),
             "ready" => KeeperMessage::Ready,
             "upgrade" => KeeperMessage::Upgrade(value_of(fields, "program").unwrap_or_default().to_owned()),
@@ -202,7 +213,7 @@ fn parse_order(fields: &str) -> io::Result<LifeOrder> {
         takeovers: number_of(fields, "takeovers"),
         cause: value_of(fields, "cause").unwrap_or_default().to_owned(),
         ended_at_ns: number_of(fields, "ended_at_ns"),
-        check_only: value_of(fields, "check_only") == Some("yes"),
+        check_only: is_yes(fields, "check_only"),
         ..LifeOrder::default()
     })
 }
@@ -224,6 +235,7 @@ mod tests {
             cause: "killed\nby 9".into(),
             ended_at_ns: 5,
             files: Some(open()),
+            notifications: Some(open()),
             kept,
             ..LifeOrder::default()
         };
@@ -231,7 +243,7 @@ mod tests {
         let Some(KeeperMessage::Order(order)) = KeeperMessage::receive(&right).unwrap() else { panic!("an order") };
         assert_eq!((order.keeper, order.takeovers, order.ended_at_ns, order.check_only), (7, 3, 5, false));
         assert_eq!(order.cause, "killed by 9");
-        assert!(order.kept.is_some() && order.files.is_some());
+        assert!(order.kept.is_some() && order.files.is_some() && order.notifications.is_some());
         KeeperMessage::Upgrade("/usr/bin/spurline".into()).send(&right).unwrap();
         let got = KeeperMessage::receive(&left).unwrap();
         assert!(matches!(got, Some(KeeperMessage::Upgrade(program)) if program == "/usr/bin/spurline"));

@@ -165,9 +165,8 @@ impl SharedStore {
             takeovers: mount.takeovers + 1,
             cause: "its keeper ended".into(),
             ended_at_ns: held.ended_at_ns,
-            check_only: false,
-            files: None,
             kept: Some(mount.descriptors.duplicate()?),
+            ..LifeOrder::default()
         })
     }
 }

@@ -3,6 +3,7 @@
 use crate::descriptor_socket::conversation;
 use crate::life::LIFE_VARIABLE;
 use crate::messages::{KeeperMessage, KeptDescriptors, LifeOrder, UPGRADE_ACCEPTED, UPGRADE_CAUSE, monotonic_ns};
+use crate::notifications::serve_notifications;
 use crate::store::{STORE_RETRY_INTERVAL, StoreLink};
 use crate::stored_files::FileStore;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -428,6 +429,7 @@ impl Keeper<'_> {
             ended_at_ns: self.ended_at_ns,
             check_only: false,
             files: Some(files),
+            notifications: serve_notifications().ok(),
             kept: self.kept.as_ref().map(KeptDescriptors::duplicate).transpose()?,
         };
         let (ours, theirs) = conversation()?;

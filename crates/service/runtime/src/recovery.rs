@@ -4,9 +4,10 @@
 use crate::volume::open_volume;
 use spurline_config::{Fault, MountConfig};
 use spurline_fs::{KeptFileKey, KeptFiles};
-use spurline_fuse::{FuseSession, KeptSession, KeptState};
+use spurline_fuse::{FuseSession, KeptSession, KeptState, NotificationRelay};
 use spurline_keeper::{
-    KeeperLink, KeptDescriptors, LifeOrder, MountLife, STORED_NAME_BYTES, StoredFiles, StoredName, monotonic_ns,
+    KeeperLink, KeeperNotifications, KeptDescriptors, LifeOrder, MountLife, STORED_NAME_BYTES, StoredFiles, StoredName,
+    monotonic_ns,
 };
 use spurline_observe::documents::KeeperStatus;
 use spurline_types::stats::Recovery;
@@ -26,6 +27,7 @@ pub struct MountRecovery {
     mountpoint: Option<PathBuf>,
     /// Of a mount that makes changes.
     files: Option<Arc<KeeperFiles>>,
+    relay: Option<Arc<KeeperRelay>>,
 }
 
 /// The facts of the keeper that the admin services show.
@@ -103,8 +105,15 @@ impl MountRecovery {
         };
         let files = order.files.take().filter(|_| config.volume.writes.is_some());
         let files = files.map(KeeperFiles::begin).transpose().map_err(state_fault)?;
+        let relay = order.notifications.take().map(KeeperRelay::new);
         let view = KeeperView { link, order, state: Arc::new(state), pause_us: AtomicU64::new(0) };
-        Ok(MountRecovery { view: Arc::new(view), device, mountpoint, files: files.map(Arc::new) })
+        Ok(MountRecovery {
+            view: Arc::new(view),
+            device,
+            mountpoint,
+            files: files.map(Arc::new),
+            relay: relay.map(Arc::new),
+        })
     }
 
     /// The mountpoint of a mount that exists.
@@ -126,6 +135,7 @@ impl MountRecovery {
         KeptSession {
             state: Arc::clone(&self.view.state),
             files: self.files.clone().map(|files| files as _),
+            relay: self.relay.clone().map(|relay| relay as _),
             takeovers: order.takeovers,
             ended_at: SystemTime::now().checked_sub(since_end).unwrap_or(SystemTime::UNIX_EPOCH),
         }
@@ -257,6 +267,34 @@ impl KeptFiles for KeeperFiles {
         for (name, _) in self.lock_earlier().drain() {
             self.report(self.stored.close(&name));
         }
+    }
+}
+
+/// Notifications that the keeper sends.
+#[derive(Debug)]
+struct KeeperRelay {
+    notifications: KeeperNotifications,
+    is_failing: AtomicBool,
+}
+
+impl KeeperRelay {
+    fn new(socket: OwnedFd) -> KeeperRelay {
+        KeeperRelay { notifications: KeeperNotifications::new(socket), is_failing: AtomicBool::new(false) }
+    }
+}
+
+impl NotificationRelay for KeeperRelay {
+    fn relay(&self, device: BorrowedFd<'_>, notification: &[u8], if_ended: &[u8]) -> Option<i32> {
+        let sent = self.notifications.send(device, notification, if_ended);
+        let failed = sent.as_ref().err();
+        if let Some(error) = failed
+            && !self.is_failing.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                "this process notifies the kernel itself, and may not end when it is killed: the keeper sends no notification: {error}"
+            );
+        }
+        sent.ok()
     }
 }
 
