@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const TESTKIT_USAGE: &str = "\
 spurline-testkit s3-server DIR [--listen IP:PORT]   S3 over a directory of buckets
-spurline-testkit s3-memory BUCKET [--listen IP:PORT] S3 in memory with one bucket
+spurline-testkit s3-memory BUCKET [--put-delay MS]  S3 in memory with one bucket; stores each object and part after MS
 spurline-testkit proxy HOST:PORT                    a proxy; commands on standard input, each with one line of output:
     slow-down|close|stall|html|cut-half N    do this to the next N requests
     cut-after|stall-after BYTES N            let BYTES of an answer's body pass
@@ -31,27 +31,23 @@ fn main() -> ExitCode {
 }
 
 fn run(words: &[&str]) -> Result<(), String> {
-    let (what, of, at) = match words {
-        [what, of] => (*what, *of, "127.0.0.1:0"),
-        [what @ ("s3-server" | "s3-memory"), of, "--listen", at] => (*what, *of, *at),
-        _ => return Err("usage error".into()),
-    };
-    let at = at.parse().map_err(|_| format!("'{at}' is not an IP:PORT"))?;
-    match what {
-        "s3-server" | "s3-memory" => {
-            let server = if what == "s3-server" {
-                S3Server::start_on(Path::new(of), at).map_err(start_error)?
-            } else {
-                let server = S3Server::in_memory_on(at).map_err(start_error)?;
-                server.create_bucket(of);
-                server
-            };
-            print_line(&format!("listening {}\nkey {ACCESS_KEY} {SECRET_KEY}", server.endpoint()));
-            for _ in std::io::stdin().lines() {}
+    match words {
+        ["s3-server", dir] => {
+            serve(&S3Server::start(Path::new(dir)).map_err(start_error)?);
             Ok(())
         }
-        "proxy" => {
-            let target = of.parse().map_err(|_| format!("'{of}' is not a HOST:PORT"))?;
+        ["s3-server", dir, "--listen", at] => {
+            let at = at.parse().map_err(|_| format!("'{at}' is not an IP:PORT"))?;
+            serve(&S3Server::start_on(Path::new(dir), at).map_err(start_error)?);
+            Ok(())
+        }
+        ["s3-memory", bucket] => serve_memory(bucket, Duration::ZERO),
+        ["s3-memory", bucket, "--put-delay", ms] => {
+            let ms = ms.parse().map_err(|_| format!("'{ms}' is no number of milliseconds"))?;
+            serve_memory(bucket, Duration::from_millis(ms))
+        }
+        ["proxy", target] => {
+            let target = target.parse().map_err(|_| format!("'{target}' is not a HOST:PORT"))?;
             let proxy = ChaosProxy::start(target).map_err(start_error)?;
             print_line(&format!("listening {}", proxy.endpoint()));
             for line in std::io::stdin().lock().lines().map_while(Result::ok) {
@@ -60,8 +56,22 @@ fn run(words: &[&str]) -> Result<(), String> {
             }
             Ok(())
         }
-        other => Err(format!("'{other}' is not a command")),
+        _ => Err("usage error".into()),
     }
+}
+
+fn serve_memory(bucket: &str, put_delay: Duration) -> Result<(), String> {
+    let server = S3Server::in_memory().map_err(start_error)?;
+    server.create_bucket(bucket);
+    server.set_put_delay(put_delay);
+    serve(&server);
+    Ok(())
+}
+
+/// Serves until the end of the standard input.
+fn serve(server: &S3Server) {
+    print_line(&format!("listening {}\nkey {ACCESS_KEY} {SECRET_KEY}", server.endpoint()));
+    for _ in std::io::stdin().lines() {}
 }
 
 fn start_error(e: std::io::Error) -> String {

@@ -13,7 +13,7 @@ use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Least length of a part that is not the last, as in AWS.
 const LEAST_PART: usize = 5 << 20;
@@ -54,6 +54,7 @@ struct MemoryState {
 #[derive(Clone, Default)]
 pub(crate) struct MemoryS3 {
     state: Arc<RwLock<MemoryState>>,
+    put_delay: Arc<RwLock<Duration>>,
 }
 
 impl MemoryState {
@@ -116,6 +117,18 @@ impl MemoryState {
 }
 
 impl MemoryS3 {
+    /// From now on each object and part is stored only after this long.
+    pub(crate) fn set_put_delay(&self, delay: Duration) {
+        *self.put_delay.write() = delay;
+    }
+
+    async fn wait_as_a_far_store(&self) {
+        let delay = *self.put_delay.read();
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+    }
+
     pub(crate) fn create_bucket(&self, bucket: &str) {
         self.state.write().buckets.entry(bucket.into()).or_default();
     }
@@ -260,6 +273,7 @@ impl S3 for MemoryS3 {
     async fn put_object(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
         let input = req.input;
         let bytes = received(input.body, input.checksum_crc64nvme.as_deref()).await?;
+        self.wait_as_a_far_store().await;
         let mut state = self.state.write();
         state.check_conditions(&input.bucket, &input.key, input.if_match.as_ref(), input.if_none_match.as_ref())?;
         let attributes = StoredAttributes {
@@ -341,6 +355,7 @@ impl S3 for MemoryS3 {
     async fn upload_part(&self, req: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
         let input = req.input;
         let bytes = received(input.body, input.checksum_crc64nvme.as_deref()).await?;
+        self.wait_as_a_far_store().await;
         let mut state = self.state.write();
         let stored = state.new_object(bytes, StoredAttributes::default());
         let etag = stored.etag.clone();

@@ -14,6 +14,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
@@ -117,6 +118,14 @@ impl S3Server {
         let address = listener.local_addr()?;
         runtime.spawn(accept_clients(listener, service));
         Ok(S3Server { address, keys, memory, runtime: Some(runtime) })
+    }
+
+    /// From now on a server in memory stores each object and part only after `delay`.
+    ///
+    /// # Panics
+    /// When the server serves a directory.
+    pub fn set_put_delay(&self, delay: Duration) {
+        self.memory.as_ref().expect("a server in memory").set_put_delay(delay);
     }
 
     /// The listening address.

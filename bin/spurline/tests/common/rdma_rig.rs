@@ -137,11 +137,11 @@ pub fn mount_words(dir: &Path, registry: &str, more: &[&str]) -> Vec<String> {
 }
 
 /// Arguments of every node.
-pub fn node_words(dir: &Path, port: u16, more: &[&str]) -> Vec<String> {
+pub fn node_words(dir: &Path, source: &str, port: u16, more: &[&str]) -> Vec<String> {
     let cache = dir.join(format!("cache-{port}"));
     std::fs::create_dir_all(&cache).unwrap();
-    let (port, source, cache) = (port.to_string(), dir.join("src"), cache);
-    let (source, cache) = (source.to_str().unwrap(), cache.to_str().unwrap());
+    let port = port.to_string();
+    let cache = cache.to_str().unwrap();
     let sizes = ["--buffer-size", "64M", "--block-size", "1M", "--cache-size", "100M"];
     let rest = ["node", "--metrics", "none", "--group-port", &port, "--source", source, "--cache-dir", cache];
     let token = token(dir);
@@ -153,6 +153,10 @@ pub fn node_words(dir: &Path, port: u16, more: &[&str]) -> Vec<String> {
 pub struct Rig {
     pub dir: PathBuf,
     pub data: Vec<u8>,
+    /// What all processes serve: the directory `src`, unless a test has another source.
+    pub source: String,
+    /// Variables of all processes.
+    pub variables: Vec<(&'static str, String)>,
     _dir: Option<tempfile::TempDir>,
 }
 
@@ -173,7 +177,8 @@ impl Rig {
         for (i, word) in data.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             *word = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
         }
-        Rig { dir: dir.to_owned(), data, _dir: None }
+        let source = dir.join("src").display().to_string();
+        Rig { dir: dir.to_owned(), data, source, variables: Vec::new(), _dir: None }
     }
 
     /// Writes the source's files.
@@ -191,7 +196,7 @@ impl Rig {
 
     pub fn node(&self, port: u16, words: &[&str]) -> Running {
         let mut node = Command::new(BIN);
-        node.args(node_words(&self.dir, port, words));
+        node.args(node_words(&self.dir, &self.source, port, words)).envs(self.variables.iter().cloned());
         start(node, &self.log(&format!("node-{port}")), "over tcp")
     }
 
@@ -205,7 +210,7 @@ impl Rig {
         let at = self.dir.join(name);
         std::fs::create_dir_all(&at).unwrap();
         let mut mount = Command::new(BIN);
-        mount.arg("mount").arg(self.dir.join("src")).arg(&at).args(mount_words(&self.dir, registry, words));
+        mount.arg("mount").arg(&self.source).arg(&at).args(mount_words(&self.dir, registry, words));
         let process = start(mount, &self.log(name), "is mounted on");
         Mount { rig: self, at, log: self.log(name), process: Some(process) }
     }

@@ -8,7 +8,7 @@ fn refused(rig: &Rig, wrapper: &[&str], words: &[&str], said: &[&str]) {
     let mut mount: Vec<String> = vec!["mount".into(), rig.dir.join("src").to_str().unwrap().into()];
     mount.push(rig.dir.join("nowhere").to_str().unwrap().into());
     mount.extend(mount_words(&rig.dir, "static:127.0.0.1:7040", words));
-    for service in [mount, node_words(&rig.dir, 7049, words)] {
+    for service in [mount, node_words(&rig.dir, &rig.source, 7049, words)] {
         let mut all: Vec<&str> = wrapper.to_vec();
         all.push(BIN);
         all.extend(service.iter().map(String::as_str));

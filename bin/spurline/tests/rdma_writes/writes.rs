@@ -4,6 +4,7 @@
 use crate::disk_image::DiskImage;
 use crate::rig::{Mount, Rig, count, link_down, link_up, run};
 use crate::{fsx, pjdfstest};
+use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
@@ -148,6 +149,61 @@ fn guest_writers_outlive_links_and_nodes() {
     }
     assert!(mount.count("rdma", "failovers") >= 4 && mount.count("rdma", "failbacks") >= 4);
     assert!(mount.count("rdma", "retries") > 0);
+}
+
+/// Objects of a bucket over rails: nodes read their bytes from the mount's memory, another mount reads them from the nodes, and a
+/// node that is lost takes nothing along.
+#[test]
+#[ignore = "runs in the virtual machine"]
+fn guest_a_bucket_is_written_over_rails() {
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("bucket");
+    let mut rig = Rig::at(Path::new("/vmtmp/bucket"));
+    rig.source = "s3://bucket/p".into();
+    let keys = [("AWS_ACCESS_KEY_ID", ACCESS_KEY), ("AWS_SECRET_ACCESS_KEY", SECRET_KEY)];
+    rig.variables.extend(keys.map(|(name, value)| (name, value.to_owned())));
+    rig.variables.push(("AWS_ENDPOINT_URL", server.endpoint()));
+    let ports = [7130, 7131];
+    let rails = ["--rdma-network", "rail0:rail1"];
+    let mut nodes = ports.map(|port| rig.node(port, &[&rails[..], &["--writable"]].concat()));
+    let mounts = ["one", "other"].map(|name| rig.mount(name, &ports, &[&rails[..], &["--rw"]].concat()));
+    let [mount, other] = &mounts;
+    for mount in &mounts {
+        mount.wait("all paths", |m| m.count("rdma", "paths_up") == 4);
+    }
+    let object = |name: &str| server.bytes("bucket", &format!("p/{name}")).unwrap_or_default();
+    let rdma = sent(mount, "rdma");
+    fs::write(mount.at.join("a"), &rig.data).unwrap();
+    assert!(object("a") == rig.data, "the object");
+    assert!(fs::read(other.at.join("a")).unwrap() == rig.data, "wrong bytes");
+    let mut changed = rig.data.clone();
+    changed[5 << 20..][..7].copy_from_slice(b"changed");
+    let file = OpenOptions::new().write(true).open(mount.at.join("a")).unwrap();
+    file.write_all_at(b"changed", 5 << 20).unwrap();
+    file.sync_all().unwrap();
+    assert!(object("a") == changed, "the changed object");
+    assert!(fs::read(other.at.join("a")).unwrap() == changed, "wrong bytes after a change");
+    let len = rig.data.len() as u64;
+    assert!(sent(mount, "rdma") - rdma >= len, "{} of {len} bytes over RDMA", sent(mount, "rdma") - rdma);
+    assert!(read_by_nodes(&rig, &ports) >= len, "the nodes read from the mount's memory");
+    assert_eq!(mounts.iter().map(|mount| sent(mount, "tcp")).sum::<u64>(), 0, "bytes went over TCP");
+
+    // Less than the memory of the mount: it sends all to the next node.
+    let half = 256 << 10;
+    let open: Vec<File> = (0..4).map(|number| open(&mount.at, number)).collect();
+    for file in &open {
+        file.write_all_at(&rig.data[..half], 0).unwrap();
+    }
+    nodes[0].kill();
+    for file in &open {
+        file.write_all_at(&rig.data[half..2 * half], half as u64).unwrap();
+        file.sync_all().unwrap();
+    }
+    for number in 0..open.len() {
+        assert!(object(&format!("file-{number}")) == rig.data[..2 * half], "the object of file {number}");
+    }
+    drop(open);
+    assert_eq!(sent(mount, "tcp"), 0, "bytes went over TCP");
 }
 
 /// A source that fills up and then becomes read-only gives its errno; reads and other files go on, all over RDMA.

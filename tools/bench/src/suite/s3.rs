@@ -146,10 +146,11 @@ pub(super) fn start_embedded(suite: &BenchSuite, buckets: &Path, link: Option<&N
     Ok(S3Process { net: Some(pair.client.clone()), ..started })
 }
 
-/// The server of the project's own tests with one bucket in memory.
-pub(super) fn start_in_memory(suite: &BenchSuite, bucket: &str) -> Result<S3Process> {
-    let words = ["s3-memory", bucket].map(String::from);
-    start_testkit(suite, &words, "memory", "the S3 server in memory".into(), None)
+/// The server of the project's own tests with one bucket in memory, which stores each object and part after `put_delay`.
+pub(super) fn start_in_memory(suite: &BenchSuite, bucket: &str, put_delay: Duration) -> Result<S3Process> {
+    let words = ["s3-memory", bucket, "--put-delay", &put_delay.as_millis().to_string()].map(String::from);
+    let variant = if put_delay.is_zero() { "memory" } else { "far" };
+    start_testkit(suite, &words, variant, "the S3 server in memory".into(), None)
 }
 
 fn start_testkit(

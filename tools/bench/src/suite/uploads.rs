@@ -13,7 +13,8 @@ use std::cell::Cell;
 use std::time::Duration;
 
 const BUCKET: &str = "bench";
-const NODE_ADDR: &str = "127.0.0.1:7105";
+/// The time of a far store for an object or part.
+const FAR_PUT_DELAY: Duration = Duration::from_millis(30);
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Objects that are written by several threads.
@@ -24,9 +25,21 @@ struct UploadLoad {
     files: usize,
     threads: usize,
     bytes: u64,
+    /// Whether the store takes time for each object and part.
+    is_far: bool,
     /// The least share of the plain client, alone and through a node.
     floors: [f64; 2],
 }
+
+/// The parts of a rig that differ between two.
+struct RigPlace {
+    name: &'static str,
+    node_addr: &'static str,
+    put_delay: Duration,
+}
+
+const NEAR_PLACE: RigPlace = RigPlace { name: "uploads", node_addr: "127.0.0.1:7105", put_delay: Duration::ZERO };
+const FAR_PLACE: RigPlace = RigPlace { name: "uploads-far", node_addr: "127.0.0.1:7106", put_delay: FAR_PUT_DELAY };
 
 /// The server, and what writes to it.
 struct UploadRig<'a> {
@@ -40,9 +53,11 @@ struct UploadRig<'a> {
 }
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
-    let rig = &start_rig(suite)?;
+    let near = &start_rig(suite, &NEAR_PLACE)?;
+    let far = &start_rig(suite, &FAR_PLACE)?;
     let mut cases = Vec::new();
     for load in loads(suite.quick) {
+        let rig = if load.is_far { far } else { near };
         cases.push(BenchCase::new(load.group, "plain", "plain client", load.unit, move || rig.put_objects(load)));
         for (variant, label, mount, floor) in [
             ("alone", "mount", &rig.lone, load.floors[0]),
@@ -60,7 +75,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     Ok(SuiteSection { name: "uploads", title, skipped: None, notes, rows })
 }
 
-fn loads(quick: bool) -> [UploadLoad; 3] {
+fn loads(quick: bool) -> [UploadLoad; 4] {
     let long = if quick { 128 << 20 } else { 1 << 30 };
     let small = if quick { 1000 } else { 10_000 };
     let long = UploadLoad {
@@ -69,6 +84,7 @@ fn loads(quick: bool) -> [UploadLoad; 3] {
         files: 1,
         threads: 1,
         bytes: long,
+        is_far: false,
         floors: [0.95, 0.85],
     };
     let four = UploadLoad { group: "four long files at once", files: 4, threads: 4, bytes: long.bytes / 4, ..long };
@@ -78,22 +94,25 @@ fn loads(quick: bool) -> [UploadLoad; 3] {
         files: small,
         threads: 8,
         bytes: 10 << 10,
+        is_far: false,
         floors: [0.9, 0.9],
     };
-    [long, four, small]
+    let far = UploadLoad { group: "files of 10 KiB, 8 threads, a store that takes 30 ms", is_far: true, ..small };
+    [long, four, small, far]
 }
 
-fn start_rig(suite: &BenchSuite) -> Result<UploadRig<'_>> {
-    let server = start_in_memory(suite, BUCKET)?;
+fn start_rig<'a>(suite: &'a BenchSuite, place: &RigPlace) -> Result<UploadRig<'a>> {
+    let server = start_in_memory(suite, BUCKET, place.put_delay)?;
+    let name = place.name;
     let source = format!("s3://{BUCKET}");
-    let cache = suite.memory.empty_subdir("cache-uploads-alone")?.display().to_string();
+    let cache = suite.memory.empty_subdir(&format!("cache-{name}-alone"))?.display().to_string();
     let words = ["--rw", "--cache-dir", &cache, "--cache-size", "4G", "--free-space-ratio", "0"];
-    let lone = suite.mount_with("uploads-alone", &source, None, &words, &server.env())?;
+    let lone = suite.mount_with(&format!("{name}-alone"), &source, None, &words, &server.env())?;
     let words = ["--writable", "--cache-size", "4G", "--free-space-ratio", "0"];
-    let node = suite.node_with(&source, NODE_ADDR, None, &words, &server.env())?;
+    let node = suite.node_with(&source, place.node_addr, None, &words, &server.env())?;
     let registry = format!("static:{}", node.addr);
     let words = ["--rw", "--registry", &registry];
-    let through_node = suite.mount_with("uploads-node", &source, None, &words, &[])?;
+    let through_node = suite.mount_with(&format!("{name}-node"), &source, None, &words, &[])?;
     Ok(UploadRig { suite, server, lone, node, through_node, next: Cell::new(0) })
 }
 

@@ -146,6 +146,8 @@ impl GroupWrites {
                     self.calls.note_touched(home);
                     Some(SyncFailure { error, refused: false })
                 }
+                // A bucket has what a process acknowledged, and open files have sent the rest to the next process.
+                Err(CallEnd::Lost { .. }) if self.files.publishes() => None,
                 // Bytes of open files are at the next process. Those of closed ones are where its host is.
                 Err(CallEnd::Lost { error, .. }) => {
                     let why = format!("node {} was lost with files that were closed without fsync: {error}", home.node);
