@@ -536,8 +536,8 @@ fn what_does_not_survive_yet_is_refused_by_name() {
     let through_nodes = ["--rw", "--registry", "static:127.0.0.1:1"];
     for (source, flags, why) in [
         (origin, &["--fuse-io", "uring"][..], "--fuse-io uring"),
-        (origin, &through_nodes, "through nodes"),
         ("s3://data", &["--rw"], "not published"),
+        ("s3://data", &through_nodes, "not published"),
     ] {
         let words = [&["mount", source, at.to_str().unwrap(), "--recover"], flags].concat();
         refused(&world.run(&words), 2, &["--recover", why]);

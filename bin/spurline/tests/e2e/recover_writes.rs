@@ -2,6 +2,7 @@
 
 use crate::recover::{end_server, server, wait_for_server};
 use crate::world::*;
+use crate::writable_group::Group;
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;
 use std::collections::HashMap;
@@ -397,4 +398,63 @@ fn writers_that_the_kernel_serves_go_on_when_the_process_of_their_mount_dies() {
     let other = second.mount(folder.path().to_str().unwrap(), &["--rw"]);
     writers_survive(&world, folder.path(), mount, &other, 12);
     other.unmount();
+}
+
+#[test]
+fn writers_through_nodes_go_on_when_the_process_of_their_mount_dies() {
+    let Some(group) = Group::start(2) else { return };
+    let mount = group.mount("mnt", 0, &["--recover", "--attr-cache", "100ms"]);
+    let other = group.mount("other", 1, &["--attr-cache", "0s"]);
+    writers_survive(&group.world, &group.source, mount, &other, 13);
+    other.unmount();
+}
+
+/// Appends numbered lines, and syncs each; returns those that were synced. An error of the sync is that of bytes which a node may
+/// have lost.
+fn append_synced(work: &Work, name: String) -> JoinHandle<Vec<u64>> {
+    let Work { at, stop, rounds } = work.clone();
+    std::thread::spawn(move || {
+        let mut log = OpenOptions::new().append(true).create(true).open(at.join(name)).unwrap();
+        let mut synced = Vec::new();
+        for round in 0.. {
+            if stop.load(Ordering::SeqCst) {
+                break;
+            }
+            let line = format!("{round}\n");
+            assert_eq!(log.write(line.as_bytes()).unwrap(), line.len());
+            match log.sync_all() {
+                Ok(()) => synced.push(round),
+                Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EIO), "round {round}"),
+            }
+            rounds.fetch_add(1, Ordering::SeqCst);
+        }
+        synced
+    })
+}
+
+#[test]
+fn what_was_synced_outlives_a_node_and_the_process_of_the_mount() {
+    let Some(mut group) = Group::start(2) else { return };
+    let mut mount = group.mount("mnt", 0, &["--recover"]);
+    let at = mount.at.clone();
+    let work = Work { at: at.clone(), stop: Arc::default(), rounds: Arc::default() };
+    let writers: Vec<_> = (0..4).map(|writer| append_synced(&work, format!("log{writer}"))).collect();
+    eventually("programs write", || work.rounds.load(Ordering::SeqCst) > 100);
+    group.nodes[0].process.kill();
+    let restarts = end_server(&group.world, &at, Signal::KILL);
+    wait_for_server(&group.world, &at, restarts);
+    let before = work.rounds.load(Ordering::SeqCst);
+    eventually("programs write on", || work.rounds.load(Ordering::SeqCst) > before + 100);
+    work.stop.store(true, Ordering::SeqCst);
+    for (writer, synced) in writers.into_iter().enumerate() {
+        let synced = synced.join().unwrap();
+        let log = fs::read_to_string(group.source.join(format!("log{writer}"))).unwrap();
+        let lines: Vec<u64> = log.lines().map(|line| line.parse().unwrap()).collect();
+        assert!(lines.is_sorted_by(|line, next| line < next), "writer {writer}: a line is there twice");
+        assert!(synced.iter().all(|line| lines.contains(line)), "writer {writer}: a synced line is lost");
+        assert!(synced.last().is_some_and(|last| *last > 10));
+    }
+    let out = group.world.run(&["umount", at.to_str().unwrap()]);
+    assert!(out.status.success(), "{out:?}");
+    mount.process_mut().wait();
 }

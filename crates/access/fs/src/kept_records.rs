@@ -3,6 +3,7 @@
 
 use crate::passthrough::RegisterBacking;
 use spurline_types::FileKind;
+use spurline_volume::kept_client::{HeldFile, SentChange};
 use spurline_volume::writes::{FileIdentity, FileLock};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -60,6 +61,10 @@ pub struct KeptHandle {
     pub directory: bool,
     /// It was opened to be written past the kernel's pages.
     pub direct_writer: bool,
+    /// The user and the group that opened it, where a node has the file.
+    pub owner: [u32; 2],
+    /// Where a node has the file.
+    pub held: Option<HeldFile>,
 }
 
 /// An inode of a writable mount.
@@ -113,6 +118,10 @@ pub struct KeptChange {
     pub before: u64,
     /// The result; `None` while the change is not known to be made.
     pub made: Option<MadeChange>,
+    /// What was sent to a node. It is noted by [`KeptClient::note_sending`], and stays for the time of the request.
+    ///
+    /// [`KeptClient::note_sending`]: spurline_volume::kept_client::KeptClient::note_sending
+    pub sent: SentChange,
 }
 
 /// The result of a change.

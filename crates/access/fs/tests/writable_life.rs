@@ -257,7 +257,7 @@ fn an_append_is_made_once_also_when_a_part_was_made() {
             // A kill within the system call has written a part.
             life.requests += 1;
             let before = fs::metadata(folder.path().join("log")).unwrap().len();
-            life.keeper.note_change(&KeptChange { request: life.requests, before, made: None });
+            life.keeper.note_change(&KeptChange { request: life.requests, before, ..KeptChange::default() });
             fs::write(folder.path().join("log"), "first second second thi").unwrap();
             life.end();
             let caller = request(life.requests, true);

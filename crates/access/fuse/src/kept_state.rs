@@ -9,11 +9,13 @@ use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use spurline_fs::{
     KeptChange, KeptHandle, KeptInode, KeptLock, KeptName, KeptNode, KeptRecord, KeptRecords, KeptVersion, MadeChange,
-    RecordSlot,
+    RecordSlot, RequestNumber,
 };
 use spurline_types::{FileKind, unix_time};
+use spurline_volume::kept_client::{ClientStart, HeldFile, KeptClient, SentChange};
 use spurline_volume::writes::{FileIdentity, FileLock, LockFamily, LockKind, LockRange};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -23,7 +25,7 @@ use std::time::{Duration, SystemTime};
 
 /// "spurline", and the version of the table.
 const MAGIC: u64 = u64::from_le_bytes(*b"spurline");
-const FORMAT_VERSION: u64 = 2;
+const FORMAT_VERSION: u64 = 3;
 /// Words of the table's own header.
 const HEADER_WORDS: usize = 16;
 const AT_MAGIC: usize = 0;
@@ -31,6 +33,10 @@ const AT_VERSION: usize = 1;
 const AT_MINOR: usize = 2;
 const AT_FLAGS: usize = 3;
 const AT_MAX_WRITE: usize = 4;
+/// The client of nodes: the session, the last number that is reserved, and the number of processes.
+const AT_SESSION: usize = 5;
+const AT_NUMBERS: usize = 6;
+const AT_CLIENTS: usize = 7;
 
 /// Lengths of blocks in words, header included. The longest holds the longest path.
 const BLOCK_WORDS: [usize; 11] = [8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024];
@@ -47,8 +53,11 @@ const KIND_CHANGE: u64 = 8;
 /// The kinds of records, in the order in which a successor needs them.
 const RECORD_KINDS: [u64; 6] = [KIND_INODE, KIND_NODE, KIND_NAME, KIND_HANDLE, KIND_LOCK, KIND_CHANGE];
 
-/// Words of a change: its state, the fact before, the count, whether there is an object, and that.
-const CHANGE_WORDS: usize = 4 + IDENTITY_WORDS;
+/// Words of a change: its state, the fact before, the count, whether there is an object, and that; then number, process and place
+/// of what was sent.
+const CHANGE_WORDS: usize = 4 + IDENTITY_WORDS + 3;
+/// The first word of what was sent, from the header of a change.
+const AT_SENT: usize = 5 + IDENTITY_WORDS;
 /// States of a change.
 const CHANGE_NONE: u64 = 0;
 const CHANGE_BEGUN: u64 = 1;
@@ -82,11 +91,20 @@ pub struct KeptState {
     blocks: Mutex<FreeBlocks>,
     /// Records of changes whose threads have ended.
     idle_changes: Arc<Mutex<Vec<RecordSlot>>>,
+    /// What processes before have sent, by the requests.
+    earlier_sent: Mutex<HashMap<u64, SentChange>>,
 }
 
 thread_local! {
     /// The record of this thread's last change.
     static THREAD_CHANGE: RefCell<Option<ThreadChange>> = const { RefCell::new(None) };
+    /// The request that this thread serves.
+    static THREAD_REQUEST: Cell<RequestNumber> = const { Cell::new(RequestNumber::NONE) };
+}
+
+/// This thread serves a request.
+pub(crate) fn set_thread_request(request: RequestNumber) {
+    THREAD_REQUEST.set(request);
 }
 
 /// A record of changes that belongs to a thread.
@@ -148,6 +166,7 @@ impl KeptState {
             )));
         }
         state.find_blocks();
+        state.find_sent();
         Ok(state)
     }
 
@@ -174,7 +193,7 @@ impl KeptState {
         // all access is atomic. The file is never made shorter.
         let words = unsafe { std::slice::from_raw_parts(at.cast::<AtomicU64>(), len / 8) };
         let blocks = Mutex::new(FreeBlocks { end: HEADER_WORDS, ..FreeBlocks::default() });
-        Ok(KeptState { file, words, blocks, idle_changes: Arc::default() })
+        Ok(KeptState { file, words, blocks, idle_changes: Arc::default(), earlier_sent: Mutex::default() })
     }
 
     /// The memory file once more.
@@ -273,6 +292,19 @@ impl KeptState {
             }
         });
         *self.blocks.lock() = blocks;
+    }
+
+    fn find_sent(&self) {
+        let mut sent = HashMap::new();
+        self.for_each_block(|at, kind, _| {
+            if kind == KIND_CHANGE
+                && let Some(change) = self.read_change(at)
+                && change.sent.number != 0
+            {
+                sent.insert(change.request, change.sent);
+            }
+        });
+        *self.earlier_sent.lock() = sent;
     }
 
     /// A free block of this class, else a new one, else a longer one that is free; with its class.
@@ -425,13 +457,23 @@ impl KeptState {
         let backing = u64::from(handle.backing_id.cast_unsigned());
         let flags = u64::from(handle.flags.cast_unsigned())
             | u64::from(handle.directory) << 32
-            | u64::from(handle.direct_writer) << 33;
-        self.add_block(KIND_HANDLE, &[handle.fh, handle.ino, backing, handle.request, flags], &[])
+            | u64::from(handle.direct_writer) << 33
+            | u64::from(handle.held.is_some()) << 34;
+        let numbers = [handle.fh, handle.ino, backing, handle.request, flags];
+        let Some(held) = handle.held else { return self.add_block(KIND_HANDLE, &numbers, &[]) };
+        let [uid, gid] = handle.owner.map(u64::from);
+        let held = [uid << 32 | gid, held.number, held.node, held.process];
+        self.add_block(KIND_HANDLE, &[&numbers[..], &held].concat(), &[])
     }
 
     fn read_handle(&self, at: usize) -> KeptHandle {
         let flags = self.word(at + 5);
+        let is_held = flags >> 34 & 1 != 0;
+        let owner = if is_held { self.word(at + 6) } else { 0 };
+        let held = || HeldFile { number: self.word(at + 7), node: self.word(at + 8), process: self.word(at + 9) };
         KeptHandle {
+            owner: [(owner >> 32) as u32, owner as u32],
+            held: is_held.then(held),
             fh: self.word(at + 1),
             ino: self.word(at + 2),
             backing_id: (self.word(at + 3) as u32).cast_signed(),
@@ -474,7 +516,36 @@ impl KeptState {
             lasting => Some(self.identity_at(at + 5, lasting == 1)),
         };
         let made = (state & 3 == CHANGE_MADE).then(|| MadeChange { count: self.word(at + 3), object });
-        (state != CHANGE_NONE).then(|| KeptChange { request: state >> 2, before: self.word(at + 2), made })
+        let sent = SentChange {
+            number: self.word(at + AT_SENT),
+            process: self.word(at + AT_SENT + 1),
+            place: self.word(at + AT_SENT + 2),
+        };
+        (state != CHANGE_NONE).then(|| KeptChange { request: state >> 2, before: self.word(at + 2), made, sent })
+    }
+
+    /// Writes what is sent for the request of a record. A successor finds all of it, or nothing.
+    fn write_sent(&self, slot: usize, sent: &SentChange) {
+        let words = &self.words[slot + AT_SENT..];
+        words[0].store(0, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+        words[1].store(sent.process, Ordering::Relaxed);
+        words[2].store(sent.place, Ordering::Relaxed);
+        words[0].store(sent.number, Ordering::Release);
+    }
+
+    /// A record of this request, which has made nothing yet, in place of another request's.
+    fn begin_record(&self, slot: usize, change: &KeptChange) {
+        let state = &self.words[slot + 1];
+        if state.load(Ordering::Relaxed) >> 2 == change.request {
+            return;
+        }
+        state.store(CHANGE_NONE, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+        self.words[slot + 2].store(change.before, Ordering::Relaxed);
+        self.words[slot + 4].store(0, Ordering::Relaxed);
+        self.write_sent(slot, &change.sent);
+        state.store(change.request << 2 | CHANGE_BEGUN, Ordering::Release);
     }
 
     fn identity_at(&self, at: usize, lasting: bool) -> FileIdentity {
@@ -598,15 +669,7 @@ impl KeptRecords for KeptState {
             return;
         }
         let state = &self.words[slot + 1];
-        let begun = change.request << 2 | CHANGE_BEGUN;
-        if state.load(Ordering::Relaxed) != begun {
-            // Of the request before, whose words are replaced now.
-            state.store(CHANGE_NONE, Ordering::Relaxed);
-            compiler_fence(Ordering::SeqCst);
-            self.words[slot + 2].store(change.before, Ordering::Relaxed);
-            self.words[slot + 4].store(0, Ordering::Relaxed);
-            state.store(begun, Ordering::Release);
-        }
+        self.begin_record(slot, change);
         let Some(made) = change.made else { return };
         self.words[slot + 3].store(made.count, Ordering::Relaxed);
         if let Some(object) = &made.object {
@@ -616,6 +679,47 @@ impl KeptRecords for KeptState {
             self.words[slot + 4].store(if object.is_lasting() { 1 } else { 2 }, Ordering::Relaxed);
         }
         state.store(change.request << 2 | CHANGE_MADE, Ordering::Release);
+    }
+}
+
+impl KeptClient for KeptState {
+    fn begin(&self, session: u64) -> ClientStart {
+        let processes = self.words[AT_CLIENTS].fetch_add(1, Ordering::Relaxed);
+        if processes == 0 {
+            self.words[AT_SESSION].store(session, Ordering::Relaxed);
+        }
+        let mut pending: Vec<u64> = self.earlier_sent.lock().values().map(|sent| sent.number).collect();
+        pending.sort_unstable();
+        ClientStart { session: self.word(AT_SESSION), processes, pending }
+    }
+
+    fn reserve_numbers(&self, count: u64) -> u64 {
+        self.words[AT_NUMBERS].fetch_add(count, Ordering::Relaxed)
+    }
+
+    fn take_repeated(&self) -> Option<SentChange> {
+        let request = THREAD_REQUEST.get();
+        if !request.repeated {
+            return None;
+        }
+        self.earlier_sent.lock().remove(&request.number)
+    }
+
+    fn note_sending(&self, change: &SentChange) {
+        let request = THREAD_REQUEST.get().number;
+        let slot = self.thread_change() as usize;
+        if request == 0 || slot == 0 {
+            return;
+        }
+        self.begin_record(slot, &KeptChange { request, ..KeptChange::default() });
+        self.write_sent(slot, change);
+    }
+
+    fn note_sent(&self, number: u64, process: u64) {
+        let slot = self.thread_change() as usize;
+        if slot != 0 && self.word(slot + AT_SENT) == number {
+            self.words[slot + AT_SENT + 1].store(process, Ordering::Release);
+        }
     }
 }
 
@@ -684,6 +788,35 @@ mod tests {
     }
 
     #[test]
+    fn a_client_of_nodes_goes_on_with_its_numbers_and_the_changes_without_an_answer() {
+        let state = KeptState::create(0).unwrap();
+        assert_eq!(state.begin(5), ClientStart { session: 5, ..ClientStart::default() });
+        assert_eq!((state.reserve_numbers(10), state.reserve_numbers(10)), (0, 10));
+        let held = Some(HeldFile { number: 1, node: 2, process: u64::MAX });
+        let handle = KeptHandle { fh: 9, ino: 5, owner: [u32::MAX, 7], held, ..KeptHandle::default() };
+        state.keep_handle(&handle);
+        set_thread_request(RequestNumber { number: 6, repeated: false });
+        let sent = SentChange { number: 11, process: 0, place: 77 };
+        state.note_sending(&SentChange { number: 10, ..sent });
+        state.note_sending(&sent);
+        state.note_sent(10, 3);
+        state.note_sent(11, 4);
+        let next = KeptState::open(state.duplicate_file().unwrap()).unwrap();
+        assert_eq!(next.begin(8), ClientStart { session: 5, processes: 1, pending: vec![11] });
+        assert_eq!(next.reserve_numbers(10), 20);
+        next.for_each(&mut |_, record| match record {
+            KeptRecord::Handle(kept) => assert_eq!(*kept, handle),
+            KeptRecord::Change(change) => assert_eq!((change.request, change.made), (6, None)),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(next.take_repeated(), None, "the request is new");
+        set_thread_request(RequestNumber { number: 6, repeated: true });
+        assert_eq!(next.take_repeated(), Some(SentChange { process: 4, ..sent }));
+        assert_eq!(next.take_repeated(), None);
+        set_thread_request(RequestNumber::NONE);
+    }
+
+    #[test]
     fn records_of_a_writable_mount_are_read_as_they_were_kept() {
         let state = KeptState::create(0).unwrap();
         let identity = FileIdentity::new([7; FileIdentity::LEN], true);
@@ -694,7 +827,7 @@ mod tests {
         let lock = FileLock { family: LockFamily::Flock, owner: u64::MAX, range, kind: LockKind::Read };
         let lock = KeptLock { ino: 9, fh: 8, lock, pid: u32::MAX };
         let made = Some(MadeChange { count: 5, object: Some(identity) });
-        let change = KeptChange { request: 1 << 61, before: 77, made };
+        let change = KeptChange { request: 1 << 61, before: 77, made, ..KeptChange::default() };
         for record in [KeptRecord::Lock(lock), KeptRecord::Name(name), KeptRecord::Node(node)] {
             assert_ne!(state.keep(&record), 0);
         }
@@ -702,16 +835,16 @@ mod tests {
         state.note_change(&KeptChange { made: None, ..change });
         state.note_change(&change);
         std::thread::scope(|scope| {
-            scope.spawn(|| state.note_change(&KeptChange { request: 8, before: 1, made: None }));
+            scope.spawn(|| state.note_change(&KeptChange { request: 8, before: 1, ..KeptChange::default() }));
         });
         // The record of a thread that has ended serves the next.
         std::thread::scope(|scope| {
-            scope.spawn(|| state.note_change(&KeptChange { request: 10, before: 2, made: None }));
+            scope.spawn(|| state.note_change(&KeptChange { request: 10, before: 2, ..KeptChange::default() }));
         });
         let next = KeptState::open(state.duplicate_file().unwrap()).unwrap();
         let mut seen = Vec::new();
         next.for_each(&mut |_, record| seen.push(format!("{record:?}")));
-        let second = KeptChange { request: 10, before: 2, made: None };
+        let second = KeptChange { request: 10, before: 2, ..KeptChange::default() };
         let wanted = [
             KeptRecord::Node(node),
             KeptRecord::Name(name),

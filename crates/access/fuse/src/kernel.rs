@@ -3,6 +3,7 @@
 use crate::abi::{self, InHeader};
 use crate::backing::{BackingRegistrar, RegisteredFile};
 use crate::config::KeptSession;
+use crate::kept_state::set_thread_request;
 use crate::notify::KernelNotifier;
 use crate::waiting::WaitingSlots;
 use parking_lot::Mutex;
@@ -107,6 +108,7 @@ impl SessionKernel {
 pub(crate) fn caller_of(header: &InHeader) -> FsCaller<'static> {
     let InHeader { uid, gid, pid, unique, .. } = *header;
     let request = RequestNumber { number: unique & !abi::UNIQUE_RESENT, repeated: unique & abi::UNIQUE_RESENT != 0 };
+    set_thread_request(request);
     FsCaller { uid, gid, pid, umask: 0, groups: CallerGroups::Unknown, request }
 }
 

@@ -7,6 +7,7 @@
 pub mod capabilities;
 pub mod delayed;
 pub mod info;
+pub mod kept_client;
 pub mod locks;
 pub mod repeated;
 pub mod writes;

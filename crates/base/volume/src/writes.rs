@@ -7,6 +7,7 @@
 //! Errors carry the errno of the source as [`spurline_types::ErrorKind::Io`], which callers see unchanged.
 
 use crate::capabilities::WriteCapabilities;
+use crate::kept_client::HeldFile;
 use crate::locks::{LAST_BYTE, LockOwner};
 use crate::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_sys::join_path;
@@ -582,6 +583,11 @@ pub trait WritableFile: WritableObject {
     /// [`WritableFile::lock_descriptor`].
     fn adopt_lock(&self, _lock: &FileLock, _descriptor: Option<OwnedFd>) {}
 
+    /// Where a node has the file open, for [`WritableVolume::adopt_held`].
+    fn held(&self) -> Option<HeldFile> {
+        None
+    }
+
     /// Whether a flush shows the bytes to others. Then only a close by the process that opened the file counts: every program
     /// that this process starts closes copies too.
     fn publishes_at_flush(&self) -> bool {
@@ -624,6 +630,11 @@ pub trait WritableDirectory: WritableObject {
 
     /// The open directory of the source.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// As [`WritableFile::held`].
+    fn held(&self) -> Option<HeldFile> {
         None
     }
 }
@@ -722,6 +733,38 @@ pub trait WritableVolume: Send + Sync {
     /// As [`WritableVolume::adopt_file`].
     fn adopt_directory(&self, _directory: OwnedFd) -> Result<Box<dyn WritableDirectory>> {
         Err(Error::new(ErrorKind::Io(EOPNOTSUPP), "an open directory of this source does not outlive its process"))
+    }
+
+    /// Continues with a file that a node has open for a process that has ended, with the flags of the open.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where no node has files.
+    fn adopt_held(
+        &self,
+        _held: &HeldFile,
+        _at: NodePath<'_>,
+        _flags: u32,
+        _caller: &Caller,
+    ) -> Result<Box<dyn WritableFile>> {
+        Err(Error::new(ErrorKind::Io(EOPNOTSUPP), "no node has an open file of this source"))
+    }
+
+    /// As [`WritableVolume::adopt_held`], for a directory.
+    ///
+    /// # Errors
+    /// As [`WritableVolume::adopt_held`].
+    fn adopt_held_directory(
+        &self,
+        _held: &HeldFile,
+        _at: NodePath<'_>,
+        _caller: &Caller,
+    ) -> Result<Box<dyn WritableDirectory>> {
+        Err(Error::new(ErrorKind::Io(EOPNOTSUPP), "no node has an open directory of this source"))
+    }
+
+    /// Whether a change that is made again for a request that came again is recognised by its number.
+    fn numbers_changes(&self) -> bool {
+        false
     }
 
     /// The files of a mount apart from other mounts, where changes are seen after the publication; `None` where all mounts

@@ -17,6 +17,7 @@ use spurline_transport::CallError;
 use spurline_types::errno::EIO;
 use spurline_types::{BlockId, Error, ErrorKind, ListPage, Member, ObjectAttr, ObjectId, ObjectRef, Result, Stats};
 use spurline_volume::info::{BlockRun, FileInfo};
+use spurline_volume::kept_client::KeptClient;
 use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -149,7 +150,20 @@ impl GroupVolume {
     /// # Errors
     /// `ReadOnly` when the nodes take no changes; the node's error.
     pub fn open_writes(&self, squash: Option<(u32, u32)>, memory: u64) -> Result<Arc<GroupWrites>> {
-        GroupWrites::connect(Arc::clone(&self.client), squash, memory)
+        GroupWrites::connect(Arc::clone(&self.client), squash, memory, None)
+    }
+
+    /// As [`GroupVolume::open_writes`], in the session of `kept`, which outlives this process.
+    ///
+    /// # Errors
+    /// As [`GroupVolume::open_writes`].
+    pub fn open_kept_writes(
+        &self,
+        squash: Option<(u32, u32)>,
+        memory: u64,
+        kept: Arc<dyn KeptClient>,
+    ) -> Result<Arc<GroupWrites>> {
+        GroupWrites::connect(Arc::clone(&self.client), squash, memory, Some(kept))
     }
 
     /// Replaces the list of the group's nodes; see [`GroupMembers::set_members`].

@@ -176,12 +176,6 @@ pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault
 /// Checks that what `--recover` promises holds for this mount.
 pub(crate) fn check_recovery(args: &RawFuse, changed: Option<&RawVolume>) -> Result<(), Fault> {
     let Some(volume) = changed.filter(|_| args.recover) else { return check_recoverable_io(args) };
-    if volume.group.registry.is_some() {
-        return Err(Fault::usage(
-            "--recover does not go with --rw through nodes yet: written bytes that no node has are lost with the mount's process",
-            "leave --recover or --rw out",
-        ));
-    }
     if volume.source.scheme() != "file" {
         return Err(Fault::usage(
             format!(

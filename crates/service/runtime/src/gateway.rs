@@ -34,7 +34,7 @@ pub fn start_gateway(config: GatewayConfig) -> Result<RunningGateway, Fault> {
     let started = Instant::now();
     let stats = Arc::new(Stats::default());
     let volume = open_volume(&config.volume, &stats)?;
-    let writes = open_writes(&config.volume, &volume, &stats, false, "leave --writable out")?;
+    let writes = open_writes(&config.volume, &volume, &stats, false, None, "leave --writable out")?;
     let behind = writes.as_ref().and_then(|writes| writes.behind.clone());
     let changed = match (writes, &config.volume.writes) {
         (Some(open), Some(writes)) => Some(bucket_writes(volume.volume(), open.source, writes, &stats)?),

@@ -12,6 +12,7 @@ use spurline_keeper::{
 use spurline_observe::documents::KeeperStatus;
 use spurline_types::stats::Recovery;
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::kept_client::KeptClient;
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -56,10 +57,11 @@ fn fixed_settings(config: &MountConfig) -> String {
     let mut options = fuse.options.clone();
     options.sort();
     format!(
-        "SOURCE={}\n--max-write={}\n--rw={}\n-o={}\n",
+        "SOURCE={}\n--max-write={}\n--rw={}\n--registry with --rw={}\n-o={}\n",
         config.volume.source,
         fuse.max_write,
         config.volume.writes.is_some(),
+        config.volume.writes.is_some() && config.volume.group.is_some(),
         options.join(",")
     )
 }
@@ -127,6 +129,11 @@ impl MountRecovery {
 
     pub(crate) fn take_device(&mut self) -> Option<OwnedFd> {
         self.device.take()
+    }
+
+    /// What the client of nodes goes on with.
+    pub(crate) fn kept_client(&self) -> Arc<dyn KeptClient> {
+        Arc::clone(&self.view.state) as _
     }
 
     pub(crate) fn kept_session(&self) -> KeptSession {

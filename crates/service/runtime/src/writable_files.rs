@@ -60,7 +60,7 @@ impl WritableFiles {
 pub fn open_writable_files(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<WritableFiles, Fault> {
     let volume = open_volume(config, stats)?;
     let remedy = "open it for reading only";
-    let Some(writes) = open_writes(config, &volume, stats, false, remedy)? else {
+    let Some(writes) = open_writes(config, &volume, stats, false, None, remedy)? else {
         return Err(Fault::usage(
             format!("{} was configured for reading only", config.source),
             "check the configuration with RawVolume::check_writable",

@@ -12,6 +12,7 @@ use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::delayed::DelayedWrites;
+use spurline_volume::kept_client::KeptClient;
 use spurline_volume::writes::{CacheVersion, Caller, NodePath, WritableVolume};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -41,7 +42,7 @@ impl OpenWrites {
 }
 
 /// Opens the source of `config` for changes, in this process or through the nodes of `volume`; `None` for a volume that is
-/// not changed. `or_else`: the remedy beside a source that can be changed.
+/// not changed. `kept`: what the client of nodes goes on with. `or_else`: the remedy beside a source that can be changed.
 ///
 /// # Errors
 /// When the source is read-only, or this process can't act for callers.
@@ -50,12 +51,17 @@ pub(crate) fn open_writes(
     volume: &OpenVolume,
     stats: &Arc<Stats>,
     local_locks: bool,
+    kept: Option<Arc<dyn KeptClient>>,
     or_else: &str,
 ) -> Result<Option<OpenWrites>, Fault> {
     let Some(writes) = config.writes else { return Ok(None) };
     if let Some(remote) = &volume.remote {
         // The nodes act for every user.
-        let opened = remote.open_writes(writes.squash, config.budget.write_bytes);
+        let memory = config.budget.write_bytes;
+        let opened = match kept {
+            Some(kept) => remote.open_kept_writes(writes.squash, memory, kept),
+            None => remote.open_writes(writes.squash, memory),
+        };
         // The node's error names the remedy.
         let source = opened.map_err(|error| unwritable(error, ""))?;
         let (uid, gid) = owner_of_files(&writes);

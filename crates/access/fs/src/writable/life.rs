@@ -11,7 +11,8 @@
 //! | append | the bytes, as far as the file goes, are at the former end: the rest is written |
 //! | open | the handle has the number of the request |
 //!
-//! Other requests have the same result the second time.
+//! Other requests have the same result the second time. A source that numbers its changes recognises a change without a record of
+//! its result itself.
 
 use super::open::{OpenNodeDirectory, OpenNodeFile};
 use super::{FsCaller, WritableFileSystem, errno_error};
@@ -22,7 +23,8 @@ use crate::kept_records::{
 use crate::passthrough::RegisterBacking;
 use crate::service::DirName;
 use parking_lot::Mutex;
-use spurline_volume::writes::{FileIdentity, FileTime, LockFamily, NodeAttr, S_IFDIR, S_IFMT};
+use spurline_volume::kept_client::HeldFile;
+use spurline_volume::writes::{Caller, FileIdentity, FileTime, LockFamily, NodeAttr, NodePath, S_IFDIR, S_IFMT};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -112,12 +114,6 @@ impl MountRecords {
     pub fn keep_handle(&self, kept: &KeptHandle) -> RecordSlot {
         self.records.keep(&KeptRecord::Handle(*kept))
     }
-
-    /// Forgets a closed file or directory.
-    pub fn drop_handle(&self, record: RecordSlot, key: KeptFileKey) {
-        self.records.remove_record(record);
-        self.files.drop_file(key);
-    }
 }
 
 impl WritableFileSystem {
@@ -161,6 +157,10 @@ impl WritableFileSystem {
         mount: &MountRecords,
         register: Option<&dyn RegisterBacking>,
     ) -> bool {
+        if let Some(held) = &kept.held {
+            let is_adopted = self.adopt_held(slot, kept, held);
+            return self.end_adoption(kept, mount, is_adopted);
+        }
         let key = if kept.directory { KeptFileKey::Directory(kept.fh) } else { KeptFileKey::File(kept.fh) };
         let file = mount.files.take_file(key);
         let is_adopted = match (kept.directory, file) {
@@ -178,6 +178,27 @@ impl WritableFileSystem {
                 .is_ok_and(|file| self.adopt_open(slot, kept, file, register)),
             (false, None) => false,
         };
+        self.end_adoption(kept, mount, is_adopted)
+    }
+
+    /// Continues with a file or directory that a node has open.
+    fn adopt_held(&self, slot: RecordSlot, kept: &KeptHandle, held: &HeldFile) -> bool {
+        let [uid, gid] = kept.owner;
+        let caller = Caller { uid, gid, ..Caller::default() };
+        // Without a name, only the node's process has the file.
+        let path = self.nodes.resolve(kept.ino).map_or(Vec::new(), |found| found.path);
+        let at = NodePath { path: &path, expected: self.nodes.identity_of(kept.ino) };
+        if !kept.directory {
+            let adopted = self.source.adopt_held(held, at, kept.flags as u32, &caller);
+            return adopted.is_ok_and(|file| self.adopt_open(slot, kept, file, None));
+        }
+        self.source.adopt_held_directory(held, at, &caller).is_ok_and(|directory| {
+            let open = OpenNodeDirectory { ino: kept.ino, directory, record: slot.into() };
+            self.directories.adopt(kept.fh, Arc::new(open))
+        })
+    }
+
+    fn end_adoption(&self, kept: &KeptHandle, mount: &MountRecords, is_adopted: bool) -> bool {
         if is_adopted {
             self.stats.fuse.open_handles.add(1);
             mount.repeats.lock().opens.insert(kept.request, kept.fh);
@@ -190,7 +211,7 @@ impl WritableFileSystem {
     fn adopt_lock(&self, slot: RecordSlot, kept: &KeptLock, mount: &MountRecords) -> bool {
         let Some(file) = self.files.get(kept.fh) else { return false };
         let is_first = self.locks.adopt(slot, kept);
-        if is_first || kept.lock.family == LockFamily::Flock {
+        if is_first || kept.lock.family == LockFamily::Flock || file.file.held().is_some() {
             let descriptor = mount.files.take_file(KeptFileKey::Lock { fh: kept.fh, owner: kept.lock.owner });
             file.file.adopt_lock(&kept.lock, descriptor);
         }
@@ -205,6 +226,10 @@ impl WritableFileSystem {
             return None;
         }
         let change = life.find_change(caller.request.number);
+        if self.source.numbers_changes() && change.is_none_or(|change| change.made.is_none()) {
+            // The source makes the change, or finds it made.
+            return None;
+        }
         Some(RepeatedRequest {
             before: change.map(|change| change.before),
             made: change.and_then(|change| change.made),
@@ -227,7 +252,7 @@ impl WritableFileSystem {
     pub(super) fn note_begun(&self, caller: &FsCaller<'_>, before: u64) {
         if let Some(life) = self.life.get() {
             let request = caller.request.number;
-            life.records.note_change(&KeptChange { request, before, made: None });
+            life.records.note_change(&KeptChange { request, before, ..KeptChange::default() });
         }
     }
 
@@ -242,7 +267,7 @@ impl WritableFileSystem {
     pub(super) fn note_made(&self, caller: &FsCaller<'_>, made: MadeChange) {
         if let Some(life) = self.life.get() {
             let request = caller.request.number;
-            life.records.note_change(&KeptChange { request, before: 0, made: Some(made) });
+            life.records.note_change(&KeptChange { request, made: Some(made), ..KeptChange::default() });
         }
     }
 

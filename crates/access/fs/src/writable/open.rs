@@ -383,6 +383,8 @@ impl WritableFileSystem {
             flags: file.flags,
             directory: false,
             direct_writer: file.direct_writer,
+            owner: [caller.uid, caller.gid],
+            held: file.file.held(),
         });
         file.record.store(record, Ordering::Relaxed);
     }
@@ -525,11 +527,16 @@ impl WritableFileSystem {
             }
         }
         drop(opens);
+        let record = file.record.load(Ordering::Relaxed);
         if let Some(life) = self.life.get() {
-            life.drop_handle(file.record.load(Ordering::Relaxed), KeptFileKey::File(fh));
+            life.files.drop_file(KeptFileKey::File(fh));
         }
         // Closed outside of the locks: both may take long.
         drop((unused, file));
+        if let Some(life) = self.life.get() {
+            // Last: without the record, a successor would not close the file at a node.
+            life.records.remove_record(record);
+        }
         Ok(())
     }
 
@@ -593,11 +600,13 @@ impl WritableFileSystem {
         if let Some(made) = repeat.and_then(|repeat| repeat.made) {
             return Ok(made.count as usize);
         }
-        let appends = match write.place {
-            WritePlace::AsOpened => file.flags & libc::O_APPEND != 0,
-            WritePlace::End => true,
-            WritePlace::Offset | WritePlace::MappedPages => false,
-        };
+        let is_compared = !self.source.numbers_changes();
+        let appends = is_compared
+            && match write.place {
+                WritePlace::AsOpened => file.flags & libc::O_APPEND != 0,
+                WritePlace::End => true,
+                WritePlace::Offset | WritePlace::MappedPages => false,
+            };
         let mut found = 0;
         if appends {
             match repeat.and_then(|repeat| repeat.before) {
@@ -703,7 +712,10 @@ impl WritableFileSystem {
                 life.files.keep_file(KeptFileKey::Directory(fh), descriptor);
             }
             let request = caller.request.number;
-            let record = life.keep_handle(&KeptHandle { fh, ino, request, directory: true, ..KeptHandle::default() });
+            let owner = [caller.uid, caller.gid];
+            let held = open.directory.held();
+            let kept = KeptHandle { fh, ino, request, directory: true, owner, held, ..KeptHandle::default() };
+            let record = life.keep_handle(&kept);
             open.record.store(record, Ordering::Relaxed);
         }
         self.stats.fuse.open_handles.add(1);
@@ -725,8 +737,11 @@ impl WritableFileSystem {
     /// `BadHandle` when it is not open.
     pub fn releasedir(&self, fh: u64) -> FsResult<()> {
         let open = self.directories.remove(fh).ok_or(FsError::BadHandle(fh))?;
+        let record = open.record.load(Ordering::Relaxed);
+        drop(open);
         if let Some(life) = self.life.get() {
-            life.drop_handle(open.record.load(Ordering::Relaxed), KeptFileKey::Directory(fh));
+            life.files.drop_file(KeptFileKey::Directory(fh));
+            life.records.remove_record(record);
         }
         self.stats.fuse.open_handles.sub(1);
         Ok(())

@@ -1,9 +1,12 @@
 //! Open files and directories as the file system over this volume has them. It knows no processes and no locks of others.
 
 use super::bytes::NewBytes;
-use super::calls::{CallEnd, CallTarget, RequestContext, attr_of, settle_answer, unexpected};
+use super::calls::{
+    CallEnd, CallTarget, MaybeExecuted, RequestContext, WriteCallPlan, attr_of, settle_answer, unexpected,
+};
 use super::open_file::{
-    FileOpening, OpenCall, OpenFile, OpenFiles, call_attr_open, call_open, change_open, query_open, set_call,
+    FileOpening, OpenCall, OpenFile, OpenFiles, call_attr_open, call_open, change_open, change_open_as, query_open,
+    set_call,
 };
 use super::{CAPABILITIES, no_capabilities};
 use parking_lot::Mutex;
@@ -11,11 +14,13 @@ use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_types::errno::{EIO, ENODATA, EXDEV};
 use spurline_types::open_flags::O_APPEND;
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::kept_client::HeldFile;
 use spurline_volume::writes::{
     AttrChange, CacheVersion, Caller, FileIdentity, FileLock, ListedName, LockConflict, LockKind, NodeAttr,
     OpenAttrCall, S_IFREG, WritableDirectory, WritableFile, WritableObject, WritePlace,
 };
 use std::any::Any;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -82,15 +87,19 @@ impl RemoteFile {
         change_open(&self.files, &self.opened, call, context)
     }
 
+    fn appends(&self, place: WritePlace) -> bool {
+        match place {
+            WritePlace::AsOpened => self.opened.has_flag(O_APPEND),
+            WritePlace::End => true,
+            WritePlace::Offset | WritePlace::MappedPages => false,
+        }
+    }
+
     /// Takes bytes that fit into one request.
     fn write_piece(&self, place: WritePlace, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<()> {
         self.opened.note_used();
         self.opened.bytes.unpublished.check()?;
-        let appends = match place {
-            WritePlace::AsOpened => self.opened.has_flag(O_APPEND),
-            WritePlace::End => true,
-            WritePlace::Offset | WritePlace::MappedPages => false,
-        };
+        let appends = self.appends(place);
         // One at a time, so that the place of each is known.
         let _one = appends.then(|| self.opened.bytes.begin_append());
         let offset = if appends { self.opened.bytes.end() } else { offset };
@@ -100,7 +109,11 @@ impl RemoteFile {
         // Where only this mount has the changes, the end is known.
         let publishes = self.files.publishes();
         let appended = appends && !publishes;
-        let new = NewBytes { owner, offset, data, appended, mapped, lose_privileges, awaited: false };
+        let drawn = if appended { self.files.calls.draw_for_append(offset) } else { None };
+        let offset = drawn.map_or(offset, |drawn| drawn.place);
+        let change = drawn.map(|drawn| drawn.number);
+        let before = drawn.map_or(MaybeExecuted::Nowhere, |drawn| drawn.before);
+        let new = NewBytes { owner, offset, data, appended, mapped, lose_privileges, awaited: false, change, before };
         self.files.write_behind(&self.opened, new)?;
         self.opened.bytes.raise_end(offset + data.len() as u64);
         if publishes {
@@ -143,10 +156,11 @@ pub(crate) fn reopen_file(
     flags: u32,
     caller: &Caller,
 ) -> Result<(NodeAttr, RemoteFile)> {
-    let number = files.calls.new_file_number();
-    let call = WriteCall::Reopen { of: opened.number(), flags: files.sent_flags(flags), file: number };
     files.send_all(&opened.bytes)?;
-    let answer = change_open(files, opened, &call, RequestContext::of(caller))?;
+    let change = files.calls.draw_for_request();
+    let number = change.get();
+    let call = WriteCall::Reopen { of: opened.number(), flags: files.sent_flags(flags), file: number };
+    let answer = change_open_as(&change, files, opened, &call, RequestContext::of(caller))?;
     let version = cache_version_of(&answer);
     let attr = attr_of(answer)?;
     let home = opened.home();
@@ -267,7 +281,9 @@ impl WritableFile for RemoteFile {
         lose_privileges: Option<&Caller>,
     ) -> Result<usize> {
         let mut written = 0;
-        for piece in data.chunks(self.files.most_bytes()) {
+        // The process after this one repeats one change for a request.
+        let pieces_max = if self.files.calls.is_kept() && self.appends(place) { 1 } else { usize::MAX };
+        for piece in data.chunks(self.files.most_bytes()).take(pieces_max) {
             match self.write_piece(place, offset + written as u64, piece, lose_privileges) {
                 Ok(()) => written += piece.len(),
                 Err(error) if written == 0 => return Err(error),
@@ -306,7 +322,9 @@ impl WritableFile for RemoteFile {
         let home = self.opened.home();
         let deadline = self.files.calls.begin();
         // The other file may have moved, so this call does not: the caller then reads and writes.
-        let copied = match self.files.calls.change(CallTarget::Process(&home), &call, context, deadline) {
+        let number = self.files.calls.draw_for_request();
+        let plan = WriteCallPlan::change(CallTarget::Process(&home), &number, &call, context, deadline);
+        let copied = match self.files.calls.run(plan) {
             Ok(sent) => match settle_answer(sent.answer)? {
                 WriteAnswer::UnknownFile => return Err(different_nodes_error()),
                 answer => {
@@ -396,6 +414,14 @@ impl WritableFile for RemoteFile {
 
     fn publishes_at_flush(&self) -> bool {
         self.files.publishes()
+    }
+
+    fn held(&self) -> Option<HeldFile> {
+        Some(self.opened.held())
+    }
+
+    fn adopt_lock(&self, lock: &FileLock, _descriptor: Option<OwnedFd>) {
+        self.opened.adopt_lock(lock);
     }
 
     fn discard(&self) {
@@ -508,6 +534,10 @@ impl WritableObject for RemoteDirectory {
 }
 
 impl WritableDirectory for RemoteDirectory {
+    fn held(&self) -> Option<HeldFile> {
+        Some(self.opened.held())
+    }
+
     fn read(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>> {
         if self.files.publishes() {
             return self.read_with_unpublished(from, max, attrs, caller);

@@ -21,10 +21,12 @@ mod known;
 mod open_file;
 
 use crate::remote::GroupClient;
-use calls::{CallEnd, CallTarget, NodeAnswer, RequestContext, WriteCalls, attr_of, settle_answer, unexpected};
+use calls::{
+    CallEnd, CallTarget, ChangeNumber, NodeAnswer, RequestContext, WriteCalls, attr_of, settle_answer, unexpected,
+};
 use files::{RemoteDirectory, RemoteFile, cache_version_of, reopen_file};
 use known::KnownObjects;
-use open_file::{FileOpening, FilePlace, OpenFile, OpenFiles, call_attr_open, change_open};
+use open_file::{AdoptedFile, FileOpening, FilePlace, OpenFile, OpenFiles, call_attr_open, change_open};
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_sys::join_path;
 use spurline_types::errno::{EEXIST, EIO, ENODATA, ENOENT, ENOTEMPTY, EXDEV};
@@ -32,6 +34,7 @@ use spurline_types::open_flags::O_EXCL;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::capabilities::WriteCapabilities;
 use spurline_volume::delayed::{DelayedWrites, WriteLosses};
+use spurline_volume::kept_client::{HeldFile, KeptClient};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_volume::writes::{
     AttrChange, CacheVersion, Caller, Change, CreatedFile, FileIdentity, KnownNames, NamePath, NodeAttr, NodePath,
@@ -72,9 +75,10 @@ impl GroupWrites {
         client: Arc<GroupClient>,
         squash: Option<(u32, u32)>,
         memory: u64,
+        kept: Option<Arc<dyn KeptClient>>,
     ) -> Result<Arc<GroupWrites>> {
         let squash = squash.map(|(uid, gid)| Caller { uid, gid, ..Caller::default() });
-        let calls = Arc::new(WriteCalls::new(Arc::clone(&client), squash));
+        let calls = Arc::new(WriteCalls::new(Arc::clone(&client), squash, kept));
         let writes = Arc::new(GroupWrites {
             files: OpenFiles::new(client, Arc::clone(&calls), memory),
             calls,
@@ -104,7 +108,18 @@ impl GroupWrites {
 
     /// A change about a path, made once.
     fn change_at(&self, path: &[u8], call: WriteCall<'_>, context: RequestContext<'_>) -> Result<NodeAnswer> {
-        self.calls.change_at(path, &call, context, self.calls.begin())
+        self.calls.change_at(&self.calls.draw_for_request(), path, &call, context, self.calls.begin())
+    }
+
+    /// Opens a file, whose number is that of the change.
+    fn open_at(
+        &self,
+        number: &ChangeNumber<'_>,
+        path: &[u8],
+        call: WriteCall<'_>,
+        caller: &Caller,
+    ) -> Result<NodeAnswer> {
+        self.calls.change_at(number, path, &call, RequestContext::of(caller), self.calls.begin())
     }
 
     /// A file that was made.
@@ -304,6 +319,39 @@ impl WritableVolume for GroupWrites {
         self.capabilities.get().cloned().unwrap_or(WriteCapabilities::NONE)
     }
 
+    fn numbers_changes(&self) -> bool {
+        self.calls.is_kept()
+    }
+
+    fn adopt_held(
+        &self,
+        held: &HeldFile,
+        at: NodePath<'_>,
+        flags: u32,
+        caller: &Caller,
+    ) -> Result<Box<dyn WritableFile>> {
+        let Some(identity) = at.expected else {
+            return Err(Error::new(ErrorKind::Invalid, "an open file has an identity"));
+        };
+        let home = self.calls.find_process(held);
+        let adopted = AdoptedFile { number: held.number, identity, flags, caller, home };
+        let file = self.files.adopt_file(at.path.to_vec(), adopted);
+        let attr = file.stat_open(&self.files)?;
+        file.bytes.raise_end(attr.size);
+        Ok(Box::new(RemoteFile::new(Arc::clone(&self.files), file, attr, CacheVersion::JustChanged)))
+    }
+
+    fn adopt_held_directory(
+        &self,
+        held: &HeldFile,
+        at: NodePath<'_>,
+        caller: &Caller,
+    ) -> Result<Box<dyn WritableDirectory>> {
+        let place = FilePlace { path: at.path.to_vec(), identity: at.expected };
+        let opened = OpenFile::new_directory(held.number, place, caller, self.calls.find_process(held));
+        Ok(Box::new(RemoteDirectory::new(Arc::clone(&self.files), self.files.add_open(opened))))
+    }
+
     fn use_names(&self, names: Weak<dyn KnownNames>) {
         // Only the first call has an effect.
         let _ = self.files.known_names.set(names);
@@ -356,9 +404,10 @@ impl WritableVolume for GroupWrites {
             return Ok(Box::new(file));
         }
         self.files.send_bytes_of(at.expected)?;
-        let number = self.calls.new_file_number();
+        let change = self.calls.draw_for_request();
+        let number = change.get();
         let call = WriteCall::Open { at, flags: self.files.sent_flags(flags), file: number };
-        let NodeAnswer { answer, home, .. } = self.change_at(at.path, call, RequestContext::of(caller))?;
+        let NodeAnswer { answer, home, .. } = self.open_at(&change, at.path, call, caller)?;
         let version = cache_version_of(&answer);
         let attr = attr_of(answer)?;
         let file = self.files.add_file(at.path.to_vec(), FileOpening { number, attr, flags, caller, home });
@@ -373,7 +422,6 @@ impl WritableVolume for GroupWrites {
         caller: &Caller,
         _mark: Option<ChangeMark>,
     ) -> Result<CreatedFile> {
-        let number = self.calls.new_file_number();
         let path = join_path(at.directory.path, at.name);
         if let Some(open) = self.files.find_changed(&path) {
             if flags & O_EXCL != 0 {
@@ -383,8 +431,10 @@ impl WritableVolume for GroupWrites {
             return Ok(CreatedFile { attr, file: Box::new(file), directory: None });
         }
         self.files.send_bytes_of(self.known.object(&path))?;
+        let change = self.calls.draw_for_request();
+        let number = change.get();
         let call = WriteCall::Create { at, flags: self.files.sent_flags(flags), mode, file: number };
-        let NodeAnswer { answer, home, .. } = self.change_at(&path, call, RequestContext::of(caller))?;
+        let NodeAnswer { answer, home, .. } = self.open_at(&change, &path, call, caller)?;
         self.note(&path, &answer);
         let (attr, directory) = match answer {
             WriteAnswer::Created(attr, directory) => (attr, directory),
@@ -401,9 +451,10 @@ impl WritableVolume for GroupWrites {
         mode: u32,
         caller: &Caller,
     ) -> Result<(NodeAttr, Box<dyn WritableFile>)> {
-        let number = self.calls.new_file_number();
+        let change = self.calls.draw_for_request();
+        let number = change.get();
         let call = WriteCall::CreateUnnamed { directory, flags: OpenFlags::new(flags), mode, file: number };
-        let NodeAnswer { answer, home, .. } = self.change_at(directory.path, call, RequestContext::of(caller))?;
+        let NodeAnswer { answer, home, .. } = self.open_at(&change, directory.path, call, caller)?;
         let attr = attr_of(answer)?;
         // Without a name it can't be opened on another node: the empty path is the root, which has another identity.
         Ok((attr, self.new_file(Vec::new(), FileOpening { number, attr, flags, caller, home })))
@@ -424,9 +475,10 @@ impl WritableVolume for GroupWrites {
     }
 
     fn open_directory(&self, at: NodePath<'_>, caller: &Caller) -> Result<Box<dyn WritableDirectory>> {
-        let number = self.calls.new_file_number();
+        let change = self.calls.draw_for_request();
+        let number = change.get();
         let call = WriteCall::OpenDirectory { at, file: number };
-        let NodeAnswer { home, .. } = self.change_at(at.path, call, RequestContext::of(caller))?;
+        let NodeAnswer { home, .. } = self.open_at(&change, at.path, call, caller)?;
         let place = FilePlace { path: at.path.to_vec(), identity: at.expected };
         let opened = OpenFile::new_directory(number, place, caller, home);
         Ok(Box::new(RemoteDirectory::new(Arc::clone(&self.files), self.files.add_open(opened))))

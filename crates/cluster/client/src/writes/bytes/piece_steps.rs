@@ -18,6 +18,10 @@ pub(crate) struct NewBytes<'a> {
     pub lose_privileges: Option<(u32, u32)>,
     /// The writer waits for the outcome: the bytes are a piece of their own, so that they can be taken back.
     pub awaited: bool,
+    /// The number of an append, if that is known already.
+    pub change: Option<u64>,
+    /// The processes that may have executed it.
+    pub before: MaybeExecuted,
 }
 
 /// What a write added.
@@ -58,6 +62,8 @@ impl PieceToSend {
             mapped: false,
             lose_privileges: self.lose_privileges,
             awaited: false,
+            change: self.change,
+            before: self.before,
         }
     }
 }

@@ -40,12 +40,6 @@ enum PieceLife {
     Sent { buffer: WriteBuffer, to: u64, stamp: u64 },
 }
 
-impl PieceLife {
-    fn unsent(buffer: WriteBuffer) -> PieceLife {
-        PieceLife::Unsent { buffer, before: MaybeExecuted::Nowhere, change: None }
-    }
-}
-
 struct WrittenPiece {
     number: u64,
     owner: u64,
@@ -185,7 +179,7 @@ impl PieceList {
             len: data.len(),
             appended,
             lose_privileges,
-            life: PieceLife::unsent(buffer),
+            life: PieceLife::Unsent { buffer, before: new.before, change: new.change },
             awaited,
             since: Instant::now(),
         });
@@ -501,7 +495,17 @@ mod tests {
     }
 
     fn plain(offset: u64, data: &[u8]) -> NewBytes<'_> {
-        NewBytes { owner: 1, offset, data, appended: false, mapped: false, lose_privileges: None, awaited: false }
+        NewBytes {
+            owner: 1,
+            offset,
+            data,
+            appended: false,
+            mapped: false,
+            lose_privileges: None,
+            awaited: false,
+            change: None,
+            before: MaybeExecuted::Nowhere,
+        }
     }
 
     fn take(list: &mut PieceList) -> Option<PieceToSend> {

@@ -26,6 +26,7 @@
 //! A node that is alive and late keeps its request until the deadline: the node may still execute it.
 
 mod close_queue;
+mod kept;
 mod numbers;
 mod proof;
 
@@ -35,6 +36,7 @@ use crate::placement::{FIRST_HOLDERS, WantedRun};
 use crate::remote::{GroupClient, SCRATCH};
 use close_queue::CloseQueue;
 pub(super) use close_queue::FailedClose;
+pub(super) use kept::node_hash;
 pub(super) use numbers::ChangeNumber;
 use numbers::ChangeNumbers;
 use parking_lot::Mutex;
@@ -45,6 +47,7 @@ use spurline_proto::{
 use spurline_transport::CallError;
 use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind, ObjectId, Result, RetryAdvice};
+use spurline_volume::kept_client::{ClientStart, KeptClient};
 use spurline_volume::writes::{Caller, FileIdentity, NodeAttr};
 use std::cell::RefCell;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -56,6 +59,8 @@ use std::time::{Duration, Instant};
 const NODE_ATTEMPTS: usize = 2;
 /// The time of a publication grows with the file by this rate, in bytes per second, as that of requests to a store does.
 const LEAST_PUBLISHED_RATE: u64 = 1 << 20;
+/// Attempts of a process without an answer are fewer.
+const PROCESS_ATTEMPTS_BITS: u32 = 32;
 /// A program's call waits for this many answers: of a process that does not answer, and of the next one.
 const CALL_ANSWERS: u32 = 2;
 
@@ -202,16 +207,16 @@ impl<'a> WriteCallPlan<'a> {
         WriteCallPlan { target, kind: CallKind::Query, call, context, landing: &mut [], before, deadline }
     }
 
-    /// A change that no process has got yet.
+    /// A change; which processes may have got it is known from its number.
     pub fn change(
         target: CallTarget<'a>,
-        number: u64,
+        number: &ChangeNumber<'_>,
         call: &'a WriteCall<'a>,
         context: RequestContext<'a>,
         deadline: CallDeadline,
     ) -> WriteCallPlan<'a> {
-        let kind = CallKind::Change { number };
-        let before = MaybeExecuted::Nowhere;
+        let kind = CallKind::Change { number: number.get() };
+        let before = number.before();
         WriteCallPlan { target, kind, call, context, landing: &mut [], before, deadline }
     }
 }
@@ -272,7 +277,6 @@ pub(crate) struct WriteCalls {
     /// This mount's session, drawn at random.
     session: u64,
     numbers: ChangeNumbers,
-    next_file: AtomicU64,
     /// Number of attempts that got no answer and may be executed late. Nodes execute none of them after a request with a
     /// higher number.
     attempts: AtomicU64,
@@ -284,16 +288,28 @@ pub(crate) struct WriteCalls {
     closes: CloseQueue,
     /// The owner of all files, where the source has none.
     owner: OnceLock<(u32, u32)>,
+    /// What outlives this process.
+    kept: Option<Arc<dyn KeptClient>>,
+    /// A process before this one was the same client.
+    goes_on: bool,
 }
 
 impl WriteCalls {
-    pub fn new(client: Arc<GroupClient>, squash: Option<Caller>) -> WriteCalls {
+    /// With `kept`, this process goes on as the client of processes before.
+    pub fn new(client: Arc<GroupClient>, squash: Option<Caller>, kept: Option<Arc<dyn KeptClient>>) -> WriteCalls {
+        let drawn = RandomState::new().build_hasher().finish();
+        let start = match &kept {
+            Some(kept) => kept.begin(drawn),
+            None => ClientStart { session: drawn, ..ClientStart::default() },
+        };
         WriteCalls {
             client,
-            session: RandomState::new().build_hasher().finish(),
-            numbers: ChangeNumbers::default(),
-            next_file: AtomicU64::new(1),
-            attempts: AtomicU64::new(0),
+            session: start.session,
+            numbers: ChangeNumbers::new(kept.clone(), &start.pending),
+            // Nodes wait for the attempts of processes before, and execute none of them later.
+            attempts: AtomicU64::new(start.processes << PROCESS_ATTEMPTS_BITS),
+            kept,
+            goes_on: start.processes > 0,
             proofs: ProvenProcesses::default(),
             squash,
             touched: Mutex::default(),
@@ -322,10 +338,10 @@ impl WriteCalls {
 
     /// A number for a file that is to be opened.
     pub fn new_file_number(&self) -> u64 {
-        self.next_file.fetch_add(1, Ordering::Relaxed)
+        self.draw_number().get()
     }
 
-    /// The number of a change, which is answered or abandoned when the result is dropped.
+    /// The number of a change that no program requests. The change is answered or abandoned when the result is dropped.
     pub fn draw_number(&self) -> ChangeNumber<'_> {
         self.numbers.draw_number()
     }
@@ -386,8 +402,7 @@ impl WriteCalls {
         context: RequestContext<'_>,
         deadline: CallDeadline,
     ) -> std::result::Result<NodeAnswer, CallEnd> {
-        let number = self.draw_number();
-        self.run(WriteCallPlan::change(target, number.get(), call, context, deadline))
+        self.run(WriteCallPlan::change(target, &self.draw_number(), call, context, deadline))
     }
 
     /// Makes a change about a path, once. The answer is no error of the source.
@@ -396,12 +411,13 @@ impl WriteCalls {
     /// Those of the nodes and of the source.
     pub fn change_at(
         &self,
+        number: &ChangeNumber<'_>,
         path: &[u8],
         call: &WriteCall<'_>,
         context: RequestContext<'_>,
         deadline: CallDeadline,
     ) -> Result<NodeAnswer> {
-        let sent = self.change(CallTarget::Path(path), call, context, deadline)?;
+        let sent = self.run(WriteCallPlan::change(CallTarget::Path(path), number, call, context, deadline))?;
         let changes = match call {
             WriteCall::Open { flags, .. } | WriteCall::OpenAgain { flags, .. } => {
                 flags.has_any(OpenFlags::ACCESS | OpenFlags::TRUNCATE)
@@ -685,6 +701,9 @@ impl PendingCall<'_> {
                 payload: context.payload,
             };
             before.note_sent(instance);
+            if let (Some(kept), CallKind::Change { number }) = (&calls.kept, *kind) {
+                kept.note_sent(number, before.to_kept());
+            }
             body.clear();
             let answer = lease.call(&NodeRequest::Write(request), body, landing, &mut |_| {}, until);
             *unanswered = matches!(answer, Err(CallError::Broken(_)));

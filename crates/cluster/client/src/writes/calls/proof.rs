@@ -78,8 +78,16 @@ impl WriteCalls {
                 }
                 // The first request reports it.
                 Err(_) => {}
-                Ok(instance) if lone => drop(instance?),
-                Ok(instance) => self.prove_process(peer, instance?, self.begin())?,
+                Ok(instance) => {
+                    let instance = instance?;
+                    if !lone {
+                        self.prove_process(peer, instance, self.begin())?;
+                    }
+                    if self.goes_on {
+                        // A process before this one may have made changes there.
+                        self.note_touched(&HomeProcess { node: peer.name().into(), instance });
+                    }
+                }
             }
         }
         Ok(())

@@ -35,7 +35,10 @@ impl OpenFiles {
     pub fn close_soon(&self, opened: &OpenFile) {
         self.remove_open(opened.number());
         let home = opened.mark_closed(self);
-        if !opened.has_locks() {
+        if !opened.has_locks() && self.calls.is_kept() {
+            // The session goes on: a file whose close is not reported stays open at the node.
+            self.calls.close_numbers(&home, &[opened.number()]);
+        } else if !opened.has_locks() {
             self.calls.close_soon(home, opened.number());
         } else if !self.calls.close_locked(&home, opened.number(), self.calls.begin()) {
             // The next owner of the locks waits for it.

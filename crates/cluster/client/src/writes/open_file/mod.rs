@@ -22,8 +22,8 @@ mod syncing;
 
 use super::bytes::{FileBytes, ReportedFailures};
 use super::calls::{
-    CallDeadline, CallEnd, CallKind, CallTarget, HomeProcess, MaybeExecuted, NodeAnswer, RequestContext, WriteCallPlan,
-    attr_of, settle_answer, unexpected,
+    CallDeadline, CallEnd, CallKind, CallTarget, ChangeNumber, HomeProcess, MaybeExecuted, NodeAnswer, RequestContext,
+    WriteCallPlan, attr_of, node_hash, settle_answer, unexpected,
 };
 use grace::LockGrace;
 use moving::VainSearch;
@@ -31,8 +31,10 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 pub(crate) use registry::OpenFiles;
 use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_sys::O_DIRECT;
+use spurline_types::errno::EIO;
 use spurline_types::open_flags::{O_ACCMODE, O_APPEND, O_DSYNC};
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::kept_client::HeldFile;
 use spurline_volume::writes::{Caller, FileIdentity, FileLock, LockKind, NodeAttr, OpenAttrCall};
 use state::{FileAction, FileMachine, FileOutcome, SettleTime};
 use std::sync::Arc;
@@ -46,6 +48,15 @@ pub(super) const MOVES_PER_CALL_MAX: usize = 16;
 pub(crate) struct FileOpening<'a> {
     pub number: u64,
     pub attr: NodeAttr,
+    pub flags: u32,
+    pub caller: &'a Caller,
+    pub home: HomeProcess,
+}
+
+/// A file that a node has open for a process before this one.
+pub(crate) struct AdoptedFile<'a> {
+    pub number: u64,
+    pub identity: FileIdentity,
     pub flags: u32,
     pub caller: &'a Caller,
     pub home: HomeProcess,
@@ -82,6 +93,8 @@ pub(crate) struct OpenFile {
     failed_close: AtomicBool,
     /// It has written or changed something, which a close has to report.
     used: AtomicBool,
+    /// A process before this one may have written bytes that are not durable, and that this process can't send again.
+    has_earlier_bytes: AtomicBool,
 }
 
 impl OpenFile {
@@ -90,6 +103,17 @@ impl OpenFile {
         let reported = bytes.start_reports();
         let FileOpening { number, flags, caller, home, .. } = opening;
         OpenFile { flags: Some(flags), bytes, reported, ..OpenFile::new_directory(number, place, caller, home) }
+    }
+
+    /// A file of a process before this one, with bytes that may be lost with its process.
+    pub fn adopted(adopted: AdoptedFile<'_>, path: Vec<u8>, bytes: Arc<FileBytes>) -> OpenFile {
+        let AdoptedFile { number, identity, flags, caller, home } = adopted;
+        let place = FilePlace { path, identity: Some(identity) };
+        let reported = bytes.start_reports();
+        let opened = OpenFile::new_directory(number, place, caller, home);
+        let has_earlier_bytes = AtomicBool::new(flags & O_ACCMODE != 0);
+        let used = AtomicBool::new(true);
+        OpenFile { flags: Some(flags), bytes, reported, has_earlier_bytes, used, ..opened }
     }
 
     pub fn new_directory(number: u64, place: FilePlace, caller: &Caller, home: HomeProcess) -> OpenFile {
@@ -107,6 +131,39 @@ impl OpenFile {
             reported: ReportedFailures::default(),
             failed_close: AtomicBool::new(false),
             used: AtomicBool::new(false),
+            has_earlier_bytes: AtomicBool::new(false),
+        }
+    }
+
+    /// Where it is, for the next process of this client.
+    pub fn held(&self) -> HeldFile {
+        let home = self.home();
+        HeldFile { number: self.number, node: node_hash(&home.node), process: home.instance }
+    }
+
+    /// Continues with a lock that a process before has set. Whether it was lost meanwhile is known at the next answer.
+    pub fn adopt_lock(&self, lock: &FileLock) {
+        let mut machine = self.machine.lock();
+        machine.adopt_lock(lock, Instant::now());
+        self.has_locks.store(machine.has_locks(), Ordering::Relaxed);
+    }
+
+    /// Whether a process before this one may have written bytes that are not durable.
+    pub fn has_earlier_bytes(&self) -> bool {
+        self.has_earlier_bytes.load(Ordering::Acquire)
+    }
+
+    pub fn end_earlier_bytes(&self) {
+        self.has_earlier_bytes.store(false, Ordering::Release);
+    }
+
+    /// The process is lost that has bytes of the process before.
+    fn lose_earlier_bytes(&self, node: &str) {
+        if self.has_earlier_bytes.swap(false, Ordering::AcqRel) {
+            let why =
+                format!("node {node} was lost with bytes of an earlier process of this mount that were not synced");
+            tracing::warn!("{}: {why}", self.logged_path());
+            self.bytes.add_failure(Error::new(ErrorKind::Io(EIO), why));
         }
     }
 
@@ -299,7 +356,10 @@ impl OpenFile {
             FileAction::CloseLeft => {
                 outcome.left.iter().for_each(|left| files.calls.close_later(left, &[self.number]));
             }
-            FileAction::Resend => outcome.left.iter().for_each(|left| files.resend_from(self, left.instance)),
+            FileAction::Resend => outcome.left.iter().for_each(|left| {
+                self.lose_earlier_bytes(&left.node);
+                files.resend_from(self, left.instance);
+            }),
         }
     }
 
@@ -379,6 +439,8 @@ pub(super) struct OpenCall<'a> {
     pub context: RequestContext<'a>,
     /// Where bytes of the answer go.
     pub landing: &'a mut [u8],
+    /// The processes that may have executed it.
+    pub before: MaybeExecuted,
     pub deadline: CallDeadline,
 }
 
@@ -386,11 +448,12 @@ impl<'a> OpenCall<'a> {
     /// A call that may be repeated.
     pub fn query(call: &'a WriteCall<'a>, caller: &'a Caller, deadline: CallDeadline) -> OpenCall<'a> {
         let context = RequestContext::of(caller);
-        OpenCall { kind: CallKind::Query, call, context, landing: &mut [], deadline }
+        let before = MaybeExecuted::Nowhere;
+        OpenCall { kind: CallKind::Query, call, context, landing: &mut [], before, deadline }
     }
 
     fn plan<'b>(&'b mut self, home: &'b HomeProcess, before: MaybeExecuted) -> WriteCallPlan<'b> {
-        let OpenCall { kind, call, context, landing, deadline } = self;
+        let OpenCall { kind, call, context, landing, deadline, .. } = self;
         let target = CallTarget::Process(home);
         WriteCallPlan { target, kind: *kind, call, context: *context, landing, before, deadline: *deadline }
     }
@@ -400,7 +463,7 @@ impl<'a> OpenCall<'a> {
 /// answer may be an error of the source.
 pub(super) fn call_open(files: &OpenFiles, opened: &OpenFile, mut open: OpenCall<'_>) -> Result<NodeAnswer> {
     let OpenCall { call, deadline, .. } = open;
-    let mut before = MaybeExecuted::Nowhere;
+    let mut before = open.before;
     let mut last = None;
     for _ in 0..MOVES_PER_CALL_MAX {
         let relying = opened.relying.read();
@@ -457,11 +520,22 @@ pub(super) fn change_open(
     call: &WriteCall<'_>,
     context: RequestContext<'_>,
 ) -> Result<WriteAnswer> {
+    change_open_as(&files.calls.draw_for_request(), files, opened, call, context)
+}
+
+/// As [`change_open`], under this number.
+pub(super) fn change_open_as(
+    number: &ChangeNumber<'_>,
+    files: &OpenFiles,
+    opened: &OpenFile,
+    call: &WriteCall<'_>,
+    context: RequestContext<'_>,
+) -> Result<WriteAnswer> {
     opened.note_used();
-    let number = files.calls.draw_number();
     let kind = CallKind::Change { number: number.get() };
+    let before = number.before();
     let deadline = files.calls.begin();
-    let sent = call_open(files, opened, OpenCall { kind, call, context, landing: &mut [], deadline })?;
+    let sent = call_open(files, opened, OpenCall { kind, call, context, landing: &mut [], before, deadline })?;
     files.calls.note_touched(&sent.home);
     settle_answer(sent.answer)
 }

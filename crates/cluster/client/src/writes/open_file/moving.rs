@@ -365,9 +365,10 @@ impl OpenFile {
         deadline: CallDeadline,
     ) -> Result<NodeAnswer> {
         let root = Caller::default();
-        match files.calls.change_at(path, &call, RequestContext::of(&root), deadline) {
+        match files.calls.change_at(&files.calls.draw_number(), path, &call, RequestContext::of(&root), deadline) {
             Err(error) if is_denied(error.kind()) => {
-                files.calls.change_at(path, &call, RequestContext::of(&self.caller), deadline)
+                let context = RequestContext::of(&self.caller);
+                files.calls.change_at(&files.calls.draw_number(), path, &call, context, deadline)
             }
             other => other,
         }

@@ -1,6 +1,6 @@
 //! All open files and directories of a mount, and its files with bytes that are not durable. It knows no requests of programs.
 
-use super::{FileOpening, LockGrace, OpenFile, renew_locks};
+use super::{AdoptedFile, FileOpening, LockGrace, OpenFile, renew_locks};
 use crate::remote::GroupClient;
 use crate::writes::bytes::{FileBytes, SendQueue, WriteMemory};
 use crate::writes::calls::{CallTarget, HomeProcess, WriteCalls};
@@ -17,6 +17,9 @@ use std::sync::{Arc, OnceLock, Weak};
 /// Rounds of the renewal of locks between renewals of sessions.
 const SESSION_RENEWAL_ROUNDS: u32 =
     (LOCK_TIMES.session_renewal.as_millis() / LOCK_TIMES.lock_renewal.as_millis()) as u32;
+
+/// The file system continues with all its open files within this many rounds.
+const EARLIER_SYNC_ROUNDS: u32 = 60;
 
 /// The open files of a mount.
 pub(crate) struct OpenFiles {
@@ -69,6 +72,9 @@ impl OpenFiles {
     /// When a thread can't be started.
     pub fn start(&self) -> Result<()> {
         self.start_renewal()?;
+        if self.calls.goes_on() {
+            self.start_earlier_syncs()?;
+        }
         self.start_senders()?;
         self.start_closing()
     }
@@ -90,6 +96,21 @@ impl OpenFiles {
                     // A node that can't be reached now has its files opened elsewhere when they are used.
                     let target = CallTarget::Process(&home);
                     let _ = files.calls.query(target, &WriteCall::Renew, &root, files.calls.begin());
+                }
+            }
+        });
+        spawned.map(drop).map_err(|e| Error::io("can't start a thread", &e))
+    }
+
+    /// Makes bytes of processes before this one durable, in files that the file system continues with by then.
+    fn start_earlier_syncs(&self) -> Result<()> {
+        let this = Weak::clone(&self.this);
+        let spawned = std::thread::Builder::new().name("sync-earlier".into()).spawn(move || {
+            for round in 1.. {
+                std::thread::sleep(LOCK_TIMES.lock_renewal);
+                let Some(files) = this.upgrade() else { return };
+                if files.sync_earlier_bytes() && round >= EARLIER_SYNC_ROUNDS {
+                    return;
                 }
             }
         });
@@ -166,6 +187,12 @@ impl OpenFiles {
     pub fn add_file(&self, path: Vec<u8>, opened: FileOpening<'_>) -> Arc<OpenFile> {
         let bytes = self.bytes_of(opened.attr.identity);
         self.add_file_of(bytes, path, opened)
+    }
+
+    /// Adds a file that a node has open for a process before this one.
+    pub fn adopt_file(&self, path: Vec<u8>, adopted: AdoptedFile<'_>) -> Arc<OpenFile> {
+        let bytes = self.bytes_of(adopted.identity);
+        self.add_open(OpenFile::adopted(adopted, path, bytes))
     }
 
     /// As [`OpenFiles::add_file`], for a file with these bytes.

@@ -109,8 +109,9 @@ impl OpenFiles {
         let failures = file.failure_count();
         // A write under a lock finds out whether the lock was lost with a node.
         let waits = new.appended || opened.writes_at_once() || opened.has_locks();
-        // No program waits for pages of a map: a failure is the file's, and the bytes stay.
-        let at_once = !new.mapped && (waits || file.is_failing());
+        // No program waits for pages of a map: a failure is the file's, and the bytes stay. Bytes of this process alone do not
+        // outlive it.
+        let at_once = self.calls.is_kept() || !new.mapped && (waits || file.is_failing());
         let new = &NewBytes { awaited: at_once, ..new };
         let mut added = file.list.lock().add_bytes(&self.memory, new);
         if added.is_none() {
@@ -189,7 +190,7 @@ impl OpenFiles {
 
     /// Writes bytes for which there is no memory: they are durable before the writer goes on.
     fn write_durably(&self, opened: &OpenFile, new: &NewBytes<'_>) -> Result<()> {
-        let mut change = None;
+        let mut change = new.change;
         let written = self.write_and_sync(opened, new, &mut change);
         self.end_change(&mut change);
         written
@@ -202,7 +203,7 @@ impl OpenFiles {
         if self.publishes() {
             opened.bytes.unpublished.note_incomplete();
         }
-        let mut before = MaybeExecuted::Nowhere;
+        let mut before = new.before;
         while !deadline.is_over(Instant::now()) {
             match self.send_bytes(opened, new, SendAttempt { before, flush: false, deadline }, change) {
                 SendResult::Sent(_) if self.publishes() => return Ok(()),

@@ -328,6 +328,12 @@ impl FileMachine {
         true
     }
 
+    /// Continues with a lock that a process before has set through the file. Without an answer since, it is not reclaimed.
+    pub fn adopt_lock(&mut self, lock: &FileLock, now: Instant) {
+        self.locks.set_range(KnownLock { lock: *lock, pid: 0 });
+        self.locked_since.get_or_insert(now);
+    }
+
     /// Forgets a lock that is to be released.
     pub fn forget_lock(&mut self, lock: &FileLock) -> FileOutcome {
         self.locks.set_range(KnownLock { lock: *lock, pid: 0 });

@@ -67,6 +67,19 @@ impl OpenFiles {
         Err(unsteady())
     }
 
+    /// Makes bytes durable that a process before this one has written; false if a node can't be reached.
+    pub fn sync_earlier_bytes(&self) -> bool {
+        let mut is_done = true;
+        for file in self.open_files().iter().filter(|file| file.has_earlier_bytes()) {
+            // If the node was lost meanwhile, the move has noted the loss.
+            match self.sync_file(file, true) {
+                Ok(_) => file.end_earlier_bytes(),
+                Err(_) => is_done = false,
+            }
+        }
+        is_done
+    }
+
     /// Makes the bytes of a file durable that would be sent again after the loss of a process: before others may change them.
     ///
     /// # Errors

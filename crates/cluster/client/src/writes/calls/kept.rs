@@ -1,0 +1,90 @@
+//! A client that outlives its process: the changes of programs go on under their numbers, and open files at their processes. It
+//! knows no request.
+
+use super::{ChangeNumber, HomeProcess, MaybeExecuted, WriteCalls};
+use spurline_types::ObjectId;
+use spurline_volume::kept_client::{HeldFile, SentChange};
+use std::sync::Arc;
+
+/// The number of an append, and where the bytes are expected to go.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DrawnAppend {
+    pub number: u64,
+    pub place: u64,
+    /// The processes that may have executed it.
+    pub before: MaybeExecuted,
+}
+
+/// A hash of a node's name, as [`HeldFile::node`] has it.
+pub(crate) fn node_hash(name: &str) -> u64 {
+    ObjectId::from_text(name, b"", "").0 as u64
+}
+
+impl MaybeExecuted {
+    /// As [`SentChange::process`] has it.
+    pub(super) fn of_kept(process: u64) -> MaybeExecuted {
+        match process {
+            0 => MaybeExecuted::Nowhere,
+            u64::MAX => MaybeExecuted::Anywhere,
+            process => MaybeExecuted::At(process),
+        }
+    }
+
+    pub(super) fn to_kept(self) -> u64 {
+        match self {
+            MaybeExecuted::Nowhere => 0,
+            MaybeExecuted::At(process) => process,
+            MaybeExecuted::Anywhere => u64::MAX,
+        }
+    }
+}
+
+impl WriteCalls {
+    /// Whether this client outlives its process.
+    pub fn is_kept(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// Whether processes before this one were the same client.
+    pub fn goes_on(&self) -> bool {
+        self.goes_on
+    }
+
+    /// The number of the change that a program requests: that of the process before, if that has sent the change. A file that is
+    /// opened by the change has the same number.
+    pub fn draw_for_request(&self) -> ChangeNumber<'_> {
+        let Some(kept) = &self.kept else { return self.numbers.draw_number() };
+        let number = match kept.take_repeated() {
+            Some(sent) => self.numbers.take_up(sent.number, MaybeExecuted::of_kept(sent.process)),
+            None => self.numbers.draw_number(),
+        };
+        kept.note_sending(&number.to_kept(0));
+        number
+    }
+
+    /// As [`WriteCalls::draw_for_request`], for bytes that are appended at `place`, until [`WriteCalls::end_number`]; `None` if this
+    /// client does not outlive its process.
+    pub fn draw_for_append(&self, place: u64) -> Option<DrawnAppend> {
+        let kept = self.kept.as_ref()?;
+        let repeated = kept.take_repeated();
+        let drawn = match repeated {
+            Some(sent) => {
+                self.numbers.take_up_raw(sent.number);
+                DrawnAppend { number: sent.number, place: sent.place, before: MaybeExecuted::of_kept(sent.process) }
+            }
+            None => DrawnAppend { number: self.numbers.draw_raw(), place, before: MaybeExecuted::Nowhere },
+        };
+        let DrawnAppend { number, place, before } = drawn;
+        kept.note_sending(&SentChange { number, process: before.to_kept(), place });
+        Some(drawn)
+    }
+
+    /// The process that has a file open for a process before this one.
+    pub fn find_process(&self, held: &HeldFile) -> HomeProcess {
+        let view = self.client.members().snapshot();
+        let member = view.members().iter().find(|member| node_hash(&member.name) == held.node);
+        // A node that left the group has lost its files.
+        let node = member.map_or_else(|| Arc::from("?"), |member| Arc::from(&*member.name));
+        HomeProcess { node, instance: held.process }
+    }
+}
