@@ -10,10 +10,12 @@ use driver::{DriverRig, capability, capability_of, pair};
 use spurline_csi::pb;
 use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use std::collections::HashMap;
+use std::fs::TryLockError;
+use std::io::Write as _;
 use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use tonic::Code;
 
@@ -304,6 +306,71 @@ fn open_files_of_pods_outlive_the_processes_of_their_mount_and_of_the_driver() {
     rig.unstage("pv").unwrap();
     rig.check_empty();
     drop(file);
+}
+
+/// A node that takes changes of the rig's source, and its registry.
+fn start_node(rig: &DriverRig) -> (Child, String) {
+    let log = rig.path("node.log");
+    let mut command = common::spurline();
+    command.args(["node", "--writable", "--group-port", "0", "--metrics", "none", "--cache-size", "0", "--source"]);
+    command.arg(rig.path("src")).stderr(std::fs::File::create(&log).unwrap());
+    let node = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let address = || {
+        let text = std::fs::read_to_string(&log).unwrap();
+        let line = text.lines().find(|line| line.contains("over tcp"))?;
+        line.split("serving on ").nth(1)?.split(' ').next().map(str::to_owned)
+    };
+    wait_for("the node", || address().is_some());
+    (node, format!("static:{}", address().unwrap()))
+}
+
+#[test]
+fn writers_through_nodes_outlive_the_processes_of_their_mount_and_of_the_driver() {
+    use pb::volume_capability::access_mode::Mode;
+    use rustix::process::Signal;
+    let Some(mut rig) = DriverRig::new() else { return };
+    let (mut node, registry) = start_node(&rig);
+    let mut attributes = rig.attributes();
+    attributes.insert("mountOptions".into(), "cache-size=0,metrics=none,rw".into());
+    attributes.insert("registry".into(), registry);
+    let many = || capability_of(Mode::MultiNodeMultiWriter);
+    rig.stage_as("pv", &attributes, many()).unwrap();
+    rig.publish_as("pv", "a", &attributes, many(), false).unwrap();
+    let log = rig.target("a").join("log");
+    let mut file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
+    let device = file.metadata().unwrap().dev();
+    file.lock().unwrap();
+    let mut written = String::new();
+    for round in 0..4 {
+        let line = format!("line {round}\n");
+        file.write_all(line.as_bytes()).unwrap();
+        written.push_str(&line);
+        match round {
+            0 => rig.signal(rig.servers()[0], Signal::KILL),
+            1 => rig.kill_mounts(),
+            2 => {
+                let inner = Arc::get_mut(&mut rig).unwrap();
+                inner.end_driver(Signal::KILL);
+                inner.start();
+                let keeper = rig.launched()[0];
+                wait_for("the keeper connects to the restarted driver", || has_store(keeper, &rig.path("state")));
+                rig.kill_mounts();
+            }
+            _ => {}
+        }
+        file.sync_all().unwrap();
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), written);
+        let other = std::fs::File::open(&log).unwrap();
+        assert!(matches!(other.try_lock(), Err(TryLockError::WouldBlock)), "the lock stays");
+    }
+    assert_eq!(std::fs::metadata(&log).unwrap().dev(), device, "it is the same mount");
+    assert_eq!(std::fs::read_to_string(rig.path("src/log")).unwrap(), written);
+    drop(file);
+    rig.unpublish("pv", "a").unwrap();
+    rig.unstage("pv").unwrap();
+    rig.check_empty();
+    node.kill().unwrap();
+    node.wait().unwrap();
 }
 
 /// Whether the keeper is connected to a descriptor store below `dir`.

@@ -85,8 +85,10 @@ pub(super) fn words_of_mount(
     let writable = raw.fuse.rw;
     let limits = HostLimits { cgroup: Some((memory, "the volume's attribute memory".into())), ..host.clone() };
     let is_unwanted = settings.options.iter().any(|word| word == NO_RECOVERY_OPTION);
-    // The store of the driver has no open files, which a writable mount needs when its keeper is replaced too.
-    if recovers && !writable && !is_unwanted && !raw.fuse.recover {
+    // The store of the driver has no open files. A mount that changes a directory itself needs these when its keeper is replaced too;
+    // one through nodes has its open files there.
+    let has_open_files = writable && raw.volume.group.registry.is_none();
+    if recovers && !has_open_files && !is_unwanted && !raw.fuse.recover {
         // The checks decide which other options allow recovery.
         let mut recovering = raw.clone();
         recovering.fuse.recover = true;
@@ -135,10 +137,19 @@ mod tests {
     }
 
     fn words(options: &[&str], memory: Option<u64>) -> Result<MountWords, Fault> {
+        words_of("s3://b", Some("static:a:1,b:2"), options, memory)
+    }
+
+    fn words_of(
+        source: &str,
+        registry: Option<&str>,
+        options: &[&str],
+        memory: Option<u64>,
+    ) -> Result<MountWords, Fault> {
         let settings = VolumeSettings {
-            source: "s3://b".into(),
+            source: source.into(),
             options: options.iter().map(|word| (*word).to_owned()).collect(),
-            flags: vec![("registry".into(), "static:a:1,b:2".into())],
+            flags: registry.map(|url| ("registry".into(), url.into())).into_iter().collect(),
             memory,
         };
         let own = [("group-token-file".to_owned(), "/t".to_owned())];
@@ -201,6 +212,15 @@ mod tests {
                 (recovers, recovers),
                 "{options:?}"
             );
+        }
+        for (source, registry, recovers) in [
+            ("/src", Some("static:a:1"), true),
+            // Open files of the source are lost with the keeper.
+            ("/src", None, false),
+            ("s3://b", Some("static:a:1"), false),
+        ] {
+            let made = words_of(source, registry, &["rw"], None).unwrap();
+            assert_eq!(made.recovers, recovers, "{source} {registry:?}");
         }
     }
 
