@@ -308,7 +308,7 @@ fn open_files_of_pods_outlive_the_processes_of_their_mount_and_of_the_driver() {
     drop(file);
 }
 
-/// A node that takes changes of the rig's source, and its registry.
+/// A node that takes changes of the rig's source, and the registry of the node.
 fn start_node(rig: &DriverRig) -> (Child, String) {
     let log = rig.path("node.log");
     let mut command = common::spurline();

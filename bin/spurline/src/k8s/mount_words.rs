@@ -85,8 +85,8 @@ pub(super) fn words_of_mount(
     let writable = raw.fuse.rw;
     let limits = HostLimits { cgroup: Some((memory, "the volume's attribute memory".into())), ..host.clone() };
     let is_unwanted = settings.options.iter().any(|word| word == NO_RECOVERY_OPTION);
-    // The store of the driver has no open files. A mount that changes a directory itself needs these when its keeper is replaced too;
-    // one through nodes has its open files there.
+    // The store of the driver has no open files. A mount that changes a directory itself needs these when the keeper is replaced too;
+    // a mount through nodes has its open files there.
     let has_open_files = writable && raw.volume.group.registry.is_none();
     if recovers && !has_open_files && !is_unwanted && !raw.fuse.recover {
         // The checks decide which other options allow recovery.

@@ -146,7 +146,7 @@ impl Drop for SharedPages {
     }
 }
 
-/// Changes the pages of a file, while another program locks that: each lock drops the pages, and waits until the dirty ones are
+/// Changes the pages of a file, while another program locks that: each lock drops the pages, and waits until the dirty pages are
 /// written.
 fn write_mapped(work: &Work) -> [JoinHandle<u64>; 2] {
     // The rounds of these count for themselves: there are many.

@@ -188,7 +188,7 @@ fn guest_a_bucket_is_written_over_rails() {
     assert!(read_by_nodes(&rig, &ports) >= len, "the nodes read from the mount's memory");
     assert_eq!(mounts.iter().map(|mount| sent(mount, "tcp")).sum::<u64>(), 0, "bytes went over TCP");
 
-    // Less than the memory of the mount: it sends all to the next node.
+    // Less than the memory of the mount, which sends all to the next node.
     let half = 256 << 10;
     let open: Vec<File> = (0..4).map(|number| open(&mount.at, number)).collect();
     for file in &open {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 const PRUNE_MINOR: u32 = 45;
 
 /// Another process that sends notifications which wait for requests. No signal ends such a wait: a process that is killed while it
-/// waits for a request that it serves itself does not end.
+/// waits for a request to itself does not end.
 pub trait NotificationRelay: Debug + Send + Sync {
     /// Sends a notification to the connection `device`, and `if_ended` if this process has ended before the kernel's answer.
     /// Returns the kernel's error number, or 0; `None` when the other process takes no notification.

@@ -3,7 +3,7 @@
 //! would start no other. Knows no kind of notification.
 //!
 //! The process opens a conversation for each notification that is under way at the same time, and uses it again. A thread of the
-//! keeper serves each conversation: it writes the notification to the connection, and answers with the kernel's error number.
+//! keeper serves each conversation: the thread writes the notification to the connection, and answers with the kernel's error number.
 
 use crate::descriptor_socket::{conversation, receive_message, send_message};
 use std::io;

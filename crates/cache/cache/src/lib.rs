@@ -187,7 +187,7 @@ impl Cache {
         self.ask_origin(|deadline| self.origin.list_within(path, cursor, max, max_age, deadline))
     }
 
-    /// The block at `offset`, and the part of it that `len` bytes from there cover, up to the end of the block.
+    /// The block at `offset`, and the part that `len` bytes from there cover, up to the end of the block.
     fn block_range(&self, object: &ObjectRef, offset: u64, len: usize) -> (BlockId, Range<usize>) {
         let size = self.shared.block_size;
         let start = (offset % size) as usize;

@@ -65,7 +65,7 @@ impl OriginStore for Scripted {
         }
         let mut at = offset;
         while !sink.spare().is_empty() {
-            // In the middle of the block, so that a part of it has been shown to readers by then.
+            // In the middle of the block, so that readers have seen a part by then.
             if at > offset && self.fail.load(Ordering::SeqCst) > 0 {
                 self.fail.fetch_sub(1, Ordering::SeqCst);
                 return Err(Error::new(ErrorKind::Unavailable, "the connection broke"));
@@ -242,7 +242,7 @@ fn a_restart_keeps_the_cache() {
     let first = rig(Some(dir.path()), 16);
     check(&first.cache, &file, 0, file.size as usize).unwrap();
     assert_eq!(first.under.reads.load(Ordering::SeqCst), 4);
-    // A fill answers its readers before its block is on disk.
+    // A fill answers readers before the block is on disk.
     let until = Instant::now() + Duration::from_secs(10);
     while first.stats.blockcache.blocks.get() < 4 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
@@ -270,7 +270,7 @@ fn what_is_read_of_a_file_that_is_being_written_comes_to_no_disk() {
     assert!(rig.cache.backing(&marked).is_none());
 }
 
-/// The last job of the first cache may hold the directory a moment longer than its owner.
+/// The last job of the first cache may hold the directory a moment longer than the owner.
 fn open_again(dir: &Path) -> Rig {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
@@ -320,7 +320,7 @@ fn what_is_on_disk_is_read_while_all_memory_is_in_use() {
         assert!(Instant::now() < until, "the block comes to disk");
         std::thread::yield_now();
     }
-    // Fills of a source that stalls have all of it. The disk's writer may hold its buffer a little longer.
+    // Fills of a source that stalls have all memory. The disk's writer may hold a buffer a little longer.
     let mut fills = Vec::new();
     while rig.shared.tier.peek(&id).is_some() || rig.cache.pool().try_alloc(BLOCK as usize).is_some() {
         assert!(Instant::now() < until, "fills take all of the memory");
@@ -351,7 +351,7 @@ fn a_source_that_stands_still_leaves_buffers_whatever_the_lengths() {
                 assert!(Instant::now() < until, "half of it may be under way");
                 std::thread::yield_now();
             }
-            // Those that come after that, and what is to be fetched ahead.
+            // Later readers, and blocks to be fetched ahead.
             std::thread::sleep(Duration::from_millis(100));
             for n in buffers..2 * buffers {
                 rig.cache.prefetch(&file(n), 0..1, 4096);
@@ -370,7 +370,7 @@ fn a_fill_that_somebody_else_gave_up_is_no_readers_error() {
     let fill = rig.shared.tier.try_fill(BlockId { object: file.id, index: 0 }, BLOCK as usize).unwrap();
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| check(&rig.cache, &file, 0, 10));
-        // Whether or not it waits by now.
+        // Whether or not the reader waits by now.
         std::thread::yield_now();
         drop(fill);
         reader.join().unwrap().unwrap();
@@ -405,7 +405,7 @@ fn a_rule_given_while_a_block_is_written_holds_for_it() {
     let decorated = Arc::clone(&disk);
     let rig = rig_with(Some(dir.path()), 8, move |config| {
         config.decorate = Some(Arc::new(move |_, io| Arc::clone(decorated.get_or_init(|| FaultyDisk::new(io))) as _));
-        // No deadline of the disk's passes while the test holds it.
+        // No deadline of the disk's passes while the test holds the disk.
         (config.read_timeout, config.write_timeout) = (Duration::from_secs(600), Duration::from_secs(600));
     });
     let disk = Arc::clone(disk.get().unwrap());
@@ -460,7 +460,7 @@ fn a_job_brings_more_than_a_quota_keeps_and_what_went_again_is_said_when_it_is_r
         job.join().unwrap()
     });
     assert_eq!((done.error, done.fetched_bytes, held()), (None, 6 * BLOCK, 2 * BLOCK));
-    // Reading back fetches nothing in the place of what is still to be read back.
+    // Reading back fetches nothing in the place of blocks that are still to be read back.
     let reads = || rig.under.reads.load(Ordering::SeqCst);
     let before = reads();
     let back: Vec<_> = (0..6).map(|index| rig.cache.bring_block(&file, index, true)).collect();

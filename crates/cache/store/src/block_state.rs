@@ -86,7 +86,7 @@ mod tests {
                 let by_writer = (state, next) == (Writing, Logging);
                 let by_log = (state, next) == (Absent, Stored);
                 assert!(state.is_readable() || !next.is_readable() || by_writer || by_log, "{state:?} to {next:?}");
-                // A block that its writer still owns never disappears: its record would be logged after its removal.
+                // A block that a writer still owns never disappears: the record would be logged after the removal.
                 assert!(!(state.is_being_written() && state != Writing && next == Absent), "{state:?}");
             }
         }

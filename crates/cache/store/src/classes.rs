@@ -453,7 +453,7 @@ mod tests {
         assert_eq!([1, 2, 3].map(|n| pins.is_pinned(&block(n))), [true, false, true]);
         assert_eq!((pins.stats.blockcache.pinned_bytes.get(), pins.stats.blockcache.pins_refused.get()), (120, 1));
         assert!(pins.has_class(&block(1), 1) && !pins.has_class(&block(2), 1));
-        // There is room for it now, which is looked at when it comes again and when rules are given.
+        // There is room now, which is looked at when the block comes again and when rules are given.
         pins.forget_block(&block(1));
         comes(&pins, 2, 1, 60, 0);
         assert!(pins.is_pinned(&block(2)));
@@ -486,7 +486,7 @@ mod tests {
         );
         // Another share of the group: quotas only.
         assert_eq!(classes.set_rules(rules(true, false, 1 << 19), &most), 0);
-        // There is no room for the other class, and now it waits for it.
+        // There is no room for the other class, and now the block waits for room.
         assert_eq!(
             (classes.set_rules(rules(true, true, 1 << 20), &most), pinned()),
             (u64::from(many), u64::from(many))
@@ -538,7 +538,7 @@ mod tests {
             (full.quota_below(1, 101), full.quota_below(1, 100), full.quota_below(7, 101)),
             (Some(100), None, None)
         );
-        // A smaller one than what is here.
+        // Smaller than the present limit.
         full.set_rules(quota(60), &[]);
         assert_eq!(full.due_blocks(unix_seconds(), 9), [block(1)]);
         full.set_rules(quota(0), &[]);
@@ -560,7 +560,7 @@ mod tests {
     fn blocks_whose_time_is_up_are_due_the_oldest_first() {
         let ttl = BlockClass { ttl: Some(Duration::from_secs(100)), ..BlockClass::default() };
         let timed = classes(BTreeMap::from([(1, ttl), (2, BlockClass::default())]));
-        // As a log says it that was rewritten: in no order.
+        // As in a log that was rewritten: in no order.
         for (n, class, came) in [(1, 1, 50), (2, 2, 0), (3, 1, 10), (4, 1, 30)] {
             timed.restore_block(block(n), class, came, 10, 0);
         }

@@ -352,7 +352,7 @@ mod tests {
         assert!(store.put(&obj, 0, &vec![7; block as usize]).unwrap());
         let held = store.whole_file(&obj).unwrap();
         let (key, disk) = (FileKey { object: obj.id, tag: 0 }, &store.disks[0]);
-        // Behind its block, what no entry names.
+        // Bytes behind the block that no entry names.
         let file = std::fs::OpenOptions::new().write(true).open(layout::data_path(&disk.root, &key)).unwrap();
         file.write_all_at(&vec![7; 4 * block as usize], u64::from(block)).unwrap();
         file.sync_all().unwrap();
@@ -364,7 +364,7 @@ mod tests {
         sweep.step(&store, disk, &mut later);
         assert_eq!(sweep.postponed, [key]);
         drop(held);
-        // The disk's own thread may be at it.
+        // The disk's own thread may be at this file.
         let deadline = Instant::now() + Duration::from_secs(30);
         while !sweep.postponed.is_empty() {
             assert!(Instant::now() < deadline, "it is passed by for ever");

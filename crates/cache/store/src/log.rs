@@ -248,7 +248,7 @@ mod tests {
             prop_assert!(end <= bytes.len());
         }
 
-        /// A flipped bit ends the replay at the record it is in: nothing wrong is ever taken for a record.
+        /// A flipped bit ends the replay at the record: nothing wrong is ever taken for a record.
         #[test]
         fn a_flipped_bit_is_seen(at in 0usize..2000, bit in 0u8..8) {
             let good = sample(12);

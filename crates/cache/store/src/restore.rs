@@ -185,7 +185,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// However the two logs are read side by side, what either disk holds in the end is found, once, and of its class.
+        /// However the two logs are read side by side, each block that either disk holds in the end is found, once, and of the right class.
         #[test]
         fn no_order_of_reading_loses_a_block(
             a in steps(),

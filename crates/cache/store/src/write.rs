@@ -534,7 +534,7 @@ mod tests {
         let store = open();
         let obj = ObjectRef::new("test:", b"a", Version::new("1"), 4096);
         assert!(store.put(&obj, 0, &[7; 4096]).unwrap());
-        // A writer enters its block in the index before the log: from then on it can be classified.
+        // A writer enters a block in the index before the log: from then on the block can be classified.
         store.classify_block(&obj, 0, 1);
         let block = BlockId { object: obj.id, index: 0 };
         let mut record = Vec::new();

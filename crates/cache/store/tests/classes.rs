@@ -48,7 +48,7 @@ fn pinned_blocks_outlive_scans_and_leave_room_for_others() {
         assert!(put_as(&store, name, UNCLASSIFIED), "block {name} finds room beside the pinned ones");
     }
     assert_eq!(count(&store, 0..most), most);
-    // Over a restart, and after it as well.
+    // Over a restart, and afterwards as well.
     drop(store);
     let (store, stats) = open(config(dir.path(), capacity));
     store.set_classes(BTreeMap::from([(1, pinned())]));
@@ -58,7 +58,7 @@ fn pinned_blocks_outlive_scans_and_leave_room_for_others() {
     });
     assert_eq!(count(&store, 0..most), most);
     assert!(store.used_bytes() <= capacity);
-    // On a smaller disk as many stay pinned as fit its share; unpinned, they go as others do.
+    // On a smaller disk as many blocks stay pinned as fit the share; unpinned blocks go as others do.
     drop(store);
     let smaller = 50 * BLOCK_BYTES;
     let (store, stats) = open(config(dir.path(), smaller));
@@ -197,7 +197,7 @@ fn a_block_that_is_here_changes_its_class_and_the_log_remembers() {
     assert_eq!((store.class_used(1), store.class_used(2)), (BLOCK_BYTES, BLOCK_BYTES));
     assert_eq!(stats.blockcache.pinned_bytes.get(), BLOCK_BYTES);
     assert_eq!(count(&store, 0..4), 4);
-    // What is taken out is of no class when it comes again.
+    // A block that is taken out is of no class when the block comes again.
     store.remove_object(&obj(0));
     assert!(put_as(&store, 0, UNCLASSIFIED));
     drop(store);

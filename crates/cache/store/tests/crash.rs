@@ -71,7 +71,7 @@ fn child() {
             scope.spawn(move || {
                 let mut state = seed * 31 + thread * 7 + 1;
                 loop {
-                    // With room for all, each round writes objects of its own, so that there is always one to write.
+                    // With room for all, each round writes objects of its own, so that a write is always possible.
                     let base = if capacity < 1 << 30 { 0 } else { seed * OBJECTS };
                     let name = base + random(&mut state) % OBJECTS;
                     let obj = object(name, size_of(name));
@@ -95,7 +95,7 @@ fn child() {
     });
 }
 
-/// Runs a child for a while, kills it, and gives what it acknowledged.
+/// Runs a child for a while, kills the child, and returns the acknowledged blocks.
 fn crash(dir: &Path, capacity: u64, seed: u64) -> HashSet<(u64, u32)> {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["child", "--exact", "--nocapture", "--test-threads=1"])
@@ -116,7 +116,7 @@ fn crash(dir: &Path, capacity: u64, seed: u64) -> HashSet<(u64, u32)> {
         if let Some((Ok(name), Ok(index))) = parsed.map(|(n, i)| (n.parse(), i.parse())) {
             done.insert((name, index));
         }
-        // What it acknowledged before it died is still in the pipe, and read on.
+        // The acknowledgements of a killed child are still in the pipe, and are read.
         if done.len() as u64 >= enough && !std::mem::replace(&mut killed, true) {
             std::thread::sleep(Duration::from_micros(micros));
             child.kill().unwrap();

@@ -143,7 +143,7 @@ fn a_disk_that_corrupts_or_tears_serves_nothing_wrong() {
     disk.set_fault(DiskFault::None);
     assert_eq!(stats.blockcache.checksum_errors.get(), 1);
     disk.set_fault(DiskFault::Tears);
-    // The data of this one is cut in half without a word, and its record fails half-way.
+    // The data of this block is cut in half without a word, and the record fails half-way.
     let kept = put(&store, &obj, 1);
     disk.set_fault(DiskFault::None);
     assert!(!kept);
@@ -213,7 +213,7 @@ fn a_block_in_a_bad_sector_is_dropped_and_heals() {
 fn a_block_that_puts_its_disk_out_of_use_twice_is_dropped() {
     let dir = scratch_dir();
     let (mut config, disks) = faulty(config(dir.path(), 64 << 20));
-    // What really is read here beside it is the probe, which is tried again.
+    // The other read here is the probe, which is tried again.
     config.read_timeout = Duration::from_secs(1);
     config.write_timeout = Duration::from_secs(60);
     let (store, _) = open(config);

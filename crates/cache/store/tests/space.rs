@@ -60,7 +60,7 @@ fn a_directory_that_was_emptied_is_used_no_more_until_a_start() {
     eventually("it goes down", || state(&store) == DiskState::Down);
     let reason = store.disks()[0].reason.clone();
     assert!(reason.contains("its files were removed under this process; start it again"), "{reason}");
-    // Another store that opens it now has it alone.
+    // Another store can open the directory now, alone.
     let (other, _) = open(config(dir.path(), 64 << 20));
     assert!(put(&other, &object(2, 5000), 0) && !put(&store, &object(3, 5000), 0));
     assert_eq!(data_files(dir.path()).len(), 1);

@@ -1,4 +1,4 @@
-//! The store on a real directory: what goes in comes out, across restarts, within its capacity.
+//! The store on a real directory: what goes in comes out, across restarts, within the capacity.
 
 mod common;
 
@@ -140,7 +140,7 @@ fn capacity_holds_and_pins_stay() {
     for n in 0..200 {
         assert!(put(&store, &object(2000 + n, u64::from(BLOCK)), 0));
     }
-    // What was evicted took its space with it.
+    // Evicted blocks have freed their space.
     eventually("data files take no more than the capacity and a little", || {
         let taken: u64 = walk(dir.path()).iter().map(|m| std::os::unix::fs::MetadataExt::blocks(m) * 512).sum();
         taken <= 22 * u64::from(BLOCK)

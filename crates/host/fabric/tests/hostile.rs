@@ -104,7 +104,7 @@ proptest! {
         let ask = DoctorOptions { for_rdma: names, peer: Some(peer), ..DoctorOptions::default() };
         let mut found = Vec::new();
         let entries = collect_facts(&tree, |tree| found = examine(tree, &ask));
-        // What was collected of it can be examined elsewhere.
+        // The collected files can be examined elsewhere.
         let mut packed = Vec::new();
         archive::write_archive(&entries, &mut packed).unwrap();
         found.extend(examine(&HostTree::from_memory(archive::read_archive(packed.as_slice()).unwrap()), &ask));

@@ -136,7 +136,7 @@ fn vlans_and_bonds_are_found_by_the_gid_table() {
     m.gid("mlx5_0", 1, 6, "0000:0000:0000:0000:0000:ffff:0a64:0005", "RoCE v2", "eth2.100");
     let rail = m.one("eth2.100");
     assert_eq!((rail.device.as_str(), rail.gid.index), ("mlx5_0", 6));
-    // A bond whose two ports both have its GIDs: the port of the active member carries the traffic.
+    // A bond whose two ports both have the GIDs: the port of the active member carries the traffic.
     let mut m = Machine::new();
     m.netdev("bond0", &[("10.8.0.5", 24)]);
     for (n, netdev) in [(0, "eth2"), (1, "eth3")] {

@@ -21,7 +21,7 @@ fn found(name: &str) -> bool {
     ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].iter().any(|dir| Path::new(dir).join(name).exists())
 }
 
-/// A program that ends with its value.
+/// A program that ends when dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -39,7 +39,7 @@ fn asked(preload: &Path, dir: &Path, socket: &str) -> String {
     let out = Command::new(program.join("examples/sm"))
         .env("LD_PRELOAD", preload)
         .env("SIM_HOST", "H1")
-        // The preload lays its files out where it is started.
+        // The preload makes files in the working directory.
         .current_dir(dir)
         .env("IBSIM_SOCKNAME", socket)
         .output()
@@ -71,7 +71,7 @@ fn a_subnet_manager_comes_and_goes() {
     let net = dir.path().join("net");
     std::fs::write(&net, FABRIC).unwrap();
     let socket = format!("spurline-{}", std::process::id());
-    // Its console has to stay open, or it ends.
+    // Without an open console the simulator ends.
     let sim = Command::new("ibsim")
         .arg("-s")
         .arg(&net)

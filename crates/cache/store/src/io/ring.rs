@@ -539,7 +539,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     const SHORT: Duration = Duration::from_millis(50);
-    /// From `linux/fcntl.h`; the libc crate lacks it.
+    /// From `linux/fcntl.h`; not in the libc crate.
     const F_SETSIG: i32 = 10;
 
     fn available(rings: &RingSet) -> bool {
@@ -576,7 +576,7 @@ mod tests {
         }
     }
 
-    /// A pipe with nothing in it is a disk that does not answer.
+    /// An empty pipe is a disk that does not answer.
     #[test]
     fn a_late_read_keeps_its_memory_until_it_ends() {
         let rings = RingSet::new(None);

@@ -15,7 +15,7 @@ pub fn object(name: u64, size: u64) -> ObjectRef {
     ObjectRef::new("test:", format!("object-{name}").as_bytes(), Version::new("1"), size)
 }
 
-/// The bytes of a block, which follow from its name alone.
+/// The bytes of a block, which follow from the name alone.
 pub fn bytes(obj: &ObjectRef, index: u32) -> Vec<u8> {
     let mut state = (obj.id.0 as u64) ^ (u64::from(index) << 32) | 1;
     let mut out = vec![0; obj.block_len(index, u64::from(BLOCK))];

@@ -130,7 +130,7 @@ pub fn affects_session(host: &HostFacts, change: &HostChange, session: &str) -> 
         })
 }
 
-/// Whether an interface is none of its own physical interfaces, like a bond, whose parts take a size first.
+/// Whether an interface is none of the host's physical interfaces, like a bond, whose parts take a size first.
 fn lies_over_others(host: &HostFacts, name: &str) -> bool {
     let interface = host.interface(name);
     interface.is_some_and(|above| host.physical_interfaces(above).iter().all(|physical| physical.name != above.name))

@@ -24,7 +24,7 @@ pub struct Card {
     pub link: (&'static str, u32, &'static str, u32),
 }
 
-/// An RDMA device on it.
+/// An RDMA device of the host.
 #[derive(Debug, Clone)]
 pub struct Rdma {
     pub name: &'static str,
@@ -225,7 +225,7 @@ impl Made {
         self
     }
 
-    /// An Ethernet bond with its members.
+    /// An Ethernet bond with members.
     pub fn bond(&mut self, name: &'static str, mtu: u32, mode: &str, members: &[(&str, &str)]) -> &mut Self {
         self.net(None, &Net { name, kind: 1, mtu, operstate: "up", speed: 800_000, mode: "", dev_port: 0 });
         let at = format!("sys/devices/virtual/net/{name}");
@@ -447,7 +447,7 @@ pub fn mt25208() -> Made {
     made
 }
 
-/// The same card with its cable plugged in, and no subnet manager.
+/// The same card with a cable, and no subnet manager.
 pub fn no_sm() -> Made {
     let mut made = mt25208();
     let at = format!("{}/infiniband/mthca0/ports/1", Made::at("0000:05:00.0"));
@@ -498,7 +498,7 @@ pub fn e810() -> Made {
     made
 }
 
-/// An instance with two EFA devices beside its ordinary interface.
+/// An instance with two EFA devices beside the ordinary interface.
 pub fn efa() -> Made {
     let mut made = Made::host("efa-01", &["ib_core", "ib_uverbs", "rdma_cm", "rdma_ucm", "efa", "ena"]);
     for (pci, name) in [("0000:00:1b.0", "rdmap0s27"), ("0000:00:1c.0", "rdmap0s28")] {
@@ -523,7 +523,7 @@ pub fn efa() -> Made {
     made
 }
 
-/// An Alibaba instance with eRDMA on its second interface.
+/// An Alibaba instance with eRDMA on the second interface.
 pub fn erdma() -> Made {
     let mut made = Made::host("erdma-01", &["ib_core", "ib_uverbs", "rdma_cm", "rdma_ucm", "erdma", "virtio_net"]);
     let pci = "0000:00:07.0";
@@ -610,7 +610,7 @@ pub fn omni_path() -> Made {
     made
 }
 
-/// An InfiniBand card, and a virtual function of it that is up.
+/// An InfiniBand card, and a virtual function of the card that is up.
 pub fn ib_virtual_function() -> Made {
     let mut made = Made::host("vf-01", STACK);
     let card =
@@ -630,7 +630,7 @@ pub fn ib_virtual_function() -> Made {
     made
 }
 
-/// A soldered card with a part of its lanes in each of two PCI domains: two functions of one port.
+/// A soldered card with a part of the lanes in each of two PCI domains: two functions of one port.
 pub fn gb10() -> Made {
     let mut made = Made::host("gb10-01", STACK);
     let link = ("32.0 GT/s PCIe", 4, "32.0 GT/s PCIe", 16);
