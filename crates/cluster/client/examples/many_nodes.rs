@@ -4,7 +4,7 @@
 //!
 //! `cargo run --release -p spurline-client --example many_nodes -- [NODES] [REGISTRY-URL]`
 
-use spurline_client::placement::{ReaderLocation, WantedRun};
+use spurline_client::placement::{ReaderLocation, WantedBlock};
 use spurline_client::{GroupMembers, GroupPeer};
 use spurline_membership::{
     CoordinatorServer, CoordinatorServerConfig, HoldTimes, LEASE_TIME, NodeLease, Registry, RegistryFollower,
@@ -80,7 +80,12 @@ fn follower(url: &str, nodes: usize) -> ExitCode {
         println!("{what}: {share:.2} % of a processor, {:.1} MiB resident, {changes} views", mib(memory));
     }
     let mut found = Vec::new();
-    members.snapshot().rank_holders(WantedRun::of_block(ObjectId(7), 0, 1), &ReaderLocation::default(), 8, &mut found);
+    members.snapshot().rank_holders(
+        WantedBlock::of_block(ObjectId(7), 0, 1),
+        &ReaderLocation::default(),
+        8,
+        &mut found,
+    );
     assert_eq!(found.len(), 8, "the list is the placement's");
     ExitCode::SUCCESS
 }

@@ -4,7 +4,7 @@
 
 mod heartbeat;
 mod hedge;
-mod hot_runs;
+mod hot_spread;
 mod latency;
 mod members;
 mod node_rails;

@@ -4,7 +4,7 @@
 use crate::node_rails::NodeRails;
 use crate::path_monitor::MonitorThread;
 use crate::peer::GroupPeer;
-use crate::placement::{NodePlacement, ReaderLocation, WantedRun};
+use crate::placement::{NodePlacement, ReaderLocation, WantedBlock};
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use spurline_transport::PathWake;
@@ -69,7 +69,7 @@ impl MembersSnapshot {
     /// which fetches the block for all.
     pub fn rank_holders(
         &self,
-        wanted: WantedRun,
+        wanted: WantedBlock,
         from: &ReaderLocation,
         most: usize,
         out: &mut Vec<u32>,
@@ -81,7 +81,7 @@ impl MembersSnapshot {
     }
 
     /// Writes up to `most` nodes to `out`: the holders of `wanted`, owner first, then their successors.
-    pub fn find_holders(&self, wanted: WantedRun, most: usize, out: &mut Vec<u32>) {
+    pub fn find_holders(&self, wanted: WantedBlock, most: usize, out: &mut Vec<u32>) {
         self.placement.find_holders(wanted, most, out);
     }
 
@@ -91,7 +91,7 @@ impl MembersSnapshot {
     }
 
     /// The draining node (weight 0) that would hold `wanted` at full weight.
-    pub fn drained_holder(&self, wanted: WantedRun) -> Option<u32> {
+    pub fn drained_holder(&self, wanted: WantedBlock) -> Option<u32> {
         self.placement.drained_holder(wanted)
     }
 

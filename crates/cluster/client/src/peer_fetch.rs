@@ -3,7 +3,7 @@
 //! other.
 
 use crate::members::{GroupMembers, MembersSnapshot};
-use crate::placement::{FIRST_HOLDERS, WantedRun};
+use crate::placement::{FIRST_HOLDERS, WantedBlock};
 use parking_lot::{Mutex, RwLock};
 use spurline_proto::{NodeRequest, ReadFlags, ReadRequest, is_hot_answer};
 use spurline_transport::{CallError, PeerReach};
@@ -104,7 +104,7 @@ impl GroupPeerFetch {
 
     /// Removes this node from `ranked` and puts a draining node first: it is not among the holders but has its old
     /// blocks. For this node's own blocks, nodes that joined lately come last; for others, the owner comes first.
-    fn order_peers(&self, view: &MembersSnapshot, wanted: WantedRun, owns: bool, ranked: &mut Vec<u32>) {
+    fn order_peers(&self, view: &MembersSnapshot, wanted: WantedBlock, owns: bool, ranked: &mut Vec<u32>) {
         let drained = view.drained_holder(wanted);
         ranked.retain(|at| view.members()[*at as usize].name != self.own_name && Some(*at) != drained);
         let known = self.members.lock();
@@ -128,7 +128,7 @@ impl PeerFetch for GroupPeerFetch {
             return PeerFetched::Missing;
         }
         let mut ranked = RANKED.take();
-        let wanted = WantedRun::of_block(object.id, index, 1);
+        let wanted = WantedBlock::of_block(object.id, index, 1);
         view.find_holders(wanted, FIRST_HOLDERS, &mut ranked);
         let owns = ranked.first().is_some_and(|at| view.members()[*at as usize].name == self.own_name);
         let mut found = PeerFetched::Missing;
@@ -165,7 +165,7 @@ impl GroupPeerFetch {
     /// The node that fetches a block for all; `None` when it is this one.
     fn other_owner(&self, view: &MembersSnapshot, object: &ObjectRef, index: u32) -> Option<u32> {
         let mut ranked = RANKED.take();
-        view.find_holders(WantedRun::of_block(object.id, index, 1), FIRST_HOLDERS, &mut ranked);
+        view.find_holders(WantedBlock::of_block(object.id, index, 1), FIRST_HOLDERS, &mut ranked);
         let owner = ranked.first().copied();
         RANKED.set(ranked);
         owner.filter(|at| view.members()[*at as usize].name != self.own_name)

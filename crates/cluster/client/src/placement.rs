@@ -1,4 +1,4 @@
-//! Computes which nodes hold which blocks: weighted rendezvous hashing of (object, run of blocks), copies spread over
+//! Computes which nodes hold which blocks: weighted rendezvous hashing of (object, block), copies spread over
 //! zones. Pure arithmetic without network, clock or randomness.
 
 use spurline_types::{Member, ObjectId};
@@ -8,40 +8,40 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Consecutive blocks on one node. Long enough that read-ahead requests several blocks from one node; short enough
-/// that a large file spreads over all nodes.
-pub const RUN_BLOCKS: u32 = 16;
-/// Increase when the same group would place blocks differently.
-const ALGORITHM: u8 = 2;
 /// Maximum nodes found by one lookup of holders; more are tried when all of these fail.
 pub const FIRST_HOLDERS: usize = 8;
-/// From this group size on, each thread caches the holders of recent runs.
+/// From this group size on, each thread caches the holders of recent blocks.
 const REMEMBER_FROM: usize = 24;
 /// Entries of that cache.
 const REMEMBERED: usize = 64;
 
-/// Number of this release's placement rule. Nodes and mounts of a group must use the same rule, or they look for
+/// Number of this release's placement rule: another one when the same group would place blocks differently. Nodes and mounts of a group must use the same rule, or they look for
 /// blocks in different places.
-pub const PLACEMENT_RULE: u16 = (ALGORITHM as u16) << 8 | RUN_BLOCKS as u16;
+pub const PLACEMENT_RULE: u16 = 3;
 
-/// A run of blocks to find, and its number of holders.
+/// A block to find, and its number of holders.
+///
+/// Each block is placed for itself, so that the blocks that a reader requests together lie on several nodes: hosts that read
+/// one file at the same moment would all wait for the link of one node if consecutive blocks lay there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WantedRun {
+pub struct WantedBlock {
     key: u64,
     copies: u32,
 }
 
-impl WantedRun {
-    /// The run of block `index` of `object`, held by `copies` nodes.
-    pub fn of_block(object: ObjectId, index: u32, copies: u32) -> WantedRun {
-        let run = u64::from(index / RUN_BLOCKS);
+impl WantedBlock {
+    /// Block `index` of `object`, held by `copies` nodes.
+    pub fn of_block(object: ObjectId, index: u32, copies: u32) -> WantedBlock {
         let folded = object.0 as u64 ^ ((object.0 >> 64) as u64).rotate_left(32);
-        WantedRun { key: mix_bits(folded ^ run.wrapping_mul(0x9e37_79b9_7f4a_7c15)), copies: copies.max(1) }
+        WantedBlock {
+            key: mix_bits(folded ^ u64::from(index).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+            copies: copies.max(1),
+        }
     }
 }
 
-impl WantedRun {
-    /// The hash of the run, equal on all hosts.
+impl WantedBlock {
+    /// The hash of the block, equal on all hosts.
     pub(crate) fn key(self) -> u64 {
         self.key
     }
@@ -51,9 +51,9 @@ impl WantedRun {
         self.copies as usize
     }
 
-    /// The same run with another number of holders.
-    pub(crate) fn with_copies(self, copies: u32) -> WantedRun {
-        WantedRun { copies: copies.max(1), ..self }
+    /// The same block with another number of holders.
+    pub(crate) fn with_copies(self, copies: u32) -> WantedBlock {
+        WantedBlock { copies: copies.max(1), ..self }
     }
 }
 
@@ -126,7 +126,7 @@ struct ScoredNode {
 
 struct RememberedHolders {
     number: u64,
-    wanted: WantedRun,
+    wanted: WantedBlock,
     nodes: [u32; FIRST_HOLDERS],
     len: usize,
 }
@@ -179,7 +179,7 @@ impl NodePlacement {
 
     /// Writes the nodes for `wanted` to `out`, best first, at most `most` (cleared first, capacity reused). Order:
     /// owner, other holders, their successors; nodes of weight 0 come last.
-    pub fn find_holders(&self, wanted: WantedRun, most: usize, out: &mut Vec<u32>) {
+    pub fn find_holders(&self, wanted: WantedBlock, most: usize, out: &mut Vec<u32>) {
         out.clear();
         if self.count <= 1 {
             out.extend(0..self.count as u32);
@@ -206,7 +206,7 @@ impl NodePlacement {
     /// the copies.
     pub fn near_first<M: Borrow<Member>>(
         &self,
-        wanted: WantedRun,
+        wanted: WantedBlock,
         members: &[M],
         from: &ReaderLocation,
         out: &mut [u32],
@@ -226,7 +226,7 @@ impl NodePlacement {
     }
 
     /// The best node of weight 0.
-    pub fn drained_holder(&self, wanted: WantedRun) -> Option<u32> {
+    pub fn drained_holder(&self, wanted: WantedBlock) -> Option<u32> {
         FOUND.with_borrow_mut(|found| {
             found.clear();
             for class in self.classes.iter().filter(|class| class.weight == 0) {
@@ -236,7 +236,7 @@ impl NodePlacement {
         })
     }
 
-    fn compute_holders(&self, wanted: WantedRun, most: usize, out: &mut Vec<u32>) {
+    fn compute_holders(&self, wanted: WantedBlock, most: usize, out: &mut Vec<u32>) {
         let most = most.clamp(1, self.count);
         FOUND.with_borrow_mut(|found| {
             found.clear();
@@ -326,7 +326,7 @@ mod tests {
         // Object ids are hashes.
         let object = ObjectId(u128::from(xxh3_64(&object.to_le_bytes())) << 64 | u128::from(object));
         let mut out = Vec::new();
-        placement.find_holders(WantedRun::of_block(object, index, copies), most, &mut out);
+        placement.find_holders(WantedBlock::of_block(object, index, copies), most, &mut out);
         out
     }
 
@@ -334,7 +334,7 @@ mod tests {
         holders(placement, object, 0, 1, 1)[0]
     }
 
-    /// The share of runs that `new` places elsewhere than `old`, and whether all of it moved to `to`.
+    /// The share of blocks that `new` places elsewhere than `old`, and whether all of it moved to `to`.
     fn moved(old: &NodePlacement, new: &NodePlacement, objects: u64, to: impl Fn(u32) -> bool) -> (f64, bool) {
         let moved: Vec<u32> =
             (0..objects).filter_map(|o| Some(first(new, o)).filter(|n| first(old, o) != *n)).collect();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn balanced_by_weight_and_runs_stay_together() {
+    fn balanced_by_weight_and_files_spread() {
         let mut three = members(3);
         three[2].weight = 200;
         let placement = NodePlacement::new(&three);
@@ -351,8 +351,7 @@ mod tests {
         for (got, share) in count.map(|n| f64::from(n) / 20_000.0).into_iter().zip([0.25, 0.25, 0.5]) {
             assert!((got - share).abs() < 0.02, "{got} of the blocks for a share of {share}");
         }
-        assert_eq!(holders(&placement, 5, 0, 1, 1), holders(&placement, 5, RUN_BLOCKS - 1, 1, 1));
-        let spread: HashSet<_> = (0..40).map(|run| holders(&placement, 5, run * RUN_BLOCKS, 1, 1)).collect();
+        let spread: HashSet<_> = (0..40).map(|block| holders(&placement, 5, block, 1, 1)).collect();
         assert_eq!(spread.len(), 3, "a large file spreads over all nodes");
     }
 
@@ -380,7 +379,7 @@ mod tests {
             (0..objects).for_each(|object| *count.entry(first(&placement, object)).or_default() += 1);
             let mean = objects as f64 / n as f64;
             let most = count.values().max().copied().unwrap_or(0) as f64;
-            println!("{n} nodes: {mean:.1} runs each on average, {most} at most");
+            println!("{n} nodes: {mean:.1} blocks each on average, {most} at most");
             assert!(most < mean + 6.0 * mean.sqrt() + 3.0, "{most} on one of {n}, {mean} on average");
         }
     }
@@ -432,7 +431,7 @@ mod tests {
             assert_eq!(zones.len(), 3);
             assert_eq!(held[0], first(&placement, object), "the owner is the same for any number of copies");
             owners[held[0] as usize % 3] += 1;
-            let wanted = WantedRun::of_block(ObjectId(u128::from(object)), 0, 3);
+            let wanted = WantedBlock::of_block(ObjectId(u128::from(object)), 0, 3);
             let mut near = held.clone();
             let from = ReaderLocation { zone: "b".into(), seed: 7 };
             placement.near_first(wanted, &nodes, &from, &mut near);
@@ -454,7 +453,7 @@ mod tests {
         for seed in 0..1000 {
             let mut mine = held.clone();
             let from = ReaderLocation { zone: String::new(), seed };
-            placement.near_first(WantedRun::of_block(ObjectId(9), 0, 2), &nodes, &from, &mut mine);
+            placement.near_first(WantedBlock::of_block(ObjectId(9), 0, 2), &nodes, &from, &mut mine);
             count[held.iter().position(|i| *i == mine[0]).unwrap()] += 1;
         }
         assert!(count.iter().all(|n| *n > 400), "{count:?}");
@@ -478,7 +477,7 @@ mod tests {
                 let start = Instant::now();
                 for i in 0..rounds {
                     placement.find_holders(
-                        WantedRun::of_block(ObjectId(u128::from(of(i)) << 64), 0, 1),
+                        WantedBlock::of_block(ObjectId(u128::from(of(i)) << 64), 0, 1),
                         FIRST_HOLDERS,
                         &mut out,
                     );
@@ -486,7 +485,7 @@ mod tests {
                 start.elapsed() / rounds
             };
             let (new, known) = (each(&|i| i), each(&|_| 7));
-            println!("{n} nodes: {new:?} for a run not seen before, {known:?} for the same one again");
+            println!("{n} nodes: {new:?} for a block not seen before, {known:?} for the same one again");
         }
     }
 }

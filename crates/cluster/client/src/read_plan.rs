@@ -15,7 +15,7 @@
 //! 9. The read ends with all its bytes, a final error, or at its deadline.
 
 use crate::peer::{GroupPeer, RequestPatience, landing_address};
-use crate::placement::WantedRun;
+use crate::placement::WantedBlock;
 use spurline_proto::{ReadFlags, ReadRequest, VolumeId};
 use spurline_types::ObjectRef;
 use std::ops::Range;
@@ -64,8 +64,8 @@ pub(crate) struct ReadPlan<'a> {
     pub object: &'a ObjectRef,
     pub offset: u64,
     pub len: usize,
-    /// The run that contains the block, and its number of holders.
-    pub run: WantedRun,
+    /// The block, and its number of holders.
+    pub block: WantedBlock,
     pub order: HolderOrder,
     pub call: CallPlan,
 }

@@ -5,7 +5,7 @@ use crate::latency::LatencyTracker;
 use crate::members::MembersSnapshot;
 use crate::peer::{GroupPeer, call_ranked, landing_address, was_suspended};
 use crate::pipeline::ClaimedAnswer;
-use crate::placement::{FIRST_HOLDERS, WantedRun};
+use crate::placement::{FIRST_HOLDERS, WantedBlock};
 use crate::read_plan::{CallPlan, HolderChoice, HolderOrder, LateNodes, OwnedChoice, ReadPlan};
 use crate::remote::{GroupClient, SCRATCH};
 use crate::split::{self, SPLIT_FROM};
@@ -37,7 +37,7 @@ impl GroupClient {
     fn rank_holders(
         &self,
         view: &MembersSnapshot,
-        wanted: WantedRun,
+        wanted: WantedBlock,
         order: HolderOrder,
         most: usize,
         ranked: &mut Vec<u32>,
@@ -94,15 +94,15 @@ impl GroupClient {
     ) -> ReadPlan<'a> {
         let patience = self.config.patience;
         let call = CallPlan { lands: Some(landing_address(dst)), late_nodes: LateNodes::Try, patience, deadline };
-        let run = self.wanted_run(object, offset);
-        ReadPlan { object, offset, len: dst.len(), run, order: HolderOrder::NearFirst, call }
+        let block = self.wanted_block(object, offset);
+        ReadPlan { object, offset, len: dst.len(), block, order: HolderOrder::NearFirst, call }
     }
 
     /// Calls the holders of `wanted` in this order until one answers or the plan's deadline passes. `call` builds the
     /// request anew for each attempt, because each connection numbers volumes itself.
     pub(crate) fn call_holders<T>(
         &self,
-        wanted: WantedRun,
+        wanted: WantedBlock,
         order: HolderOrder,
         plan: &CallPlan,
         mut call: impl FnMut(
@@ -135,7 +135,7 @@ impl GroupClient {
 
     /// The node for the first attempt. A caller that then sends no request must call
     /// [`LatencyTracker::return_trial`], or the trial of a late node is lost.
-    fn first_holder(&self, wanted: WantedRun) -> Option<OwnedChoice> {
+    fn first_holder(&self, wanted: WantedBlock) -> Option<OwnedChoice> {
         let (body, mut ranked) = SCRATCH.with(RefCell::take);
         let view = self.members.snapshot();
         let copies = self.rank_holders(&view, wanted, HolderOrder::NearFirst, FIRST_HOLDERS, &mut ranked, |tracker| {
@@ -160,7 +160,7 @@ impl GroupClient {
     ) -> Option<Arc<GroupPeer>> {
         let (body, mut ranked) = SCRATCH.with(RefCell::take);
         let view = self.members.snapshot();
-        let wanted = self.wanted_run(object, offset);
+        let wanted = self.wanted_block(object, offset);
         view.rank_holders(wanted, &self.config.standpoint, FIRST_HOLDERS, &mut ranked);
         let holders = ranked.len().min(wanted.holder_count());
         let holds = ranked[..holders].iter().any(|index| Arc::ptr_eq(view.peer(*index), first));
@@ -174,15 +174,15 @@ impl GroupClient {
         second
     }
 
-    /// The run that contains a byte of an object.
-    pub(crate) fn wanted_run(&self, object: &ObjectRef, offset: u64) -> WantedRun {
+    /// The block that contains a byte of an object.
+    pub(crate) fn wanted_block(&self, object: &ObjectRef, offset: u64) -> WantedBlock {
         let copies = self.config.copies.copies_of(&object.path);
-        let wanted = WantedRun::of_block(object.id, (offset / self.block_size) as u32, copies);
+        let wanted = WantedBlock::of_block(object.id, (offset / self.block_size) as u32, copies);
         wanted.with_copies(self.spread.copies_for(wanted.key(), copies))
     }
 
-    /// Records a hot run reported in the answer to a read.
-    fn note_hot(&self, wanted: WantedRun, body: &[u8]) {
+    /// Records a hot block reported in the answer to a read.
+    fn note_hot(&self, wanted: WantedBlock, body: &[u8]) {
         if is_hot_answer(body) {
             self.stats.remotecache.hot_answers.add(1);
             self.spread.mark_hot(wanted.key());
@@ -195,7 +195,7 @@ impl GroupClient {
         if !self.rails || plan.len < SPLIT_FROM {
             return self.read_one_channel(plan, dst);
         }
-        let Some(first) = self.first_holder(plan.run) else { return self.read_one_channel(plan, dst) };
+        let Some(first) = self.first_holder(plan.block) else { return self.read_one_channel(plan, dst) };
         let peer = &first.peer;
         let Some(several) = peer.several_rails(plan.call.lands) else { return self.read_one_channel(plan, dst) };
         let started = Instant::now();
@@ -227,7 +227,7 @@ impl GroupClient {
 
     fn read_one_channel(&self, plan: &ReadPlan<'_>, dst: &mut [u8]) -> Result<()> {
         let (got, redirected) =
-            self.call_holders(plan.run, plan.order, &plan.call, |holder, lease, body, deadline| {
+            self.call_holders(plan.block, plan.order, &plan.call, |holder, lease, body, deadline| {
                 let request = NodeRequest::Read(plan.request(lease.welcome().volume, holder.may_redirect));
                 holder.peer.compare_settings(lease.welcome(), self.block_size);
                 body.clear();
@@ -235,7 +235,7 @@ impl GroupClient {
                     lease.call_unless(&request, body, dst, deadline, unless)
                 });
                 if got.is_ok() {
-                    self.note_hot(plan.run, body);
+                    self.note_hot(plan.block, body);
                 }
                 got.map(|answer| (answer, is_redirect(body)))
             })?;
@@ -326,7 +326,7 @@ impl GroupClient {
             None => PipelinedResult::Lost,
             Some(Err(error)) => PipelinedResult::Failed(error.into()),
             Some(Ok(answer)) => {
-                self.note_hot(plan.run, &body);
+                self.note_hot(plan.block, &body);
                 match answer.payload_len == dst.len() {
                     true => PipelinedResult::Filled,
                     false if is_redirect(&body) => PipelinedResult::Redirected,
@@ -358,8 +358,8 @@ impl GroupClient {
             // The end of the file, or a piece across two blocks that may lie on two nodes.
             return false;
         }
-        let piece = ReadPlan { offset, run: self.wanted_run(plan.object, offset), ..*plan };
-        let Some(HolderChoice { peer, may_redirect }) = self.first_holder(piece.run) else { return false };
+        let piece = ReadPlan { offset, block: self.wanted_block(plan.object, offset), ..*plan };
+        let Some(HolderChoice { peer, may_redirect }) = self.first_holder(piece.block) else { return false };
         let now = Instant::now();
         if !peer.latency().admit_request(|| now) {
             return false;

@@ -2,12 +2,12 @@
 //! blocks fetched ahead of their readers.
 
 use crate::hedge::{HedgeThread, HedgedReads};
-use crate::hot_runs::HotRuns;
+use crate::hot_spread::HotSpread;
 use crate::members::{GroupMembers, MembersSnapshot};
 use crate::path_monitor::PathMonitor;
 use crate::peer::{RequestPatience, call_ranked};
 use crate::pipeline::{PIECE_FROM, PipelinedReads};
-use crate::placement::{CopyCounts, ReaderLocation, WantedRun};
+use crate::placement::{CopyCounts, ReaderLocation, WantedBlock};
 use crate::read_plan::{CallPlan, HolderOrder};
 use crate::writes::GroupWrites;
 use spurline_exec::PriorityWorkers;
@@ -77,7 +77,7 @@ pub(crate) struct GroupClient {
     pub(crate) rails: bool,
     pub(crate) ahead: Arc<PipelinedReads>,
     pub(crate) hedge: HedgedReads,
-    pub(crate) spread: HotRuns,
+    pub(crate) spread: HotSpread,
 }
 
 impl GroupVolume {
@@ -133,7 +133,7 @@ impl GroupVolume {
             ahead_bytes: AtomicU64::new(0),
             ahead,
             hedge,
-            spread: HotRuns::new(),
+            spread: HotSpread::new(),
         });
         let hedger = HedgeThread::start(&inner)?;
         Ok(Arc::new(GroupVolume {
@@ -248,7 +248,7 @@ impl GroupClient {
     ) -> Result<T> {
         let started = Instant::now();
         let place = ObjectId::from_text(&self.source, path, "");
-        let wanted = WantedRun::of_block(place, 0, self.config.copies.copies_of(path));
+        let wanted = WantedBlock::of_block(place, 0, self.config.copies.copies_of(path));
         let plan = CallPlan::without_payload(self.config.patience);
         let result = self.call_holders(wanted, HolderOrder::NearFirst, &plan, |_, lease, body, deadline| {
             call(lease, body, deadline)

@@ -3,7 +3,7 @@
 
 use crate::members::MembersSnapshot;
 use crate::peer::{RequestPatience, call_ranked};
-use crate::placement::{FIRST_HOLDERS, RUN_BLOCKS, WantedRun};
+use crate::placement::{FIRST_HOLDERS, WantedBlock};
 use crate::read_plan::CallPlan;
 use crate::remote::{GroupClient, GroupVolume};
 use serde::de::DeserializeOwned;
@@ -38,8 +38,8 @@ struct WarmPiece {
     /// Index of its extent.
     extent: usize,
     bytes: Range<u64>,
-    /// Index of its run; all copies of one run share it.
-    run: usize,
+    /// Index of its block; all copies of one block share it.
+    block: usize,
     /// Ranks of the node that should hold it, and of the node to call now.
     copy: usize,
     rank: usize,
@@ -48,8 +48,8 @@ struct WarmPiece {
     failed: Option<Error>,
 }
 
-/// State of the copies of a run.
-struct WarmRun {
+/// State of the copies of a block.
+struct WarmBlock {
     extent: usize,
     /// Wanted number of copies.
     copies: u32,
@@ -70,32 +70,33 @@ impl GroupVolume {
     pub fn warm(&self, extents: &[ObjectExtent], copies: Option<u32>, verify: bool) -> Vec<RangeDone> {
         let inner = self.inner();
         let mut sums = vec![RangeDone::default(); extents.len()];
-        let (mut pieces, mut runs): (Vec<WarmPiece>, Vec<WarmRun>) = Default::default();
+        let mut pieces: Vec<WarmPiece> = Vec::new();
+        let mut blocks: Vec<WarmBlock> = Vec::new();
         for (number, extent) in extents.iter().enumerate() {
             let copies = copies.unwrap_or_else(|| inner.copies_of(&extent.object.path));
-            for bytes in inner.split_runs(&extent.object, &extent.bytes) {
+            for bytes in inner.split_blocks(&extent.object, &extent.bytes) {
                 let next = (copies as usize).clamp(1, FIRST_HOLDERS);
-                let run = runs.len();
+                let block = blocks.len();
                 pieces.extend((0..next).map(|copy| WarmPiece {
-                    run,
+                    block,
                     copy,
                     rank: copy,
                     ..WarmPiece::whole_extent(number, bytes.clone())
                 }));
-                runs.push(WarmRun { extent: number, copies, next, taken: false, failed: None });
+                blocks.push(WarmBlock { extent: number, copies, next, taken: false, failed: None });
             }
         }
         // Further copies come from the first one, not from the origin again.
         let (first, others): (Vec<_>, Vec<_>) = pieces.into_iter().partition(|piece| piece.copy == 0);
         for pieces in [first, others] {
-            inner.warm_pieces(extents, pieces, PartAction::Warm { verify }, &mut runs, &mut sums);
+            inner.warm_pieces(extents, pieces, PartAction::Warm { verify }, &mut blocks, &mut sums);
         }
-        for run in runs {
-            match run.failed {
-                Some(error) if run.taken && error.kind() == ErrorKind::Unavailable => {}
-                Some(error) => note_error(&mut sums[run.extent], &error),
-                None if run.taken => {}
-                None => note_error(&mut sums[run.extent], &no_node_error()),
+        for block in blocks {
+            match block.failed {
+                Some(error) if block.taken && error.kind() == ErrorKind::Unavailable => {}
+                Some(error) => note_error(&mut sums[block.extent], &error),
+                None if block.taken => {}
+                None => note_error(&mut sums[block.extent], &no_node_error()),
             }
         }
         sums
@@ -210,7 +211,7 @@ impl GroupVolume {
 impl WarmPiece {
     /// The only piece of its bytes.
     fn whole_extent(extent: usize, bytes: Range<u64>) -> Self {
-        WarmPiece { extent, bytes, run: 0, copy: 0, rank: 0, tries: 0, failed: None }
+        WarmPiece { extent, bytes, block: 0, copy: 0, rank: 0, tries: 0, failed: None }
     }
 }
 
@@ -272,13 +273,13 @@ fn piece_outcomes(pieces: &[WarmPiece], asked: std::thread::Result<PieceOutcomes
 }
 
 impl GroupClient {
-    /// Cuts an extent at run borders, and into pieces for one request.
-    fn split_runs(&self, object: &ObjectRef, bytes: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
-        let run = self.block_size() * u64::from(RUN_BLOCKS);
+    /// Cuts an extent into blocks.
+    fn split_blocks(&self, object: &ObjectRef, bytes: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+        let block = self.block_size();
         let mut at = bytes.start;
         let end = bytes.end.min(object.size);
         std::iter::from_fn(move || {
-            let piece = at..(at / run + 1).saturating_mul(run).min(end);
+            let piece = at..(at / block + 1).saturating_mul(block).min(end);
             at = piece.end.max(at);
             (!piece.is_empty()).then_some(piece)
         })
@@ -290,36 +291,36 @@ impl GroupClient {
         let view = self.members().snapshot();
         let mut ranked = Vec::new();
         let index = (piece.bytes.start / self.block_size()) as u32;
-        view.find_holders(WantedRun::of_block(object.id, index, copies), FIRST_HOLDERS, &mut ranked);
+        view.find_holders(WantedBlock::of_block(object.id, index, copies), FIRST_HOLDERS, &mut ranked);
         let again = if piece.tries < OTHERS { ranked.get(piece.copy) } else { None };
         let at = ranked.get(piece.rank).or(again)?;
         Some(view.members()[*at as usize].name.clone())
     }
 
-    /// Makes the holders of these pieces do `what`, or their successors, each for one copy of a run. Adds the results
-    /// to the sums of the extents and to the runs.
+    /// Makes the holders of these pieces do `what`, or their successors, each for one copy of a block. Adds the results
+    /// to the sums of the extents and to the blocks.
     fn warm_pieces(
         &self,
         extents: &[ObjectExtent],
         mut left: Vec<WarmPiece>,
         what: PartAction,
-        runs: &mut [WarmRun],
+        blocks: &mut [WarmBlock],
         sums: &mut [RangeDone],
     ) {
         while !left.is_empty() {
             let mut by_node: BTreeMap<String, Vec<WarmPiece>> = BTreeMap::new();
             for piece in left.drain(..) {
                 // A group smaller than the number of copies holds as many as it can.
-                match self.holder_name(&extents[piece.extent].object, &piece, runs[piece.run].copies) {
+                match self.holder_name(&extents[piece.extent].object, &piece, blocks[piece.block].copies) {
                     Some(name) => by_node.entry(name).or_default().push(piece),
-                    None => runs[piece.run].failed = worse_error(runs[piece.run].failed.take(), piece.failed),
+                    None => blocks[piece.block].failed = worse_error(blocks[piece.block].failed.take(), piece.failed),
                 }
             }
             for (mut piece, outcome) in self.call_nodes(extents, by_node, what) {
-                let run = &mut runs[piece.run];
+                let block = &mut blocks[piece.block];
                 let error = match outcome {
                     Ok(done) => {
-                        run.taken = true;
+                        block.taken = true;
                         add_done(&mut sums[piece.extent], &done);
                         continue;
                     }
@@ -329,11 +330,11 @@ impl GroupClient {
                 piece.failed = worse_error(piece.failed, Some(error));
                 piece.tries += 1;
                 if away || piece.tries < OTHERS {
-                    piece.rank = run.next;
-                    run.next += 1;
+                    piece.rank = block.next;
+                    block.next += 1;
                     left.push(piece);
                 } else {
-                    run.failed = worse_error(run.failed.take(), piece.failed);
+                    block.failed = worse_error(block.failed.take(), piece.failed);
                 }
             }
         }

@@ -3,7 +3,7 @@
 
 use crate::peers::PeerConnector;
 use crate::{group, setup};
-use spurline_client::placement::{CopyCounts, RUN_BLOCKS, ReaderLocation};
+use spurline_client::placement::{CopyCounts, ReaderLocation};
 use spurline_client::{GroupMembers, GroupVolume, GroupVolumeConfig, ObjectExtent, RequestPatience};
 use spurline_config::{Fault, Registry, TrustConfig};
 use spurline_mem::{BufferPool, MemTier};
@@ -25,6 +25,8 @@ const DRAIN_REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 const DRAIN_SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// Blocks per request; the stop flag is checked between requests.
 const DRAIN_REQUEST_BLOCKS: u64 = 128;
+/// Blocks of one part of a file in a request: few, so that a drain can be interrupted within a large file.
+const EXTENT_BLOCKS: u64 = 16;
 /// How long mounts may use an old weight after the registry has the new weight.
 const WEIGHT_SPREAD_TIME: Duration = Duration::from_secs(2);
 /// Objects of a source to hand over, the hottest first.
@@ -260,9 +262,8 @@ fn list_held(reach: &PeerConnector, node: &Member) -> Result<HeldList> {
         for [from, to] in runs {
             let from = u64::from(from);
             let to = u64::from(to).min(object.block_count(block_size));
-            // Short pieces, so that a drain can be interrupted within a large file.
-            for from in (from..to).step_by(RUN_BLOCKS as usize) {
-                let to = to.min(from + u64::from(RUN_BLOCKS));
+            for from in (from..to).step_by(EXTENT_BLOCKS as usize) {
+                let to = to.min(from + EXTENT_BLOCKS);
                 held[at]
                     .extents
                     .push(ObjectExtent { object: object.clone(), bytes: from * block_size..to * block_size });

@@ -4,7 +4,7 @@
 //! `SPURLINE_SEED=n` runs one seed, `SPURLINE_SEEDS=n` the first n instead of a few dozen.
 
 use crate::sim::{BLOCK, Cluster, Mount, Waits, object};
-use spurline_client::placement::{ReaderLocation, WantedRun};
+use spurline_client::placement::{ReaderLocation, WantedBlock};
 use spurline_net_sim::{FaultRates, RailMode};
 use spurline_types::ObjectRef;
 use std::collections::BTreeSet;
@@ -94,7 +94,7 @@ fn asked_first(cluster: &Cluster, mount: &Mount, objects: &[ObjectRef], copies: 
     let view = mount.remote.members().snapshot();
     let mut found = Vec::new();
     let mut owner = |object: &ObjectRef, index| {
-        view.rank_holders(WantedRun::of_block(object.id, index, copies), &ReaderLocation::default(), 8, &mut found);
+        view.rank_holders(WantedBlock::of_block(object.id, index, copies), &ReaderLocation::default(), 8, &mut found);
         let name = &view.members()[found[0] as usize].name;
         cluster.hosts.iter().position(|host| host.member.name == *name).unwrap()
     };

@@ -2,7 +2,7 @@
 
 use crate::sim::{BLOCK, object, patience};
 use crate::world::{Dice, Outcome, Plan, Seen, Stop, World, read_on};
-use spurline_client::placement::{ReaderLocation, WantedRun};
+use spurline_client::placement::{ReaderLocation, WantedBlock};
 use spurline_net_sim::{FaultRates, RailMode};
 use spurline_store::DiskFault;
 use spurline_types::ObjectRef;
@@ -273,7 +273,7 @@ impl Script {
             let from = ReaderLocation { zone: String::new(), seed: number };
             for object in &self.objects {
                 for index in 0..object.block_count(BLOCK) as u32 {
-                    let wanted = WantedRun::of_block(object.id, index, self.copies);
+                    let wanted = WantedBlock::of_block(object.id, index, self.copies);
                     view.rank_holders(wanted, &from, self.copies as usize, &mut found);
                     let name = &view.members()[found[0] as usize].name;
                     owners.extend(self.world.cluster.hosts.iter().position(|host| host.member.name == *name));

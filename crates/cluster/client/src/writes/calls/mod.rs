@@ -32,7 +32,7 @@ mod proof;
 
 use crate::members::MembersSnapshot;
 use crate::peer::{GroupPeer, PeerFailure, ROUND_PAUSES, RequestPatience, landing_address};
-use crate::placement::{FIRST_HOLDERS, WantedRun};
+use crate::placement::{FIRST_HOLDERS, WantedBlock};
 use crate::remote::{GroupClient, SCRATCH};
 use close_queue::CloseQueue;
 pub(super) use close_queue::FailedClose;
@@ -461,7 +461,7 @@ impl WriteCalls {
 
     /// How long a node has been away that would be the home of a path before the one of `home`.
     pub fn better_node_away(&self, path: &[u8], home: &HomeProcess) -> Option<Duration> {
-        let wanted = self.wanted_run(path);
+        let wanted = self.wanted_block(path);
         let view = self.client.members().snapshot();
         let mut ranked = Vec::new();
         view.find_holders(wanted, FIRST_HOLDERS, &mut ranked);
@@ -477,8 +477,8 @@ impl WriteCalls {
         others.filter(|peer| peer.is_up() || *peer.name() != *lost.node).map(|peer| peer.name().into()).collect()
     }
 
-    fn wanted_run(&self, path: &[u8]) -> WantedRun {
-        WantedRun::of_block(ObjectId::from_text(self.client.source(), path, ""), 0, 1)
+    fn wanted_block(&self, path: &[u8]) -> WantedBlock {
+        WantedBlock::of_block(ObjectId::from_text(self.client.source(), path, ""), 0, 1)
     }
 }
 
@@ -597,7 +597,7 @@ impl PendingCall<'_> {
     /// The nodes that may answer, the best first.
     fn find_candidates(&self, view: &MembersSnapshot, ranked: &mut Vec<u32>) -> std::result::Result<(), RoundFailure> {
         if let CallTarget::Path(path) = self.plan.target {
-            view.find_holders(self.calls.wanted_run(path), FIRST_HOLDERS, ranked);
+            view.find_holders(self.calls.wanted_block(path), FIRST_HOLDERS, ranked);
         } else if let Some(node) = self.plan.target.node() {
             let Some(index) = view.members().iter().position(|member| *member.name == *node) else {
                 let why = format!("node {node} left the group");
