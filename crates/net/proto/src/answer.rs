@@ -29,7 +29,7 @@ pub struct WelcomeAnswer {
     pub block_size: u64,
     /// The node's name for logs.
     pub node: String,
-    /// The placement rule of its release; 0 when it is not announced.
+    /// The placement rule of the node's release; 0 when unannounced.
     pub placement_rule: u16,
     /// A random number of this process, so that a peer detects a restart; 0 when unknown.
     pub instance: u64,
@@ -37,16 +37,16 @@ pub struct WelcomeAnswer {
     pub rails: Vec<RailInfo>,
 }
 
-/// The body of an answer to a read of a hot block; the body is empty otherwise. A reader may ignore it.
+/// The body of an answer to a read of a hot block; the body is empty otherwise. A reader may ignore the body.
 pub const HOT_BODY: &[u8] = &[1];
 
-/// Whether the body of an answer to a read marks its block as hot.
+/// Whether the body of an answer to a read marks the block as hot.
 pub fn is_hot_answer(body: &[u8]) -> bool {
     body.first() == HOT_BODY.first()
 }
 
 /// The body of an answer to a read with [`ReadFlags::MAY_REDIRECT`](crate::ReadFlags::MAY_REDIRECT) of an uncached
-/// block: the reader must send its read to the node that fetches the block for all.
+/// block: the reader must send the read to the node that fetches the block for all.
 pub const REDIRECT_BODY: &[u8] = &[2];
 
 /// Whether the body of an answer to a read is a redirect.
@@ -204,7 +204,7 @@ pub(crate) fn take_version(take: &mut ByteCursor<'_>) -> Result<Version, FrameEr
     Ok(Version::new(version))
 }
 
-/// The body of an error answer: its message, cut to a length that always fits. The header's status carries the kind.
+/// The body of an error answer: the message, cut to a length that always fits. The header's status carries the kind.
 pub fn encode_error_message(error: &Error, out: &mut Vec<u8>) {
     const LONGEST: usize = 4096;
     const { assert!(LONGEST <= MAX_ANSWER_BODY) };

@@ -2,7 +2,7 @@
 
 use crate::{FRAME_VERSION, FrameError, HEADER_LEN, MAGIC, MAX_ANSWER_BODY, MAX_PAYLOAD, MAX_REQUEST_BODY, MAX_WRITE};
 
-/// The operation of a request and its answer.
+/// The operation of a request and of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FrameOp {
@@ -97,7 +97,7 @@ impl FrameOp {
         }
     }
 
-    /// The operation with a wire number; an unknown one becomes [`FrameOp::Unknown`].
+    /// The operation with a wire number; an unknown number becomes [`FrameOp::Unknown`].
     pub fn from_code(code: u16) -> Self {
         Self::NAMED.iter().find(|(_, c)| *c == code).map_or(FrameOp::Unknown(code), |(op, _)| *op)
     }
@@ -108,7 +108,7 @@ impl FrameOp {
     }
 }
 
-/// Bits of a header; unknown ones are kept and ignored.
+/// Bits of a header; unknown bits are kept and ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FrameFlags(pub u16);
 
@@ -141,7 +141,7 @@ pub struct FrameHeader {
     pub version: u16,
     /// The operation.
     pub op: FrameOp,
-    /// Ties an answer to its request.
+    /// Ties an answer to the request.
     pub id: u64,
     /// Bits.
     pub flags: FrameFlags,
@@ -162,7 +162,7 @@ impl FrameHeader {
     /// The header of an answer to this request.
     ///
     /// # Errors
-    /// When a length is above its limit.
+    /// When a length is above the limit.
     pub fn new_answer(&self, status: u16, body_len: usize, payload_len: usize) -> Result<Self, FrameError> {
         Ok(FrameHeader {
             version: FRAME_VERSION,
@@ -232,7 +232,7 @@ impl FrameHeader {
     /// lengths within their limits.
     ///
     /// # Errors
-    /// When one of them does not hold.
+    /// When a rule does not hold.
     pub fn check_request(&self) -> Result<(), FrameError> {
         self.check_version()?;
         if self.flags.contains(FrameFlags::ANSWER) {
@@ -247,7 +247,7 @@ impl FrameHeader {
     /// Checks the header of the answer to request `id` for `op`.
     ///
     /// # Errors
-    /// When it answers something else, or a length is above its limit.
+    /// When the answer is of something else, or a length is above the limit.
     pub fn check_answer(&self, op: FrameOp, id: u64) -> Result<(), FrameError> {
         self.check_version()?;
         if !self.flags.contains(FrameFlags::ANSWER) {

@@ -12,9 +12,9 @@
 //! A request with a payload has it last: header, body, padding, payload, padding. The node knows from the body what the
 //! payload is for, and receives it into memory of its own choice.
 //!
-//! All numbers are little-endian. A request and its answer share an id and an operation.
+//! All numbers are little-endian. A request and the answer share an id and an operation.
 //!
-//! Decoders borrow from their input, never panic, and never allocate more than the input could hold.
+//! Decoders borrow from the input, never panic, and never allocate more than the input could hold.
 #![forbid(unsafe_code)]
 
 mod answer;
@@ -67,7 +67,7 @@ pub const FRAME_VERSION: u16 = 1;
 pub const MAX_REQUEST_BODY: usize = 64 << 10;
 /// The longest request body before the handshake: a handshake with the longest source.
 pub const MAX_GREETING_BODY: usize = 8 << 10;
-/// The longest body of an answer: a page of 1000 names of 1 KiB with their attributes fits twice.
+/// The longest body of an answer: a page of 1000 names of 1 KiB with attributes fits twice.
 pub const MAX_ANSWER_BODY: usize = 4 << 20;
 /// The longest payload of one frame: the largest block.
 pub const MAX_PAYLOAD: usize = 64 << 20;
@@ -93,7 +93,7 @@ pub enum FrameError {
     /// The protocol version is not supported by this build.
     #[error("the peer speaks protocol version {0}, this build {MIN_VERSION} to {MAX_VERSION}")]
     Version(u16),
-    /// A length is above its limit.
+    /// A length is above the limit.
     #[error("{what} of {len} bytes, at most {max} are allowed")]
     TooLong {
         /// The value that was too long.
@@ -120,7 +120,7 @@ pub enum FrameError {
         /// The number found.
         value: u64,
     },
-    /// A path that no file can have: it contains NUL, an empty component, `.` or `..`.
+    /// A path that no file can have: with NUL, an empty component, `.` or `..`.
     #[error("a path has a component that no file can have: {0}")]
     Path(&'static str),
 }

@@ -19,7 +19,7 @@ pub struct LockTimes {
     /// Grace period after a node is lost. New locks on its successor wait this long, and all new locks on a node that has just started. A mount
     /// may reclaim its locks only this soon after the lost node's last answer. The windows do not overlap, so no other mount held the lock in between.
     pub grace: Duration,
-    /// How long a node remembers a lock that it granted, for mounts that reclaim theirs.
+    /// How long a node remembers a lock that it granted, for mounts that reclaim locks.
     pub grants_kept: Duration,
     /// A node closes the locked files of a session without any request for this long, so that a mount that died keeps other mounts waiting
     /// for no longer. A mount that is back opens the files again, and reclaims its locks or learns that they are lost.

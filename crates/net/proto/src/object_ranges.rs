@@ -1,5 +1,5 @@
 //! Many ranges of objects in one request, and the result of each, so that a group is warmed and freed without a round
-//! trip per file. It does not know which operation uses them.
+//! trip per file. The module does not know which operation uses the ranges.
 
 use crate::codec::{ByteCursor, PutValue};
 use crate::request::take_path;
@@ -11,7 +11,7 @@ use spurline_types::{Error, ErrorKind};
 pub struct ObjectRange<'a> {
     /// The object's path.
     pub path: &'a [u8],
-    /// The required version of its bytes.
+    /// The required version of the bytes.
     pub version: &'a str,
     /// The object's length at that version.
     pub size: u64,
@@ -62,7 +62,7 @@ fn take_range<'a>(take: &mut ByteCursor<'a>) -> Result<ObjectRange<'a>, FrameErr
     })
 }
 
-/// Ranges collected for one request.
+/// Ranges collected for a request.
 #[derive(Debug, Clone, Default)]
 pub struct RangeList {
     bytes: Vec<u8>,
@@ -108,14 +108,14 @@ impl RangeList {
 /// The longest error message: with as many ranges as fit into a request, all results fit into an answer.
 const MAX_ERROR_MESSAGE: usize = 512;
 
-/// The result for one range.
+/// The result for a range.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RangeDone {
     /// Bytes of whole blocks that were fetched or dropped.
     pub moved_bytes: u64,
     /// Bytes of whole blocks that were cached already, or that a removal kept because they are pinned.
     pub held_bytes: u64,
-    /// Why it was not done, or not completely.
+    /// Why the operation was not done, or not completely.
     pub error: Option<Error>,
 }
 

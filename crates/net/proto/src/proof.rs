@@ -1,4 +1,4 @@
-//! The messages by which two peers prove to each other that they hold the same secret, before the handshake. It knows
+//! The messages by which two peers prove to each other that they hold the same secret, before the handshake. The module knows
 //! neither the secret nor how a proof is computed: bytes of fixed length.
 
 use crate::codec::{ByteCursor, PutValue};

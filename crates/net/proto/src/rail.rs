@@ -1,4 +1,4 @@
-//! A rail as a node announces it to its peers: a network interface with RDMA. It knows no device; it holds the fields
+//! A rail as a node announces the rail to peers: a network interface with RDMA. The module knows no device, and holds the fields
 //! a peer needs to decide whether it can reach the rail.
 
 use crate::FrameError;
@@ -59,10 +59,10 @@ impl fmt::Display for RailLink {
     }
 }
 
-/// One rail of one machine.
+/// A rail of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RailInfo {
-    /// The interface's name on its own machine, for logs.
+    /// The interface's name on the rail's machine, for logs.
     pub name: String,
     /// The address for RDMA connections.
     pub address: IpAddr,

@@ -42,7 +42,7 @@ pub enum MessageKind {
     Grant,
 }
 
-/// The reader's memory for a payload: its destination, or where the bytes of a request are.
+/// The reader's memory for a payload: the destination, or where the bytes of a request are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PayloadRegion {
     /// Its address in the reader's process.
@@ -163,7 +163,7 @@ impl WriteNotice {
 /// The parameters each side sends when it connects or accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectTerms {
-    /// Receives that it keeps posted: the initial credits of the other side.
+    /// Receives that this side keeps posted: the initial credits of the other side.
     pub receives: u16,
     /// Length of each receive in bytes.
     pub slot_len: u32,
@@ -183,7 +183,7 @@ impl ConnectTerms {
         out
     }
 
-    /// Decodes them. Devices pad the data with zeros, so trailing bytes are ignored.
+    /// Decodes the parameters. Devices pad the data with zeros, so trailing bytes are ignored.
     ///
     /// # Errors
     /// When the peer is no Spurline, of another version, or offers less than the minimum.
@@ -208,7 +208,7 @@ impl ConnectTerms {
     }
 }
 
-/// One side's credit account: what it may send, and what it must grant.
+/// One side's credit account: credits to spend, and credits to grant.
 ///
 /// A message needs a credit beyond the last one. The last credit is reserved for grants, so that two sides without
 /// credits can still report receives posted again.
@@ -251,10 +251,10 @@ impl SendCredits {
         carried as u8
     }
 
-    /// Accounts for a received transfer after its receive was posted again.
+    /// Accounts for a received transfer after the receive was posted again.
     ///
     /// # Errors
-    /// When the peer grants more credits than it has receives.
+    /// When the peer grants more credits than receives.
     pub fn account_received(&mut self, granted: u8) -> Result<(), FrameError> {
         self.owed += 1;
         self.may_send += u32::from(granted);

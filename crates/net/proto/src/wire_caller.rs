@@ -6,10 +6,10 @@ use spurline_volume::writes::Caller;
 
 /// The most supplementary groups of a caller: the kernel's own limit.
 pub const MAX_GROUPS: usize = 65_536 / 8;
-/// The bit beside the mask that says [`Caller::rights_checked`]. A node that does not know it leaves it out with the mask.
+/// The bit beside the mask that says [`Caller::rights_checked`]. A node without this bit leaves the bit out with the mask.
 const RIGHTS_CHECKED: u32 = 1 << 31;
 
-/// The caller of a request, as its mount reports it. Decoding borrows.
+/// The caller of a request, as the mount reports the caller. Decoding borrows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WireCaller<'a> {
     /// Its user.
@@ -25,7 +25,7 @@ pub struct WireCaller<'a> {
 }
 
 impl<'a> WireCaller<'a> {
-    /// The caller with its groups encoded into `scratch`.
+    /// The caller with the groups encoded into `scratch`.
     pub fn new(caller: &Caller, scratch: &'a mut Vec<u8>) -> Self {
         scratch.clear();
         caller.groups.iter().for_each(|group| scratch.put_u32(*group));

@@ -1,4 +1,4 @@
-//! The answers to requests for a writable volume. An error of the source is an answer like any other: it is kept for a
+//! The answers to requests for a writable volume. An error of the source is an answer like any other: the error is kept for a
 //! repeated request, and no other node is called because of it.
 
 use crate::answer::take_version;
@@ -20,9 +20,9 @@ pub enum WriteAnswer {
     Done,
     /// It was done; the attributes now.
     Attr(NodeAttr),
-    /// A file was made or opened; its attributes, and those of its directory after that.
+    /// A file was made or opened; the attributes, and those of the directory after that.
     Created(NodeAttr, Option<NodeAttr>),
-    /// A file was opened; its attributes, and the version whose cached bytes it may be read from.
+    /// A file was opened; the attributes, and the version whose cached bytes it may be read from.
     Opened(NodeAttr, CacheVersion),
     /// A number of bytes, or an offset.
     Number(u64),
@@ -40,7 +40,7 @@ pub enum WriteAnswer {
     Failed(Error),
     /// The node has no such open file: it was started again, or the session was idle for too long.
     UnknownFile,
-    /// Another process may have done it, and the source does not show whether it did.
+    /// Another process may have made the change, and the source does not show whether.
     Unclear(String),
     /// A lock was reclaimed, or its grants were looked up.
     Grants(KnownGrants),
@@ -49,9 +49,9 @@ pub enum WriteAnswer {
 /// The grants that a node remembers of a lock to other mounts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KnownGrants {
-    /// How long ago the last one was, in microseconds: the mount knows whether it has had its own lock since then.
+    /// How long ago the last one was, in microseconds: the mount knows whether it has had a lock since then.
     pub last_us: Option<u64>,
-    /// How long the process has run: it does not know what the process before it granted.
+    /// How long the process has run: grants of the process before are unknown.
     pub up_us: u64,
 }
 
@@ -120,7 +120,7 @@ wire_struct!(
     "the attributes of an object": identity, mode, nlink, uid, gid, blksize, inode, rdev, size, blocks, atime, mtime, ctime
 );
 
-/// A text for people, cut to its limit.
+/// A text for people, cut to the limit.
 impl WireValue<'_> for String {
     fn put(&self, out: &mut Vec<u8>) {
         out.put_bytes(&self.as_bytes()[..self.floor_char_boundary(MAX_MESSAGE)]);

@@ -1,4 +1,4 @@
-//! Requests that change the files of a source, or read them past every cache. It knows the encoding of the writable
+//! Requests that change the files of a source, or read them past every cache. The module knows the encoding of the writable
 //! volume's values, and neither nodes nor the order of calls.
 //!
 //! A request that changes something carries the number of the change within the mount's session. The node keeps its
@@ -51,7 +51,7 @@ impl<'a> WireValue<'a> for FileNumbers<'a> {
     }
 }
 
-/// One operation on a writable volume. Numbers of files are those the mount chose when it opened them.
+/// One operation on a writable volume. The mount chooses the numbers of files when it opens files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteCall<'a> {
     /// What the source can do; answered by capabilities.
@@ -93,7 +93,7 @@ pub enum WriteCall<'a> {
         /// The numbers of the pending version.
         pending: PendingVersion,
     },
-    /// Opens a file that is made if it does not exist.
+    /// Opens a file, and makes an absent file.
     Create {
         /// Its name.
         at: NamePath<'a>,
@@ -131,7 +131,7 @@ pub enum WriteCall<'a> {
     },
     /// Changes names or attributes. The value of an extended attribute is the payload.
     Change(Change<'a>),
-    /// Reads bytes of an open file; they are the payload of the answer.
+    /// Reads bytes of an open file into the payload of the answer.
     Read {
         /// The file.
         file: u64,
@@ -148,7 +148,7 @@ pub enum WriteCall<'a> {
         offset: u64,
         /// Whether the bytes go to the end, and not to the offset, whatever the file was opened for.
         append: bool,
-        /// Whether the file loses its privilege bits as if the caller wrote.
+        /// Whether the file loses privilege bits as if the caller wrote.
         lose_privileges: bool,
         /// Whether failures of earlier writes are reported too, as by [`WriteCall::Flush`].
         flush: bool,
@@ -168,11 +168,11 @@ pub enum WriteCall<'a> {
     CopyRange {
         /// The file with the bytes.
         file: u64,
-        /// Their first one.
+        /// The first byte there.
         offset: u64,
         /// The other file.
         to: u64,
-        /// Where they go.
+        /// The first byte at the destination.
         to_offset: u64,
         /// Number of bytes.
         len: u64,
@@ -207,7 +207,7 @@ pub enum WriteCall<'a> {
     SetAttrOpen {
         /// The file.
         file: u64,
-        /// Which, and their values.
+        /// Attributes, and the values.
         set: AttrChange,
     },
     /// Answers a call about the rights or extended attributes of an open file or directory. A value that is set is the payload.
@@ -260,7 +260,7 @@ pub enum WriteCall<'a> {
         from: u64,
         /// The most names.
         max: u32,
-        /// Whether each name has its attributes.
+        /// Whether each name has attributes.
         attrs: bool,
     },
     /// Opens an open file once more, under a new number.
@@ -274,16 +274,16 @@ pub enum WriteCall<'a> {
     },
     /// Closes open files and directories.
     Close {
-        /// Changes below this number of the session may have opened them, and open none of them later.
+        /// Changes below this number of the session may have opened these files, and open none later.
         opened_below: u64,
         /// Their numbers.
         files: FileNumbers<'a>,
     },
-    /// Keeps the session and its open files alive.
+    /// Keeps the session and open files alive.
     Renew,
 }
 
-/// A change of a mount, which the node makes once however often its request arrives.
+/// A change of a mount, which the node makes once however often the request arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ChangeId {
     /// The mount's session, drawn at random.
@@ -304,7 +304,7 @@ impl ChangeId {
 pub struct WriteRequest<'a> {
     /// The volume.
     pub volume: VolumeId,
-    /// Of the change; its number is 0 for a request that changes nothing.
+    /// Of the change; the number is 0 for a request that changes nothing.
     pub id: ChangeId,
     /// The answers to all changes with lower numbers have arrived. In a request with number 0: the mount's number of attempts
     /// that got no answer.
@@ -324,7 +324,7 @@ pub struct WriteRequest<'a> {
 }
 
 impl WriteRequest<'_> {
-    /// Whether the request changes the source or the node's open files, so that its answer is kept.
+    /// Whether the request changes the source or the node's open files, so that the answer is kept.
     pub fn is_change(&self) -> bool {
         self.id.number != 0
     }
@@ -359,7 +359,7 @@ impl<'a> WriteRequest<'a> {
         Ok(WriteRequest { volume, id, answered, again, marked, known, caller, call, payload: &[] })
     }
 
-    /// The request with its bytes, which are the value of an extended attribute where one is set.
+    /// The request with bytes, which are the value of an extended attribute where one is set.
     pub(crate) fn with_payload(mut self, payload: &'a [u8]) -> Result<Self, FrameError> {
         match &mut self.call {
             WriteCall::Change(Change::SetXattr { value, .. })
