@@ -1,4 +1,4 @@
-//! Two network namespaces joined by a veth pair: two hosts, from the view of TCP. Knows no service.
+//! Network namespaces as hosts, from the view of TCP: two joined by a veth pair, or several on a bridge. Knows no service.
 
 use crate::child;
 use crate::error::{BenchError, Result};
@@ -27,12 +27,7 @@ impl NamespacePair {
     /// # Errors
     /// `Missing` without permission or without `ip`; `Failed` for other errors of the kernel.
     pub fn new() -> Result<Self> {
-        child::require_program("ip", "iproute2")?;
-        child::require_program("nsenter", "util-linux")?;
-        if !rustix::process::geteuid().is_root() {
-            return Err(BenchError::Missing("network namespaces need root".into()));
-        }
-        sweep_stale();
+        require_namespaces()?;
         let pid = std::process::id();
         let pair = NamespacePair {
             server: format!("{}-{pid}-s", scratch::PREFIX),
@@ -60,28 +55,112 @@ impl NamespacePair {
     /// # Errors
     /// `Missing` when the kernel has no token bucket filter.
     pub fn limit_rate(&self, gbit: u32) -> Result<()> {
-        let tc = child::require_program("tc", "iproute2")?;
-        let mut command = Command::new(tc);
-        let words = format!(
+        run_tc(&format!(
             "-n {} qdisc add dev {} root tbf rate {gbit}gbit burst 1m latency 20ms",
             self.server, self.interface
-        );
-        command.args(words.split(' '));
-        child::run_to_end(command, Duration::from_secs(20))
-            .map(|_| ())
-            .map_err(|e| not_available("a slower link is", e))
+        ))
+        .map_err(|e| not_available("a slower link is", e))
     }
 }
 
 impl Drop for NamespacePair {
     fn drop(&mut self) {
-        // Without namespaces that an interruption prevented.
-        for ns in
-            [&self.server, &self.client].into_iter().filter(|ns| std::path::Path::new("/run/netns").join(ns).exists())
-        {
-            // The deletion of a namespace deletes an end of the pair. After Ctrl-C too: `run_to_end` would be interrupted.
-            let _ = Command::new("ip").args(["netns", "del", ns]).status();
+        // The deletion of a namespace deletes an end of the pair.
+        remove_namespaces([&self.server, &self.client]);
+    }
+}
+
+/// Hosts on one bridge, each a namespace with one interface; a drop removes all.
+#[derive(Debug)]
+pub struct BridgedHosts {
+    /// The namespace of the bridge.
+    bridge: String,
+    hosts: Vec<String>,
+}
+
+impl BridgedHosts {
+    /// Creates `count` hosts.
+    ///
+    /// # Errors
+    /// `Missing` without permission or without `ip`; `Failed` for other errors of the kernel.
+    pub fn new(count: usize) -> Result<Self> {
+        require_namespaces()?;
+        let prefix = format!("{}-{}", scratch::PREFIX, std::process::id());
+        let bridge = format!("{prefix}-b");
+        let hosts = (0..count).map(|host| format!("{prefix}-h{host}")).collect();
+        let lan = BridgedHosts { bridge, hosts };
+        let bridge = &lan.bridge;
+        run_ip(&format!("netns add {bridge}")).map_err(|e| not_available("network namespaces are", e))?;
+        run_ip(&format!("-n {bridge} link add br0 type bridge")).map_err(|e| not_available("a bridge is", e))?;
+        run_ip(&format!("-n {bridge} link set br0 up"))?;
+        for (number, host) in lan.hosts.iter().enumerate() {
+            let address = lan.address(number);
+            run_ip(&format!("netns add {host}"))?;
+            run_ip(&format!("link add p{number} netns {bridge} type veth peer name lan0 netns {host}"))?;
+            run_ip(&format!("-n {bridge} link set p{number} master br0 up"))?;
+            run_ip(&format!("-n {host} addr add {address}/24 dev lan0"))?;
+            run_ip(&format!("-n {host} link set lan0 up"))?;
+            run_ip(&format!("-n {host} link set lo up"))?;
         }
+        Ok(lan)
+    }
+
+    /// The namespace of a host.
+    pub fn namespace(&self, host: usize) -> &str {
+        &self.hosts[host]
+    }
+
+    /// The address of a host.
+    pub fn address(&self, host: usize) -> String {
+        format!("10.231.78.{}", host + 1)
+    }
+
+    /// Limits each host's link to `megabits` per second, each way, and delays each packet by half of `round_trip`.
+    ///
+    /// # Errors
+    /// `Missing` when the kernel has no token bucket filter, or no `netem` for a delay.
+    pub fn shape_links(&self, megabits: u32, round_trip: Duration) -> Result<()> {
+        // Tokens of 8 ms: the kernel's timer may be as slow as 250 Hz.
+        let burst_bytes = (u64::from(megabits) * 1000).max(64 << 10);
+        for (number, host) in self.hosts.iter().enumerate() {
+            for link in [format!("-n {host} qdisc add dev lan0"), format!("-n {} qdisc add dev p{number}", self.bridge)]
+            {
+                run_tc(&format!("{link} root handle 1: tbf rate {megabits}mbit burst {burst_bytes} latency 50ms"))
+                    .map_err(|e| not_available("a slower link is", e))?;
+            }
+            if !round_trip.is_zero() {
+                // On the way out alone: an answer and its request cross two hosts' ways out.
+                let delay_us = round_trip.as_micros() / 2;
+                let words = format!("parent 1:1 handle 10: netem delay {delay_us}us limit 100000");
+                run_tc(&format!("-n {host} qdisc add dev lan0 {words}"))
+                    .map_err(|e| not_available("a link with a delay is", e))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for BridgedHosts {
+    fn drop(&mut self) {
+        remove_namespaces(self.hosts.iter().chain([&self.bridge]));
+    }
+}
+
+fn require_namespaces() -> Result<()> {
+    child::require_program("ip", "iproute2")?;
+    child::require_program("nsenter", "util-linux")?;
+    if !rustix::process::geteuid().is_root() {
+        return Err(BenchError::Missing("network namespaces need root".into()));
+    }
+    sweep_stale();
+    Ok(())
+}
+
+/// Removes namespaces, without those that an interruption prevented.
+fn remove_namespaces<'a>(names: impl IntoIterator<Item = &'a String>) {
+    for name in names.into_iter().filter(|name| std::path::Path::new("/run/netns").join(name).exists()) {
+        // After Ctrl-C too: `run_to_end` would be interrupted.
+        let _ = Command::new("ip").args(["netns", "del", name]).status();
     }
 }
 
@@ -95,6 +174,12 @@ fn not_available(what: &str, error: BenchError) -> BenchError {
 
 fn run_ip(words: &str) -> Result<()> {
     let mut command = Command::new("ip");
+    command.args(words.split(' '));
+    child::run_to_end(command, Duration::from_secs(20)).map(|_| ())
+}
+
+fn run_tc(words: &str) -> Result<()> {
+    let mut command = Command::new(child::require_program("tc", "iproute2")?);
     command.args(words.split(' '));
     child::run_to_end(command, Duration::from_secs(20)).map(|_| ())
 }

@@ -1,7 +1,8 @@
-//! `bench load` as users run it, on plain folders. Mounts are in the tests of the program.
+//! `bench load` as users run it: on plain folders, and on network namespaces as hosts.
 
 use serde_json::Value;
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 fn bench(words: &[&str]) -> Output {
@@ -58,6 +59,52 @@ fn a_cache_of_blocks_leaves_nothing() {
         assert!(figures[name].as_f64().unwrap() > 0.0, "{figures}");
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+/// The program beside this one; `None` where it is not built, or the machine can't mount or has no network namespaces.
+fn spurline_for_hosts() -> Option<PathBuf> {
+    let program = Path::new(env!("CARGO_BIN_EXE_spurline-bench")).with_file_name("spurline");
+    let why_not = [
+        (!program.is_file()).then_some("spurline is not built"),
+        File::options().read(true).write(true).open("/dev/fuse").is_err().then_some("/dev/fuse can't be opened"),
+        (!rustix::process::geteuid().is_root()).then_some("network namespaces need root"),
+        Command::new("tc").arg("-V").output().is_err().then_some("tc is not installed"),
+    ];
+    let Some(why) = why_not.into_iter().flatten().next() else { return Some(program) };
+    skip(why);
+    None
+}
+
+fn skip(why: &str) {
+    let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|word| matches!(word, "fuse" | "netns")), "{why}");
+    println!("SKIP: {why}");
+}
+
+#[test]
+fn one_host_and_all_load_cold_models_over_their_links() {
+    let Some(spurline) = spurline_for_hosts() else { return };
+    let work = tempfile::tempdir().unwrap();
+    let json = work.path().join("hosts.json");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spurline-bench"));
+    command.args(["load", "--hosts", "3", "--link", "2000", "--size", "12M", "--files", "1", "--rounds", "1"]);
+    command.args(["--case", "cat", "--spurline"]).arg(&spurline).arg("--work-dir").arg(work.path());
+    let out = command.arg("--json").arg(&json).output().unwrap();
+    let text = said(&out);
+    if out.status.code() == Some(3) {
+        return skip(&text);
+    }
+    assert!(out.status.success() && text.contains("busiest node"), "{text}");
+    let report = report(&json);
+    assert_eq!((report["hosts"].as_u64(), report["link_bits_per_second"].as_u64()), (Some(3), Some(2_000_000_000)));
+    let case = &report["cases"][0];
+    for load in [&case["alone"][0], &case["together"][0]] {
+        // A late answer makes a second node read the block too.
+        let copies = load["source_copies"].as_f64().unwrap();
+        assert!((1.0..3.1).contains(&copies), "{report}");
+        assert!(load["seconds"].as_f64().unwrap() > 0.0 && load["busiest_node"].as_f64().unwrap() >= 1.0, "{report}");
+    }
+    assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 1, "nothing but the report is left");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `bench load`: replays how loaders read models, and with `--kv` how key-value caches use files, through folders and mounts beside
-//! each other. This module runs the rounds and reports.
+//! each other; with `--hosts` on one host beside several. This module runs the rounds and reports.
 
+mod hosts;
 mod kv;
 mod mapping;
 mod model;
@@ -14,12 +15,14 @@ use crate::report::{ReportOutputs, ReportSection};
 use crate::scratch::{self, ScratchDir};
 use crate::suite;
 use crate::train::feeds::{FeedKind, FeedWorkplace};
+use hosts::run_hosts;
 use kv::{KvFigures, KvPlan, run_blocks};
 use model::{ModelFiles, find_model, write_model};
 use replay::{LoadCase, LoadFigures, run_load};
 use serde_json::{Value, json};
 use spurline_types::Size;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The arguments of `bench load`.
 #[derive(Debug, clap::Args)]
@@ -46,6 +49,15 @@ pub struct LoadArgs {
     /// Numbers of threads that load
     #[arg(long, value_name = "N[,N]", value_delimiter = ',', default_value = "1,8,32", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Vec<u32>,
+    /// Load on one of N hosts, then on all at the same moment. Each is a network namespace with a node and a mount; every load is cold
+    #[arg(long, value_name = "N", conflicts_with_all = ["dir", "feed", "make", "kv"], value_parser = clap::value_parser!(u32).range(2..=64))]
+    pub hosts: Option<u32>,
+    /// Rate of each host's link with --hosts, each way
+    #[arg(long, value_name = "MBIT/S", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub link: u32,
+    /// Round trip between two hosts with --hosts, where the kernel has netem
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = spurline_types::parse_duration)]
+    pub delay: Duration,
     /// Replay a key-value cache instead: blocks that are files, and lookups of absent blocks
     #[arg(long)]
     pub kv: bool,
@@ -118,8 +130,11 @@ pub fn run(args: &LoadArgs) -> Result<()> {
     let summary = suite::one_line(&about);
     anstream::println!("{summary}");
     let load_before = machine::load_average();
-    let (mut section, mut result, mut notes) =
-        if args.kv { run_kv(args, &scratch)? } else { run_models(args, &scratch)? };
+    let (mut section, mut result, mut notes) = match args.hosts {
+        Some(hosts) => run_hosts(args, hosts as usize, &scratch)?,
+        None if args.kv => run_kv(args, &scratch)?,
+        None => run_models(args, &scratch)?,
+    };
     notes.push(format!(
         "Load average of this machine: {load_before:.1} before, {:.1} after, on {} processors.",
         machine::load_average(),
