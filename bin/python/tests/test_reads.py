@@ -118,6 +118,16 @@ def test_many_ranges(client):
     assert bytes(client.read_many([("small.txt", 2, 1 << 30)])[0]) == b"small file\n"
 
 
+def test_views_are_arrays_of_any_type_without_a_copy(client):
+    views = client.read_many([("big.bin", 1, 5), ("big.bin", 3, 4000), "small.txt", ("big.bin", 9, 800)])
+    assert all(numpy.frombuffer(view, numpy.uint8).ctypes.data % 64 == 0 for view in views)
+    numbers = numpy.frombuffer(views[1], numpy.float64)
+    assert numbers.tobytes() == content(1, 4003)[3:] and numbers.flags.aligned
+    shared = numpy.from_dlpack(numbers)
+    numbers[7] = 1.5
+    assert shared[7] == 1.5
+
+
 def test_into_buffers_of_the_caller(client):
     whole = content(1, (9 << 20) + 5)
     target = numpy.zeros(5 << 20, numpy.uint8)
