@@ -63,8 +63,17 @@ pub enum DirectoryRename {
 pub enum LockScope {
     /// Those of a single mount.
     Mount,
+    /// Those of all mounts that use the same nodes: the node of a file keeps its locks.
+    Group,
     /// All that use the source.
     Source,
+}
+
+impl LockScope {
+    /// Whether a lock is a request to the source. Otherwise the kernel keeps the locks of the mount.
+    pub fn is_beyond_mount(self) -> bool {
+        self != LockScope::Mount
+    }
 }
 
 /// A call that some sources can't answer.

@@ -79,13 +79,12 @@ impl KnownLocks {
 
     /// The locks of other owners that are in the way of `wanted`.
     pub fn conflicts(&self, wanted: FileLock) -> impl Iterator<Item = &KnownLock> {
-        let range = wanted.whole_if_flock();
-        self.locks.iter().filter(move |known| {
-            let own = known.lock.owner() == wanted.owner();
-            let apart = known.lock.range.end < range.start || range.end < known.lock.range.start;
-            let shared = known.lock.kind == LockKind::Read && wanted.kind == LockKind::Read;
-            wanted.kind != LockKind::Unlock && known.lock.family == wanted.family && !own && !apart && !shared
-        })
+        self.locks.iter().filter(move |known| known.lock.owner() != wanted.owner() && excludes(&known.lock, &wanted))
+    }
+
+    /// A lock that is in the way of `wanted`, which is of another mount: its owners have numbers of their own.
+    pub fn find_exclusion(&self, wanted: &FileLock) -> Option<LockConflict> {
+        self.locks.iter().find(|known| excludes(&known.lock, wanted)).map(KnownLock::as_conflict)
     }
 
     /// A lock of another owner that is in the way of `wanted`.
@@ -112,6 +111,14 @@ impl KnownLocks {
     pub fn is_empty(&self) -> bool {
         self.locks.is_empty()
     }
+}
+
+/// Whether the lock of another owner is in the way of `wanted`.
+fn excludes(held: &FileLock, wanted: &FileLock) -> bool {
+    let range = wanted.whole_if_flock();
+    let apart = held.range.end < range.start || range.end < held.range.start;
+    let shared = held.kind == LockKind::Read && wanted.kind == LockKind::Read;
+    wanted.kind != LockKind::Unlock && held.family == wanted.family && !apart && !shared
 }
 
 #[cfg(test)]
@@ -158,6 +165,8 @@ mod tests {
         assert!(conflict(2, 0, Read).is_none() && conflict(1, 0, Write).is_none() && conflict(2, 10, Write).is_none());
         assert_eq!(conflict(2, 9, Write).map(|conflict| conflict.pid), Some(1));
         assert!(conflict(2, 9, Unlock).is_none());
+        assert!(known.find_exclusion(&lock(1, 9, 9, Write).lock).is_some(), "an owner of another mount");
+        assert!(known.find_exclusion(&lock(1, 9, 9, Read).lock).is_none());
         let flock = FileLock { family: LockFamily::Flock, ..lock(2, 0, 9, Write).lock };
         assert!(known.find_conflict(&flock).is_none());
     }

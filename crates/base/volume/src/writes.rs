@@ -551,6 +551,23 @@ pub trait WritableFile: WritableObject {
     /// `EAGAIN` while another lock is in the way; the source's errno.
     fn set_lock(&self, lock: &FileLock, caller: &Caller) -> Result<()>;
 
+    /// The identity by which locks of the file are remembered, whatever its bytes are.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn lock_identity(&self) -> Result<FileIdentity> {
+        Ok(self.stat()?.identity)
+    }
+
+    /// Continues with what others have published, unless the file has changes of its own: for a program that has just got a lock.
+    /// Returns the attributes after that.
+    ///
+    /// # Errors
+    /// The source's errno.
+    fn refresh(&self) -> Result<NodeAttr> {
+        self.stat()
+    }
+
     /// Releases all locks that were set through this open file, as the end of the file does, while other requests still use the
     /// file.
     fn release_locks(&self) {}
@@ -770,6 +787,17 @@ pub trait WritableVolume: Send + Sync {
     /// The files of a mount apart from other mounts, where changes are seen after the publication; `None` where all mounts
     /// have the same files. Nothing is published that the mount does not publish.
     fn for_mount(&self, _mount: u64) -> Option<Arc<dyn WritableVolume>> {
+        None
+    }
+
+    /// As [`WritableFile::lock_identity`], of the file at `at`.
+    fn lock_identity(&self, at: NodePath<'_>) -> Option<FileIdentity> {
+        at.expected
+    }
+
+    /// A lock that another mount has set through this process and that is in the way of `lock`, where the source has no locks. `None`
+    /// where the source has them: setting the lock tells that.
+    fn find_lock_of_others(&self, _path: &[u8], _lock: &FileLock) -> Option<LockConflict> {
         None
     }
 

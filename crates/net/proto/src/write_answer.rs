@@ -53,6 +53,8 @@ pub struct KnownGrants {
     pub last_us: Option<u64>,
     /// How long the process has run: grants of the process before are unknown.
     pub up_us: u64,
+    /// A lock that the node keeps for another mount, where the source has no locks.
+    pub held: Option<LockConflict>,
 }
 
 impl WriteAnswer {
@@ -112,7 +114,7 @@ wire_enum! { 'a CacheVersion, "a version":
     4 OwnCache,
 }
 
-wire_struct!(KnownGrants, "the grants of a lock": last_us, up_us);
+wire_struct!(KnownGrants, "the grants of a lock": last_us, up_us, held);
 wire_struct!(LockConflict, "a lock": kind, range, pid);
 wire_struct!(SourceSpace, "the sizes of a source": block_size, blocks, blocks_free, blocks_available, files, files_free, name_max);
 wire_struct!(
@@ -232,6 +234,7 @@ fn put_capabilities(can: &WriteCapabilities, out: &mut Vec<u8>) {
         can.copy,
         can.locks == LockScope::Source,
         can.publishes,
+        can.locks == LockScope::Group,
     ];
     out.put_u16(bits.iter().rev().fold(0, |all, bit| all << 1 | u16::from(*bit)));
 }
@@ -244,7 +247,7 @@ fn take_capabilities(take: &mut ByteCursor<'_>) -> Result<WriteCapabilities, Fra
         value => return Err(FrameError::Value { what: "how directories are renamed", value: value.into() }),
     };
     let bits = take.take_u16("abilities")?;
-    if bits >= 1 << 9 {
+    if bits >= 1 << 10 {
         return Err(FrameError::Value { what: "abilities", value: bits.into() });
     }
     let bit = |at: u16| bits >> at & 1 != 0;
@@ -257,7 +260,11 @@ fn take_capabilities(take: &mut ByteCursor<'_>) -> Result<WriteCapabilities, Fra
         acls: bit(4),
         holes: bit(5),
         copy: bit(6),
-        locks: if bit(7) { LockScope::Source } else { LockScope::Mount },
+        locks: match (bit(7), bit(9)) {
+            (false, false) => LockScope::Mount,
+            (false, true) => LockScope::Group,
+            (true, _) => LockScope::Source,
+        },
         publishes: bit(8),
     })
 }

@@ -241,16 +241,22 @@ pub enum WriteCall<'a> {
         /// Its type.
         kind: LockKind,
     },
-    /// How long ago another mount was granted a lock of an object that excludes this one, if the node knows of such a grant.
+    /// How long ago another mount was granted a lock of an object that excludes this one, if the node knows of such a grant; and
+    /// such a lock that the node keeps for another mount.
     FindGrant {
         /// The object.
-        of: FileIdentity,
+        at: NodePath<'a>,
         /// The lock's family.
         family: LockFamily,
         /// Its range.
         range: LockRange,
         /// Its type.
         kind: LockKind,
+    },
+    /// Continues with what others have published, if the file has no changes of its own.
+    Refresh {
+        /// The file.
+        file: u64,
     },
     /// Names of an open directory.
     ReadDirectory {
@@ -515,8 +521,9 @@ wire_enum! { 'a WriteCall<'a>, "a call":
     29 Renew,
     30 Reopen { of, flags, file },
     31 AttrOpen { file, call },
-    32 FindGrant { of, family, range, kind },
+    32 FindGrant { at, family, range, kind },
     33 OpenAgain { at, flags, file, pending },
+    34 Refresh { file },
 }
 
 impl WriteCall<'_> {
@@ -556,6 +563,7 @@ impl WriteCall<'_> {
             WriteCall::AttrOpen { .. } => "rights or extended attributes of an open object",
             WriteCall::FindGrant { .. } => "search for a granted lock",
             WriteCall::OpenAgain { .. } => "opening of a file of a lost node",
+            WriteCall::Refresh { .. } => "search for another version",
         }
     }
 

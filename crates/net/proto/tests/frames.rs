@@ -182,7 +182,7 @@ proptest! {
             WriteCall::SetAttrOpen { file, set }, WriteCall::TestLock { file, owner: len, range, kind: LockKind::Read },
             WriteCall::SetLock { file, family: LockFamily::Flock, owner: len, range, kind: LockKind::Unlock },
             WriteCall::SetLock { file, family: LockFamily::Posix, owner: len, range, kind: LockKind::Write },
-            WriteCall::FindGrant { of: identity, family: LockFamily::Posix, range, kind: LockKind::Write },
+            WriteCall::FindGrant { at: node, family: LockFamily::Posix, range, kind: LockKind::Write }, WriteCall::Refresh { file },
             WriteCall::ReadDirectory { file, from: offset, max: number, attrs: yes }, WriteCall::Close { opened_below: offset, files }, WriteCall::Reopen { of: long, flags: open, file },
             WriteCall::OpenAgain { at: node, flags: open, file, pending: PendingVersion { known: long, next: offset } },
         ];
@@ -233,14 +233,14 @@ proptest! {
         let listed = |attr| ListedName { name: name.clone(), file_type: n[0], inode: long[0], next: long[1], attr };
         let conflict = LockConflict { kind: LockKind::Write, range: LockRange { start: long[0], end: long[1] }, pid: n[0] };
         let rename_directory = [DirectoryRename::Atomic, DirectoryRename::EachUpTo(long[0]), DirectoryRename::No];
-        let locks = if bits[7] { LockScope::Source } else { LockScope::Mount };
+        let locks = [LockScope::Source, LockScope::Group, LockScope::Mount][n[0] as usize % 3];
         for answer in [
             WriteAnswer::Done, WriteAnswer::UnknownFile, WriteAnswer::Attr(attr), WriteAnswer::Created(attr, None),
             WriteAnswer::Created(attr, Some(attr)),
             WriteAnswer::Opened(attr, CacheVersion::Settled(Version::new(&text))),
             WriteAnswer::Opened(attr, CacheVersion::OpenForChanges), WriteAnswer::Opened(attr, CacheVersion::JustChanged),
             WriteAnswer::Opened(attr, CacheVersion::SourceIsNear), WriteAnswer::Opened(attr, CacheVersion::OwnCache),
-            WriteAnswer::Grants(KnownGrants { last_us: Some(long[1]), up_us: long[0] }),
+            WriteAnswer::Grants(KnownGrants { last_us: Some(long[1]), up_us: long[0], held: bits[7].then_some(conflict) }),
             WriteAnswer::Number(long[0]), WriteAnswer::Bytes(name.clone()), WriteAnswer::Unclear(text.clone()),
             WriteAnswer::Names(vec![listed(Some(attr)), listed(None)]), WriteAnswer::Conflict(None),
             WriteAnswer::Conflict(Some(conflict)), WriteAnswer::Failed(Error::new(ErrorKind::from_code(code), text.as_str())),

@@ -26,7 +26,6 @@ use spurline_origin::SourceScheme;
 use spurline_store::Store;
 use spurline_types::{Error, ErrorKind, FileKind, Result, Stats};
 use spurline_volume::Volume;
-use spurline_volume::capabilities::LockScope;
 use spurline_volume::delayed::DelayedWrites;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -510,7 +509,7 @@ fn session_config(
     SessionConfig {
         writes: writes.map(|writes| {
             let can = writes.capabilities();
-            SessionWrites { acls: can.acls && options.checks_modes(), locks: can.locks == LockScope::Source }
+            SessionWrites { acls: can.acls && options.checks_modes(), locks: can.locks.is_beyond_mount() }
         }),
         options,
         max_write: config.fuse.max_write,

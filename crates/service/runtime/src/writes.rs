@@ -4,7 +4,7 @@ use crate::setup;
 use crate::volume::OpenVolume;
 use spurline_config::{Fault, VolumeConfig, WritesConfig};
 use spurline_observe::documents::{
-    FileByteCount, FileReads, LOCKS_OF_MOUNT, LOCKS_OF_SOURCE, SourceAbilities, WritesBehind,
+    FileByteCount, FileReads, LOCKS_OF_GROUP, LOCKS_OF_MOUNT, LOCKS_OF_SOURCE, SourceAbilities, WritesBehind,
 };
 use spurline_origin::{BucketWriteOptions, SourceLocation, SourceScheme, Squash, WritableBucket, WritableSource};
 use spurline_types::open_flags::O_RDONLY;
@@ -330,6 +330,7 @@ pub(crate) fn find_reads(source: &dyn WritableVolume, path: &[u8]) -> FileReads 
 pub(crate) fn lock_word(scope: LockScope) -> &'static str {
     match scope {
         LockScope::Mount => LOCKS_OF_MOUNT,
+        LockScope::Group => LOCKS_OF_GROUP,
         LockScope::Source => LOCKS_OF_SOURCE,
     }
 }

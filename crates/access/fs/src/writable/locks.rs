@@ -492,6 +492,7 @@ impl WritableFileSystem {
             return if unlocks { LockAttempt::Done } else { LockAttempt::Closing(own.fh) };
         };
         let set = self.as_caller(caller, false, |caller| through.file.set_lock(lock, caller));
+        self.follow_identity(&through);
         if set.is_ok() && !unlocks {
             self.keep_lock_file(own.fh, lock, &*through.file);
         }
@@ -602,6 +603,7 @@ impl WritableFileSystem {
         if let Err(error) = self.as_caller(&FsCaller::default(), false, |caller| file.file.set_lock(&lock, caller)) {
             tracing::debug!(ino, "a lock is released with its file: {error}");
         }
+        self.follow_identity(&file);
         call.set = Some((KnownLock { lock, pid: 0 }, carrier));
     }
 

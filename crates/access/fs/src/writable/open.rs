@@ -16,7 +16,7 @@ use crate::service::{DirName, DirRead, FilePosition, FileWrite, HandleRef};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, ObjectRef, Result};
 use spurline_volume::ReadData;
-use spurline_volume::capabilities::{LimitedCall, LockScope};
+use spurline_volume::capabilities::LimitedCall;
 use spurline_volume::writes::{
     CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, NodePath, S_IFREG, WritableDirectory, WritableFile,
     WritePlace,
@@ -297,7 +297,7 @@ impl WritableFileSystem {
         let NewOpen { file, flags, made, version } = new;
         let writes = may_write(flags);
         // Any close releases the locks of its process.
-        let flush = self.can.locks == LockScope::Source || writes && file.needs_flush();
+        let flush = self.can.locks.is_beyond_mount() || writes && file.needs_flush();
         let seen = self.nodes.note_open(ino, attr);
         let open = Arc::clone(self.opens.lock().entry(ino).or_default());
         let mut state = open.state.lock();
@@ -449,7 +449,7 @@ impl WritableFileSystem {
             attr,
             direct_io: bypasses_pages(file.flags, file.passthrough, &state),
             parallel: file.flags & libc::O_DIRECT != 0,
-            flush: self.can.locks == LockScope::Source || file.writes() && file.file.needs_flush(),
+            flush: self.can.locks.is_beyond_mount() || file.writes() && file.file.needs_flush(),
             backing: state.live.clone().filter(|_| file.passthrough),
         })
     }
@@ -650,7 +650,7 @@ impl WritableFileSystem {
     }
 
     /// The node of an open file keeps its number when the source has made another object of the file.
-    fn follow_identity(&self, file: &OpenNodeFile) {
+    pub(super) fn follow_identity(&self, file: &OpenNodeFile) {
         if let Some(identity) = file.file.new_identity() {
             self.nodes.set_identity(file.ino, identity);
         }

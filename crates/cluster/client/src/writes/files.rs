@@ -372,12 +372,18 @@ impl WritableFile for RemoteFile {
         let FileLock { owner, range, kind, .. } = *lock;
         let call = WriteCall::TestLock { file: self.opened.number(), owner, range, kind };
         match self.query(call, self.opened.caller())? {
+            WriteAnswer::Conflict(None) if self.files.publishes() => {
+                self.files.find_lock_elsewhere(&self.opened, lock, self.files.calls.begin())
+            }
             WriteAnswer::Conflict(conflict) => Ok(conflict),
             other => Err(unexpected(&other)),
         }
     }
 
     fn set_lock(&self, lock: &FileLock, caller: &Caller) -> Result<()> {
+        if self.files.publishes() {
+            return self.files.set_group_lock(&self.opened, lock, caller);
+        }
         // The next owner of the lock reads what was written under this one. While no node takes that, the lock stays: sent after its
         // release, the bytes would replace those of the next owner.
         self.send_bytes()?;

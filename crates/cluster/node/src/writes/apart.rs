@@ -35,6 +35,7 @@ pub(crate) fn acts_as_caller(call: &WriteCall<'_>) -> bool {
             | WriteCall::Sync { .. }
             | WriteCall::Flush { .. }
             | WriteCall::FindGrant { .. }
+            | WriteCall::Refresh { .. }
             | WriteCall::Renew
     )
 }

@@ -407,11 +407,12 @@ impl ServedWrite<'_> {
                 attr.map_or(WriteAnswer::Done, WriteAnswer::Attr)
             }
             WriteCall::Renew => WriteAnswer::Done,
-            WriteCall::FindGrant { of, family, range, kind } => {
+            WriteCall::FindGrant { at, family, range, kind } => {
                 // The owner's number means nothing to other mounts.
                 let lock = FileLock { family, owner: 0, range, kind };
-                let now = Instant::now();
-                self.known_grants(of, &lock, now)
+                let held = volume.find_lock_of_others(at.path, &lock);
+                let grants = self.known_grants(volume.lock_identity(at), &lock, Instant::now());
+                WriteAnswer::Grants(KnownGrants { held, ..grants })
             }
             WriteCall::Close { opened_below, files } => {
                 // Closing a second time changes nothing.
@@ -441,6 +442,7 @@ impl ServedWrite<'_> {
             | WriteCall::CopyRange { file, .. }
             | WriteCall::Seek { file, .. }
             | WriteCall::Flush { file }
+            | WriteCall::Refresh { file }
             | WriteCall::TestLock { file, .. }
             | WriteCall::SetLock { file, .. } => match self.file(file)? {
                 Some(file) => self.execute_open(&call, &*file, &caller)?,
@@ -450,12 +452,13 @@ impl ServedWrite<'_> {
     }
 
     /// What is known of locks of other mounts that exclude this one.
-    fn known_grants(&self, of: FileIdentity, lock: &FileLock, now: Instant) -> WriteAnswer {
-        let last = self.grants.last_of_others(of, self.request.id.session, lock, now);
-        WriteAnswer::Grants(KnownGrants {
+    fn known_grants(&self, of: Option<FileIdentity>, lock: &FileLock, now: Instant) -> KnownGrants {
+        let last = of.and_then(|of| self.grants.last_of_others(of, self.request.id.session, lock, now));
+        KnownGrants {
             last_us: last.map(|at| as_micros(now.saturating_duration_since(at))),
             up_us: as_micros(self.grants.up_time(now)),
-        })
+            held: None,
+        }
     }
 
     /// A call on an open file or directory.
@@ -516,6 +519,7 @@ impl ServedWrite<'_> {
                 file.flush()?;
                 WriteAnswer::Done
             }
+            WriteCall::Refresh { .. } => WriteAnswer::Attr(file.refresh()?),
             WriteCall::TestLock { owner, range, kind, .. } => {
                 let lock = FileLock { family: LockFamily::Posix, owner, range, kind };
                 // A process of this host is none of the mount's.
@@ -531,11 +535,15 @@ impl ServedWrite<'_> {
                 if !request.again {
                     self.grants.check_settled(Instant::now())?;
                 }
-                let of = file.stat()?.identity;
+                let of = file.lock_identity()?;
                 file.set_lock(&lock, caller)?;
                 self.session.note_lock(number);
                 let now = Instant::now();
-                let answer = if request.again { self.known_grants(of, &lock, now) } else { WriteAnswer::Done };
+                let answer = if request.again {
+                    WriteAnswer::Grants(self.known_grants(Some(of), &lock, now))
+                } else {
+                    WriteAnswer::Done
+                };
                 self.grants.note_grant(of, request.id.session, &lock, now);
                 answer
             }

@@ -1,5 +1,7 @@
 //! An open file of a bucket, as the interface of writable volumes has it. The bytes are those of [`OpenObject`].
 
+use super::locks::CarriedLocks;
+use super::names::path_identity;
 use super::object::OpenObject;
 use super::volume::BucketFiles;
 use spurline_types::{Error, ErrorKind, Result};
@@ -20,6 +22,8 @@ pub(super) struct BucketFile {
     files: Arc<BucketFiles>,
     object: Arc<OpenObject>,
     flags: u32,
+    /// The locks of a mount that uses a node; a lone mount keeps its own.
+    locks: Option<CarriedLocks>,
 }
 
 impl BucketFile {
@@ -28,7 +32,8 @@ impl BucketFile {
     /// # Errors
     /// Those of the local file system.
     pub fn open(files: &Arc<BucketFiles>, object: Arc<OpenObject>, flags: u32) -> Result<BucketFile> {
-        let file = BucketFile { files: Arc::clone(files), object, flags };
+        let locks = files.options.mount.map(|mount| CarriedLocks::new(&files.locks, mount));
+        let file = BucketFile { files: Arc::clone(files), object, flags, locks };
         if file.writes() {
             file.object.add_writer();
             if flags & libc::O_TRUNC as u32 != 0 {
@@ -171,12 +176,28 @@ impl WritableFile for BucketFile {
         self.object.publish()
     }
 
-    fn test_lock(&self, _lock: &FileLock) -> Result<Option<LockConflict>> {
-        Ok(None)
+    fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>> {
+        Ok(self.locks.as_ref().and_then(|locks| locks.find_conflict(&self.object.path(), lock)))
     }
 
-    fn set_lock(&self, _lock: &FileLock, _caller: &Caller) -> Result<()> {
-        Err(Error::new(ErrorKind::Io(libc::ENOLCK), "a bucket has no locks; the mount keeps its own"))
+    fn set_lock(&self, lock: &FileLock, _caller: &Caller) -> Result<()> {
+        match &self.locks {
+            Some(locks) => locks.set(&self.object.path(), lock),
+            None => Err(Error::new(ErrorKind::Io(libc::ENOLCK), "a bucket has no locks; the mount keeps its own")),
+        }
+    }
+
+    fn release_locks(&self) {
+        self.locks.iter().for_each(CarriedLocks::release);
+    }
+
+    fn lock_identity(&self) -> Result<FileIdentity> {
+        Ok(path_identity(&self.object.path()))
+    }
+
+    fn refresh(&self) -> Result<NodeAttr> {
+        self.files.refresh(&self.object)?;
+        self.stat()
     }
 
     fn publishes_at_flush(&self) -> bool {

@@ -12,6 +12,7 @@ mod directory;
 mod file;
 mod file_attrs;
 mod found;
+mod locks;
 mod names;
 mod object;
 mod part_upload;

@@ -43,6 +43,11 @@ pub(super) fn identity_of(path: &[u8], attr: &ObjectAttr) -> FileIdentity {
     identity_from(hash)
 }
 
+/// An identity of the path alone, whatever object it leads to.
+pub(super) fn path_identity(path: &[u8]) -> FileIdentity {
+    identity_from(ObjectId::from_text("path", path, "").0)
+}
+
 /// The place in an identity that says whether the file has not been published.
 const UNPUBLISHED_AT: usize = 16;
 

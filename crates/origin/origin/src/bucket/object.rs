@@ -11,7 +11,7 @@
 use super::BucketWriteOptions;
 use super::absences::RecentAbsences;
 use super::file_attrs::{FileAttrs, check_space, file_time, forget_old_bytes};
-use super::found::{FoundObject, OpenedNode};
+use super::found::{FoundObject, OpenedNode, found_object};
 use super::names::{content_type_of, identity_of, key_of, random_identity};
 use super::part_upload::{FIRST_PART, PartState, PartUpload, part_at, part_range};
 use super::published::{PublishedBytes, PublishedTimes};
@@ -152,6 +152,8 @@ pub(super) struct OpenObject {
     writers: AtomicUsize,
     /// The number of the pending version, by the mount.
     pending_number: u64,
+    /// A new file that no other writer may have made.
+    is_exclusive: bool,
     /// Bytes of the parts that the store has of the next publication, as of the last part that was sent.
     sent_bytes: Arc<AtomicU64>,
     facts: Mutex<ObjectFacts>,
@@ -176,6 +178,7 @@ impl OpenObject {
             context,
             unpublished,
             pending_number: 0,
+            is_exclusive: false,
             sent_bytes: Arc::default(),
             writers: AtomicUsize::new(0),
             facts: Mutex::new(facts),
@@ -202,8 +205,15 @@ impl OpenObject {
     pub fn continuing(self, pending_number: u64, unpublished: FileIdentity) -> OpenObject {
         let mut continued = self;
         continued.pending_number = pending_number;
+        // Whether the file was made so is not known here.
+        continued.is_exclusive = true;
         continued.unpublished = unpublished;
         continued
+    }
+
+    /// The same new file, made with `O_EXCL`.
+    pub fn made_exclusively(self) -> OpenObject {
+        OpenObject { is_exclusive: true, ..self }
     }
 
     /// The number of the pending version.
@@ -270,22 +280,41 @@ impl OpenObject {
         self.facts.lock().removed
     }
 
-    /// An open has found the object in this version; a file with changes keeps the one that it was opened with.
+    /// Whether the file has no changes of this mount. A new file has none before the first byte.
+    pub fn is_unchanged(&self) -> bool {
+        let changes = self.changes.lock();
+        self.can_follow(&changes, &self.facts.lock())
+    }
+
+    fn can_follow(&self, changes: &ObjectChanges, facts: &ObjectFacts) -> bool {
+        let is_new = facts.published.is_none() && changes.staged.is_none() && !self.is_exclusive;
+        is_new || !facts.changed && !facts.attrs_changed
+    }
+
+    /// An open, or a lock, has found the object in this version; a file with changes keeps the one that it was opened with.
     pub fn note_found(&self, found: FoundObject) {
         let mut changes = self.changes.lock();
         let mut facts = self.facts.lock();
-        if facts.changed || facts.attrs_changed {
-            return;
+        if self.can_follow(&changes, &facts) {
+            follow(&mut changes, &mut facts, found);
         }
-        facts.file_attrs = found.file_attrs();
-        let is_known = facts.published.as_ref().is_some_and(|known| known.version == found.attr.version);
-        if is_known {
-            changes.attributes = found.attributes;
-        } else {
-            *changes = ObjectChanges { attributes: found.attributes, ..ObjectChanges::default() };
-            facts.len = found.attr.size;
-            facts.published = Some(found.attr);
+    }
+
+    /// Two mounts have made the same empty file without `O_EXCL`, as programs make files for locks: it is one file.
+    fn join_empty(&self, changes: &mut ObjectChanges) -> bool {
+        let facts = self.facts.lock();
+        if facts.published.is_some() || facts.len > 0 || self.is_exclusive {
+            return false;
         }
+        drop(facts);
+        let Ok(key) = self.key() else { return false };
+        let Ok(stored) = self.context.requests.run(self.context.requests.head(&key)) else { return false };
+        let found = found_object(stored);
+        if found.attr.size > 0 || found.attr.kind != FileKind::File {
+            return false;
+        }
+        follow(changes, &mut self.facts.lock(), found);
+        true
     }
 
     /// The name was removed or given to another object. When this returns, no publication is under way.
@@ -425,15 +454,15 @@ impl OpenObject {
     /// As [`OpenObject::write`].
     pub fn set_len(&self, len: u64) -> Result<()> {
         let mut changes = self.changes.lock();
-        let staged = self.stage(&mut changes);
-        let before = staged.len();
-        if before != len {
-            staged.set_len(len)?;
-            let mut facts = self.facts.lock();
-            facts.lost_write = facts.lost_write.take().filter(|lost| lost.offset < len);
-            drop(facts);
-            self.note_change(&mut changes, before.min(len)..before.max(len));
+        let before = self.facts.lock().len;
+        if before == len {
+            return Ok(());
         }
+        self.stage(&mut changes).set_len(len)?;
+        let mut facts = self.facts.lock();
+        facts.lost_write = facts.lost_write.take().filter(|lost| lost.offset < len);
+        drop(facts);
+        self.note_change(&mut changes, before.min(len)..before.max(len));
         Ok(())
     }
 
@@ -625,6 +654,9 @@ impl OpenObject {
         }
         let Err(error) = self.send_all(&mut changes) else { return Ok(()) };
         let Some(conflict) = self.find_conflict() else { return Err(error) };
+        if self.join_empty(&mut changes) {
+            return Ok(());
+        }
         tracing::error!("{conflict}");
         self.facts.lock().conflict = Some(conflict.clone());
         let upload = changes.upload.take();
@@ -875,6 +907,21 @@ impl OpenObject {
         if let Err(error) = self.context.requests.run(aborted) {
             tracing::warn!("an upload was not aborted: {error}");
         }
+    }
+}
+
+/// The file is the object in this version, without changes.
+fn follow(changes: &mut ObjectChanges, facts: &mut ObjectFacts, found: FoundObject) {
+    facts.changed = false;
+    facts.attrs_changed = false;
+    facts.file_attrs = found.file_attrs();
+    let is_known = facts.published.as_ref().is_some_and(|known| known.version == found.attr.version);
+    if is_known {
+        changes.attributes = found.attributes;
+    } else {
+        *changes = ObjectChanges { attributes: found.attributes, ..ObjectChanges::default() };
+        facts.len = found.attr.size;
+        facts.published = Some(found.attr);
     }
 }
 

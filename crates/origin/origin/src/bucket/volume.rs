@@ -6,7 +6,8 @@ use super::directory::BucketFolder;
 use super::file::BucketFile;
 use super::file_attrs::{FileAttrs, check_space, file_time};
 use super::found::{FoundNode, FoundObject, OpenedNode, found_object};
-use super::names::{default_mode, key_of, node_attr, path_of};
+use super::locks::BucketLocks;
+use super::names::{default_mode, key_of, node_attr, path_identity, path_of};
 use super::object::{ObjectContext, OpenObject};
 use super::probe::{find_ignored_condition, unguarded};
 use super::published::{PublishedBytes, PublishedTimes};
@@ -31,8 +32,9 @@ use spurline_volume::Volume;
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, outcome_by_names};
 use spurline_volume::writes::{
-    AttrChange, Caller, Change, ContinuedFile, CreatedFile, NamePath, NodeAttr, NodePath, PendingVersion, S_IFDIR,
-    S_IFLNK, S_IFMT, S_IFREG, SourceSpace, WritableDirectory, WritableFile, WritableVolume,
+    AttrChange, Caller, Change, ContinuedFile, CreatedFile, FileIdentity, FileLock, LockConflict, NamePath, NodeAttr,
+    NodePath, PendingVersion, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SourceSpace, WritableDirectory, WritableFile,
+    WritableVolume,
 };
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -56,6 +58,8 @@ pub(super) struct BucketFiles {
     /// New files of all mounts: an exclusive creation has a single winner.
     making: Arc<Mutex<OpenTable>>,
     absences: Arc<RecentAbsences>,
+    /// Of all mounts.
+    pub locks: Arc<BucketLocks>,
 }
 
 /// Open files by their paths.
@@ -103,6 +107,7 @@ impl BucketFiles {
             open: Mutex::default(),
             making: Arc::clone(&self.making),
             absences: Arc::clone(&self.absences),
+            locks: Arc::clone(&self.locks),
         }
     }
 
@@ -246,6 +251,25 @@ impl BucketFiles {
         Ok(object)
     }
 
+    /// An open file without changes continues with the object that its name leads to now: a mount that had the lock of the file
+    /// before may have published it.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn refresh(&self, object: &OpenObject) -> Result<()> {
+        if !object.is_unchanged() {
+            return Ok(());
+        }
+        let path = object.path();
+        match self.requests.run(self.requests.head(&key_of(&self.options.root, &path)?)) {
+            Ok(stored) => object.note_found(self.shown_object(&path, found_object(stored))),
+            // Programs that have it open read the object that others have removed, while the cache has its bytes.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
     /// The attributes of a new object of a caller.
     fn new_attrs(&self, file_type: u32, mode: u32, caller: &Caller) -> FileAttrs {
         if !self.options.object_attrs {
@@ -281,7 +305,8 @@ impl BucketFiles {
         if let Some(object) = open.find(&path).filter(|object| object.is_changed()) {
             return if exclusive { Err(exists(&path)) } else { Ok(object) };
         }
-        let object = Arc::new(self.new_object(path.clone(), OpenedNode::New(new)));
+        let object = self.new_object(path.clone(), OpenedNode::New(new));
+        let object = Arc::new(if exclusive { object.made_exclusively() } else { object });
         let mut making = self.making.lock();
         if exclusive && making.find(&path).is_some_and(|other| other.is_changed()) {
             return Err(exists(&path));
@@ -627,6 +652,7 @@ impl WritableBucket {
             timeout: config.timeout,
             open: Mutex::default(),
             making: Arc::default(),
+            locks: Arc::default(),
         };
         Ok(Arc::new(WritableBucket { files: Arc::new(files) }))
     }
@@ -721,7 +747,7 @@ impl WritableVolume for WritableBucket {
             modes: self.files.options.object_attrs,
             xattrs: self.files.options.object_attrs,
             acls: false,
-            locks: LockScope::Mount,
+            locks: if self.files.options.mount.is_some() { LockScope::Group } else { LockScope::Mount },
             holes: true,
             copy: true,
             publishes: true,
@@ -752,6 +778,14 @@ impl WritableVolume for WritableBucket {
 
     fn open(&self, at: NodePath<'_>, flags: u32, _caller: &Caller) -> Result<Box<dyn WritableFile>> {
         Ok(Box::new(self.open_file(self.files.open_object(at.path)?, flags)?))
+    }
+
+    fn lock_identity(&self, at: NodePath<'_>) -> Option<FileIdentity> {
+        Some(path_identity(at.path))
+    }
+
+    fn find_lock_of_others(&self, path: &[u8], lock: &FileLock) -> Option<LockConflict> {
+        self.files.locks.find_conflict_of_others(path, self.files.options.mount?, lock)
     }
 
     fn for_mount(&self, mount: u64) -> Option<Arc<dyn WritableVolume>> {

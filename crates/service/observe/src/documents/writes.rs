@@ -10,7 +10,7 @@ pub struct MountWrites {
     pub writable: bool,
     /// Whether changes go to cache nodes instead of the source.
     pub through_nodes: bool,
-    /// [`LOCKS_OF_MOUNT`] or [`LOCKS_OF_SOURCE`]; `None` where the mount is read-only.
+    /// [`LOCKS_OF_MOUNT`], [`LOCKS_OF_GROUP`] or [`LOCKS_OF_SOURCE`]; `None` where the mount is read-only.
     pub locks: Option<String>,
     /// Written bytes that are not in the source yet; `None` where every change is in the source when its call returns.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -19,6 +19,8 @@ pub struct MountWrites {
 
 /// Locks hold between the programs of a mount.
 pub const LOCKS_OF_MOUNT: &str = "mount";
+/// Locks hold between the programs of all mounts that use the same nodes.
+pub const LOCKS_OF_GROUP: &str = "group";
 /// Locks hold between all users of the source.
 pub const LOCKS_OF_SOURCE: &str = "source";
 
@@ -91,7 +93,7 @@ pub struct SourceAbilities {
     pub random_write: bool,
     /// Appends of several writers that do not overwrite each other.
     pub atomic_append: bool,
-    /// [`LOCKS_OF_MOUNT`] or [`LOCKS_OF_SOURCE`].
+    /// [`LOCKS_OF_MOUNT`], [`LOCKS_OF_GROUP`] or [`LOCKS_OF_SOURCE`].
     pub locks: String,
     /// Holes in files.
     pub holes: bool,

@@ -477,6 +477,13 @@ impl WriteCalls {
         others.filter(|peer| peer.is_up() || *peer.name() != *lost.node).map(|peer| peer.name().into()).collect()
     }
 
+    /// How long a node has been away, if it is.
+    pub fn node_away(&self, node: &str) -> Option<Duration> {
+        let view = self.client.members().snapshot();
+        let mut peers = (0..view.members().len()).map(|index| view.peer(index as u32));
+        peers.find(|peer| *peer.name() == *node).and_then(|peer| peer.away())
+    }
+
     fn wanted_block(&self, path: &[u8]) -> WantedBlock {
         WantedBlock::of_block(ObjectId::from_text(self.client.source(), path, ""), 0, 1)
     }

@@ -13,6 +13,7 @@
 
 mod closing;
 mod grace;
+mod group_locks;
 mod moving;
 mod publishing;
 mod registry;
@@ -35,11 +36,16 @@ use spurline_types::errno::EIO;
 use spurline_types::open_flags::{O_ACCMODE, O_APPEND, O_DSYNC};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::kept_client::HeldFile;
+use spurline_volume::locks::LockOwner;
 use spurline_volume::writes::{Caller, FileIdentity, FileLock, LockKind, NodeAttr, OpenAttrCall};
 use state::{FileAction, FileMachine, FileOutcome, SettleTime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
+
+/// Why the changes of a file are not published whose lock is lost.
+const LOCKED_CHANGES_LOST: &str =
+    "the lock of this file was lost with a node, and the changes under it are not published: open the file again";
 
 /// How often an open file moves to another process within one call.
 pub(super) const MOVES_PER_CALL_MAX: usize = 16;
@@ -277,6 +283,11 @@ impl OpenFile {
         self.has_locks.load(Ordering::Relaxed)
     }
 
+    /// The locks of an owner.
+    pub fn locks_of(&self, owner: LockOwner) -> Vec<FileLock> {
+        self.machine.lock().locks_of(owner)
+    }
+
     /// The time of a request whose answer confirms the locks.
     pub fn begin_confirm(&self) -> Option<Instant> {
         self.has_locks().then(Instant::now)
@@ -340,6 +351,10 @@ impl OpenFile {
                 tracing::warn!(
                     "a lock of {path} is lost: {why}; the file fails with EIO until it is closed or unlocked"
                 );
+                if files.publishes() && self.bytes.unpublished.is_changed() {
+                    // Another mount may have read the object under its lock.
+                    files.fail_changes(&self.bytes, Error::new(ErrorKind::Io(EIO), LOCKED_CHANGES_LOST));
+                }
             }
             FileAction::EndLoss => {}
             FileAction::EnterNext => {

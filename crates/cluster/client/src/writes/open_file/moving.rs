@@ -242,6 +242,9 @@ impl OpenFile {
                     "node {node} was started meanwhile, and does not know what it granted before"
                 )));
             }
+            if grants.held.is_some() {
+                return Ok(Some(format!("another mount has the lock at node {node}")));
+            }
             let Some(last_us) = grants.last_us else { return Ok(None) };
             let ago = Duration::from_micros(last_us);
             match since.map_or(Some(false), |since| was_granted_before(ago, since, asked..answered)) {
@@ -266,8 +269,10 @@ impl OpenFile {
         lock: &FileLock,
         deadline: CallDeadline,
     ) -> Option<String> {
-        let of = self.place.lock().identity?;
-        let call = WriteCall::FindGrant { of, family: lock.family, range: lock.whole_if_flock(), kind: lock.kind };
+        let FilePlace { path, identity: expected } = self.place.lock().clone();
+        expected?;
+        let at = NodePath { path: &path, expected };
+        let call = WriteCall::FindGrant { at, family: lock.family, range: lock.whole_if_flock(), kind: lock.kind };
         let root = Caller::default();
         let lost = self.home();
         for node in files.calls.other_nodes(next, &lost) {
@@ -520,7 +525,7 @@ mod tests {
     fn a_process_that_was_started_after_the_last_answer_of_the_lost_one_does_not_know_all_grants() {
         let confirmed = Instant::now();
         let answered = confirmed + Duration::from_millis(700);
-        let grants = |up_ms: u64| KnownGrants { last_us: None, up_us: 1000 * up_ms };
+        let grants = |up_ms: u64| KnownGrants { last_us: None, up_us: 1000 * up_ms, held: None };
         assert!(has_run_since(grants(701), Some(confirmed), answered));
         assert!(!has_run_since(grants(700), Some(confirmed), answered));
         assert!(!has_run_since(grants(9000), None, answered));

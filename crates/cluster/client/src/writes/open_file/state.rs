@@ -33,7 +33,7 @@
 //! release or a close ends that.
 
 use crate::writes::calls::HomeProcess;
-use spurline_volume::locks::{KnownLock, KnownLocks};
+use spurline_volume::locks::{KnownLock, KnownLocks, LockOwner};
 use spurline_volume::writes::FileLock;
 use std::time::{Duration, Instant};
 
@@ -273,6 +273,11 @@ impl FileMachine {
 
     pub fn has_locks(&self) -> bool {
         !self.locks.is_empty()
+    }
+
+    /// The locks of an owner.
+    pub fn locks_of(&self, owner: LockOwner) -> Vec<FileLock> {
+        self.locks.iter().map(|known| known.lock).filter(|lock| lock.owner() == owner).collect()
     }
 
     #[cfg(test)]
