@@ -3,10 +3,13 @@
 
 mod attrs;
 mod faults;
+#[path = "../common/file_locks.rs"]
+mod file_locks;
 #[path = "../common/fsx.rs"]
 mod fsx;
 #[path = "../common/installed_tool.rs"]
 mod installed_tool;
+mod locks;
 mod nodes;
 mod objects;
 #[allow(dead_code, reason = "each test program uses a part")]

@@ -81,8 +81,13 @@ impl NodesRig {
     }
 
     pub fn mount(&self, name: &str, more: &[&str]) -> Mount {
+        self.mount_of(&self.nodes, name, more)
+    }
+
+    /// A mount that knows only these nodes.
+    pub fn mount_of(&self, nodes: &[Node], name: &str, more: &[&str]) -> Mount {
         let at = self.world.dir(name);
-        let nodes: Vec<&str> = self.nodes.iter().map(|node| node.address.as_str()).collect();
+        let nodes: Vec<&str> = nodes.iter().map(|node| node.address.as_str()).collect();
         let registry = format!("static:{}", nodes.join(","));
         let source = source();
         let mut command =

@@ -43,7 +43,7 @@ fn check_limits(mount: &Mount, server: &S3Server) {
     assert_eq!(set.unwrap_err(), rustix::io::Errno::OPNOTSUPP);
     let made = mknodat(rustix::fs::CWD, mount.path("pipe"), FileType::Fifo, Mode::RUSR, 0);
     assert_eq!(made.unwrap_err(), rustix::io::Errno::PERM);
-    // Locks hold within the mount.
+    // Locks hold within the mount; a release publishes through nodes.
     let other = File::open(&path).unwrap();
     file.lock().unwrap();
     assert!(matches!(other.try_lock(), Err(fs::TryLockError::WouldBlock)));

@@ -5,6 +5,8 @@ mod cached_reads;
 #[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../common/disk_image.rs"]
 mod disk_image;
+#[path = "../common/file_locks.rs"]
+mod file_locks;
 #[path = "../common/fsx.rs"]
 mod fsx;
 #[path = "../common/installed_tool.rs"]

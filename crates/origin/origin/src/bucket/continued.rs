@@ -1,9 +1,9 @@
-//! Opens files again that a mount had open in another process, which was lost: above the version that the changes belong to. Knows no
-//! process and no byte.
+//! Open files that continue: those that a mount had open in another process, which was lost, above the version that the changes belong
+//! to, and those that go over to the version of another mount. Knows no process and no byte.
 
 use super::file_attrs::FileAttrs;
-use super::found::{FoundNode, FoundObject, OpenedNode};
-use super::names::{identity_of, is_unpublished, key_of};
+use super::found::{FoundNode, FoundObject, OpenedNode, found_object};
+use super::names::{identity_of, is_unpublished, key_of, random_identity};
 use super::object::OpenObject;
 use super::requests::is_made_by;
 use super::volume::BucketFiles;
@@ -13,10 +13,31 @@ use spurline_volume::writes::{FileIdentity, NodePath, PendingVersion};
 use std::sync::Arc;
 
 impl BucketFiles {
+    /// An open file without changes continues with the object that its name leads to now: a mount that had the lock of the file
+    /// before may have published it.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn refresh(&self, object: &OpenObject) -> Result<()> {
+        if !object.is_unchanged() {
+            return Ok(());
+        }
+        let path = object.path();
+        let since = object.published_etag();
+        match self.requests.run(self.requests.head(&key_of(&self.options.root, &path)?)) {
+            Ok(stored) => object.note_found_since(since.as_deref(), self.shown_object(&path, found_object(stored))),
+            // Another mount that has made the file too, and does not get the lock, finds this object when it closes the file.
+            Err(error) if error.kind() == ErrorKind::NotFound && object.is_new() => object.publish()?,
+            // Programs that have it open read the object that others have removed, while the cache has its bytes.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
     /// The file that the mount had open in another process, and whether it has the known changes; `None` for a file that may not be
     /// opened anew.
     pub fn open_again(&self, at: &NodePath<'_>, pending: PendingVersion) -> Result<Option<(Arc<OpenObject>, bool)>> {
-        let Some(expected) = at.expected else { return Ok(Some((self.open_object(at.path)?, false))) };
         let known = self.open.lock().find(at.path).filter(|object| object.pending_number() == pending.known);
         if let Some(object) = known.filter(|_| pending.known != 0) {
             return Ok(Some((object, true)));
@@ -24,15 +45,25 @@ impl BucketFiles {
         if pending.next == 0 {
             return Ok(None);
         }
-        let node = match self.find_continued(at.path, &expected)? {
-            Some(found) => OpenedNode::Found(found),
-            None => OpenedNode::New(FileAttrs::default()),
+        let node = match at.expected {
+            Some(expected) => self.find_continued(at.path, &expected)?,
+            None => Some(self.find_any(at.path)?),
         };
-        let object = Arc::new(self.new_object(at.path.to_vec(), node).continuing(pending.next, expected));
+        let node = node.map_or(OpenedNode::New(FileAttrs::default()), OpenedNode::Found);
+        let unpublished = at.expected.unwrap_or_else(random_identity);
+        let object = Arc::new(self.new_object(at.path.to_vec(), node).continuing(pending.next, unpublished));
         // Changes of an earlier time are out of date.
         self.forget_open(at.path);
         self.open.lock().insert(at.path.to_vec(), &object);
         Ok(Some((object, false)))
+    }
+
+    /// The object of a file without changes, in whatever version.
+    fn find_any(&self, path: &[u8]) -> Result<FoundObject> {
+        match self.find(path)? {
+            FoundNode::Object(found) => Ok(found),
+            _ => Err(Error::new(ErrorKind::Stale, "another writer has made a folder of the name")),
+        }
     }
 
     /// The object below the changes of a file that was open in another process: the version at the open, or a version that this mount has

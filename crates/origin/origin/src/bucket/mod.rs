@@ -7,6 +7,7 @@
 
 mod absences;
 mod byte_ranges;
+mod checked;
 mod continued;
 mod directory;
 mod file;

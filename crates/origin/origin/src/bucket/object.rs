@@ -8,10 +8,12 @@
 //!    appears under the condition that no other writer has changed it.
 //! 5. Then the file is again one without changes, of the new version, and the cache gets its blocks from the local file.
 
+mod following;
+
 use super::BucketWriteOptions;
 use super::absences::RecentAbsences;
 use super::file_attrs::{FileAttrs, check_space, file_time, forget_old_bytes};
-use super::found::{FoundObject, OpenedNode, found_object};
+use super::found::{FoundObject, OpenedNode};
 use super::names::{content_type_of, identity_of, key_of, random_identity};
 use super::part_upload::{FIRST_PART, PartState, PartUpload, part_at, part_range};
 use super::published::{PublishedBytes, PublishedTimes};
@@ -213,7 +215,9 @@ impl OpenObject {
 
     /// The same new file, made with `O_EXCL`.
     pub fn made_exclusively(self) -> OpenObject {
-        OpenObject { is_exclusive: true, ..self }
+        let mut made = self;
+        made.is_exclusive = true;
+        made
     }
 
     /// The number of the pending version.
@@ -278,43 +282,6 @@ impl OpenObject {
     /// Whether this process has removed the file or replaced it.
     pub fn is_removed(&self) -> bool {
         self.facts.lock().removed
-    }
-
-    /// Whether the file has no changes of this mount. A new file has none before the first byte.
-    pub fn is_unchanged(&self) -> bool {
-        let changes = self.changes.lock();
-        self.can_follow(&changes, &self.facts.lock())
-    }
-
-    fn can_follow(&self, changes: &ObjectChanges, facts: &ObjectFacts) -> bool {
-        let is_new = facts.published.is_none() && changes.staged.is_none() && !self.is_exclusive;
-        is_new || !facts.changed && !facts.attrs_changed
-    }
-
-    /// An open, or a lock, has found the object in this version; a file with changes keeps the one that it was opened with.
-    pub fn note_found(&self, found: FoundObject) {
-        let mut changes = self.changes.lock();
-        let mut facts = self.facts.lock();
-        if self.can_follow(&changes, &facts) {
-            follow(&mut changes, &mut facts, found);
-        }
-    }
-
-    /// Two mounts have made the same empty file without `O_EXCL`, as programs make files for locks: it is one file.
-    fn join_empty(&self, changes: &mut ObjectChanges) -> bool {
-        let facts = self.facts.lock();
-        if facts.published.is_some() || facts.len > 0 || self.is_exclusive {
-            return false;
-        }
-        drop(facts);
-        let Ok(key) = self.key() else { return false };
-        let Ok(stored) = self.context.requests.run(self.context.requests.head(&key)) else { return false };
-        let found = found_object(stored);
-        if found.attr.size > 0 || found.attr.kind != FileKind::File {
-            return false;
-        }
-        follow(changes, &mut self.facts.lock(), found);
-        true
     }
 
     /// The name was removed or given to another object. When this returns, no publication is under way.
@@ -654,7 +621,7 @@ impl OpenObject {
         }
         let Err(error) = self.send_all(&mut changes) else { return Ok(()) };
         let Some(conflict) = self.find_conflict() else { return Err(error) };
-        if self.join_empty(&mut changes) {
+        if self.join_published(&mut changes) {
             return Ok(());
         }
         tracing::error!("{conflict}");
@@ -907,21 +874,6 @@ impl OpenObject {
         if let Err(error) = self.context.requests.run(aborted) {
             tracing::warn!("an upload was not aborted: {error}");
         }
-    }
-}
-
-/// The file is the object in this version, without changes.
-fn follow(changes: &mut ObjectChanges, facts: &mut ObjectFacts, found: FoundObject) {
-    facts.changed = false;
-    facts.attrs_changed = false;
-    facts.file_attrs = found.file_attrs();
-    let is_known = facts.published.as_ref().is_some_and(|known| known.version == found.attr.version);
-    if is_known {
-        changes.attributes = found.attributes;
-    } else {
-        *changes = ObjectChanges { attributes: found.attributes, ..ObjectChanges::default() };
-        facts.len = found.attr.size;
-        facts.published = Some(found.attr);
     }
 }
 

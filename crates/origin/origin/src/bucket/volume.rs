@@ -2,6 +2,7 @@
 
 use super::BucketWriteOptions;
 use super::absences::RecentAbsences;
+use super::checked::CheckedBucket;
 use super::directory::BucketFolder;
 use super::file::BucketFile;
 use super::file_attrs::{FileAttrs, check_space, file_time};
@@ -9,17 +10,14 @@ use super::found::{FoundNode, FoundObject, OpenedNode, found_object};
 use super::locks::BucketLocks;
 use super::names::{default_mode, key_of, node_attr, path_identity, path_of};
 use super::object::{ObjectContext, OpenObject};
-use super::probe::{find_ignored_condition, unguarded};
 use super::published::{PublishedBytes, PublishedTimes};
-use super::rename_folder::complete_renames;
 use super::requests::{BucketRequests, NewObject, mark_of, marked, marked_as, without_mark};
 use super::staged::StagingSpace;
 use super::unpublished::EndingFiles;
-use super::upload_record::abort_leftovers;
 use crate::object_origin::{ObjectOrigin, StoredNode, folder_attr, object_attr};
 use crate::s3_wire::bare_etag;
 use crate::write_backend::{CopySource, ObjectAttributes, WriteCondition};
-use crate::{OriginOptions, OriginStore as _, SourceLocation};
+use crate::{OriginOptions, OriginStore as _};
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
 use parking_lot::Mutex;
@@ -177,7 +175,7 @@ impl BucketFiles {
         self.context.times.shown(path, attr)
     }
 
-    fn shown_object(&self, path: &[u8], found: FoundObject) -> FoundObject {
+    pub fn shown_object(&self, path: &[u8], found: FoundObject) -> FoundObject {
         FoundObject { attr: self.shown_attr(path, found.attr), ..found }
     }
 
@@ -249,25 +247,6 @@ impl BucketFiles {
         let object = Arc::new(self.new_object(path.to_vec(), OpenedNode::Found(found)));
         open.insert(path.to_vec(), &object);
         Ok(object)
-    }
-
-    /// An open file without changes continues with the object that its name leads to now: a mount that had the lock of the file
-    /// before may have published it.
-    ///
-    /// # Errors
-    /// The store's.
-    pub fn refresh(&self, object: &OpenObject) -> Result<()> {
-        if !object.is_unchanged() {
-            return Ok(());
-        }
-        let path = object.path();
-        match self.requests.run(self.requests.head(&key_of(&self.options.root, &path)?)) {
-            Ok(stored) => object.note_found(self.shown_object(&path, found_object(stored))),
-            // Programs that have it open read the object that others have removed, while the cache has its bytes.
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-        Ok(())
     }
 
     /// The attributes of a new object of a caller.
@@ -698,43 +677,6 @@ impl WritableBucket {
                 self.files.change_xattrs(of.path, name, &|attrs| attrs.remove_xattr(name)).map(Some)
             }
         }
-    }
-}
-
-/// A bucket whose store was tried, without renames that were left behind.
-struct CheckedBucket {
-    origin: ObjectOrigin,
-    requests: Arc<BucketRequests>,
-    options: BucketWriteOptions,
-}
-
-impl CheckedBucket {
-    fn open(
-        url: &str,
-        config: &OriginOptions,
-        options: BucketWriteOptions,
-        stats: Arc<Stats>,
-    ) -> Result<CheckedBucket> {
-        let source = SourceLocation::parse(url)?;
-        let bucket = crate::open_bucket(&source, config, stats)?;
-        let origin = ObjectOrigin::new(source, Arc::clone(&bucket));
-        let requests = Arc::new(BucketRequests::new(bucket, origin.root())?);
-        let mut options = BucketWriteOptions { root: origin.root().to_owned(), ..options };
-        if let Some(ignored) = requests.run(find_ignored_condition(&requests, &options.root))? {
-            let error = unguarded(&requests.describe(), ignored);
-            if !options.allow_unguarded_writes {
-                return Err(error);
-            }
-            tracing::warn!("--allow-unguarded-writes: {error}");
-            options.last_writer_wins = true;
-        }
-        let rules = options.rename_rules();
-        requests.run(async {
-            complete_renames(&requests, &options.root, rules).await;
-            abort_leftovers(&requests, &options.root, options.abort_uploads_after).await;
-            Ok(())
-        })?;
-        Ok(CheckedBucket { origin, requests, options })
     }
 }
 

@@ -21,5 +21,6 @@ pub use status::{
     NodeDescription, NodeStatus, ProcessRole, ProcessStatus, RailStatus, STATE_UP,
 };
 pub use writes::{
-    FileByteCount, LOCKS_OF_GROUP, LOCKS_OF_MOUNT, LOCKS_OF_SOURCE, MountWrites, NodeWrites, SourceAbilities, WritesBehind,
+    FileByteCount, LOCKS_OF_GROUP, LOCKS_OF_MOUNT, LOCKS_OF_SOURCE, MountWrites, NodeWrites, SourceAbilities,
+    WritesBehind,
 };

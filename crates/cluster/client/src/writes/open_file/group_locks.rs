@@ -27,8 +27,8 @@ impl OpenFiles {
     /// publication, and then the lock stays, unless the changes are lost.
     pub fn set_group_lock(&self, opened: &OpenFile, lock: &FileLock, caller: &Caller) -> Result<()> {
         self.send_all(&opened.bytes)?;
-        let lets_others_in = lock.kind != LockKind::Write && opened.has_locks();
-        let published = if lets_others_in { self.publish(opened) } else { Ok(()) };
+        let published =
+            if lets_others_in(&opened.locks_of(lock.owner()), lock) { self.publish(opened) } else { Ok(()) };
         if published.is_err() && opened.bytes.unpublished.check().is_ok() {
             return published;
         }
@@ -136,6 +136,13 @@ impl OpenFiles {
             }
         }
     }
+}
+
+/// Whether a request ends a lock under which the owner may have written.
+fn lets_others_in(kept: &[FileLock], lock: &FileLock) -> bool {
+    let range = lock.whole_if_flock();
+    let mut written = kept.iter().filter(|kept| kept.kind == LockKind::Write);
+    lock.kind != LockKind::Write && written.any(|kept| kept.range.start <= range.end && range.start <= kept.range.end)
 }
 
 /// The requests after which an owner has the locks `kept` again in the range of a lock that was set over them: those first, so that no

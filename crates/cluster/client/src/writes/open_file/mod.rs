@@ -86,6 +86,8 @@ pub(crate) struct OpenFile {
     machine: Mutex<FileMachine>,
     /// As the machine says, for those that only want to know this.
     has_locks: AtomicBool,
+    /// A program has had a lock of it.
+    was_locked: AtomicBool,
     /// Held while it is opened elsewhere.
     moving: Mutex<()>,
     /// Held by requests that rely on its locks, from the look at these to the answer. An opening after their loss has the same
@@ -130,6 +132,7 @@ impl OpenFile {
             place: Mutex::new(place),
             machine: Mutex::new(FileMachine::new(home)),
             has_locks: AtomicBool::new(false),
+            was_locked: AtomicBool::new(false),
             moving: Mutex::new(()),
             relying: RwLock::new(()),
             vain_search: VainSearch::default(),
@@ -283,6 +286,11 @@ impl OpenFile {
         self.has_locks.load(Ordering::Relaxed)
     }
 
+    /// Whether a program has or had a lock.
+    pub fn was_locked(&self) -> bool {
+        self.was_locked.load(Ordering::Relaxed)
+    }
+
     /// The locks of an owner.
     pub fn locks_of(&self, owner: LockOwner) -> Vec<FileLock> {
         self.machine.lock().locks_of(owner)
@@ -305,6 +313,7 @@ impl OpenFile {
         let mut machine = self.machine.lock();
         machine.confirm(sent, home);
         let granted = machine.note_granted(lock, sent, home);
+        self.was_locked.store(true, Ordering::Relaxed);
         self.has_locks.store(machine.has_locks(), Ordering::Relaxed);
         granted
     }

@@ -187,6 +187,17 @@ impl OpenFile {
         end
     }
 
+    /// Sets its locks again where its process keeps them by the path, which has changed.
+    pub fn lock_again(&self, files: &OpenFiles, deadline: CallDeadline) {
+        let home = self.home();
+        let locks = self.machine.lock().all_locks();
+        let set = locks.iter().try_for_each(|lock| self.reclaim_lock(files, &home, lock, deadline));
+        if let Err(CallEnd::Failed(error) | CallEnd::Lost { error, .. }) = set {
+            let why = format!("it was renamed, and can't be locked under its new name: {error}");
+            self.apply(files, &why, |file| file.note_forgotten(&home));
+        }
+    }
+
     /// Whether a process has this file open; `None` if it can't be reached.
     fn is_open_at(&self, files: &OpenFiles, process: &HomeProcess, deadline: CallDeadline) -> Option<bool> {
         let call = WriteCall::StatOpen { file: self.number };
@@ -310,7 +321,10 @@ impl OpenFile {
         pending: PendingVersion,
         deadline: CallDeadline,
     ) -> Result<NodeAnswer> {
-        let FilePlace { path, identity: expected } = self.place.lock().clone();
+        let FilePlace { path, identity } = self.place.lock().clone();
+        // A lock makes a file without changes continue with what others have published.
+        let follows = self.was_locked() && files.publishes() && !self.bytes.unpublished.is_changed();
+        let expected = identity.filter(|_| !follows);
         let mut moved = self.open_at(files, &path, expected, pending, deadline);
         if moved.as_ref().is_err_and(|error| is_gone(error.kind()))
             && let Some(known) = expected

@@ -200,9 +200,14 @@ impl OpenFiles {
             // No process has the file under this number.
             open.bytes.unpublished.hold_place().number = u64::MAX;
             let home = open.home();
-            if let Err(error) = open.move_on(self, &home, self.calls.begin()) {
-                tracing::warn!("{}, which is open, was renamed and can't be opened again: {error}", open.logged_path());
-                self.fail_changes(&open.bytes, error);
+            let deadline = self.calls.begin();
+            match open.move_on(self, &home, deadline) {
+                Ok(()) => open.lock_again(self, deadline),
+                Err(error) => {
+                    let path = open.logged_path();
+                    tracing::warn!("{path}, which is open, was renamed and can't be opened again: {error}");
+                    self.fail_changes(&open.bytes, error);
+                }
             }
         }
     }

@@ -275,6 +275,11 @@ impl FileMachine {
         !self.locks.is_empty()
     }
 
+    /// The locks of all owners.
+    pub fn all_locks(&self) -> Vec<FileLock> {
+        self.locks.iter().map(|known| known.lock).collect()
+    }
+
     /// The locks of an owner.
     pub fn locks_of(&self, owner: LockOwner) -> Vec<FileLock> {
         self.locks.iter().map(|known| known.lock).filter(|lock| lock.owner() == owner).collect()
@@ -391,8 +396,7 @@ impl FileMachine {
         }
         match next.phase {
             ReclaimPhase::Set if self.is_in_time(now) => {
-                let locks = self.locks.iter().map(|known| known.lock).collect();
-                MoveStep::SetLocks { next: next.process.clone(), locks }
+                MoveStep::SetLocks { next: next.process.clone(), locks: self.all_locks() }
             }
             ReclaimPhase::Set | ReclaimPhase::Ask => MoveStep::AskLost,
             ReclaimPhase::Pause => MoveStep::Pause,

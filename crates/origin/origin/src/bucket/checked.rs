@@ -1,0 +1,51 @@
+//! The checks before a bucket is changed: the store keeps the conditions of writes, and what other mounts left behind is completed
+//! or removed. Knows no open file.
+
+use super::BucketWriteOptions;
+use super::probe::{find_ignored_condition, unguarded};
+use super::rename_folder::complete_renames;
+use super::requests::BucketRequests;
+use super::upload_record::abort_leftovers;
+use crate::object_origin::ObjectOrigin;
+use crate::{OriginOptions, SourceLocation};
+use spurline_types::{Result, Stats};
+use std::sync::Arc;
+
+/// A bucket whose store was tried, without renames that were left behind.
+pub(super) struct CheckedBucket {
+    pub origin: ObjectOrigin,
+    pub requests: Arc<BucketRequests>,
+    pub options: BucketWriteOptions,
+}
+
+impl CheckedBucket {
+    /// # Errors
+    /// As [`super::WritableBucket::open`].
+    pub fn open(
+        url: &str,
+        config: &OriginOptions,
+        options: BucketWriteOptions,
+        stats: Arc<Stats>,
+    ) -> Result<CheckedBucket> {
+        let source = SourceLocation::parse(url)?;
+        let bucket = crate::open_bucket(&source, config, stats)?;
+        let origin = ObjectOrigin::new(source, Arc::clone(&bucket));
+        let requests = Arc::new(BucketRequests::new(bucket, origin.root())?);
+        let mut options = BucketWriteOptions { root: origin.root().to_owned(), ..options };
+        if let Some(ignored) = requests.run(find_ignored_condition(&requests, &options.root))? {
+            let error = unguarded(&requests.describe(), ignored);
+            if !options.allow_unguarded_writes {
+                return Err(error);
+            }
+            tracing::warn!("--allow-unguarded-writes: {error}");
+            options.last_writer_wins = true;
+        }
+        let rules = options.rename_rules();
+        requests.run(async {
+            complete_renames(&requests, &options.root, rules).await;
+            abort_leftovers(&requests, &options.root, options.abort_uploads_after).await;
+            Ok(())
+        })?;
+        Ok(CheckedBucket { origin, requests, options })
+    }
+}

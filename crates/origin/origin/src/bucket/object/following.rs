@@ -1,0 +1,75 @@
+//! An open file without changes goes over to the object that another mount has published. Knows no locks.
+
+use super::{ObjectChanges, ObjectFacts, OpenObject};
+use crate::bucket::found::{FoundObject, found_object};
+use spurline_types::FileKind;
+
+impl OpenObject {
+    /// Whether the file is new, and not published yet.
+    pub fn is_new(&self) -> bool {
+        self.facts.lock().published.is_none()
+    }
+
+    /// Whether the file has no changes of this mount. A new file has none before the first byte.
+    pub fn is_unchanged(&self) -> bool {
+        let changes = self.changes.lock();
+        self.can_follow(&changes, &self.facts.lock())
+    }
+
+    fn can_follow(&self, changes: &ObjectChanges, facts: &ObjectFacts) -> bool {
+        let is_new = facts.published.is_none() && changes.staged.is_none() && !self.is_exclusive;
+        is_new || !facts.changed && !facts.attrs_changed
+    }
+
+    /// An open, or a lock, has found the object in this version; a file with changes keeps the one that it was opened with.
+    pub fn note_found(&self, found: FoundObject) {
+        let mut changes = self.changes.lock();
+        let mut facts = self.facts.lock();
+        if self.can_follow(&changes, &facts) {
+            follow(&mut changes, &mut facts, found);
+        }
+    }
+
+    /// As [`OpenObject::note_found`], for an object that was found when the file had the version `since`: an own publication
+    /// meanwhile is later.
+    pub fn note_found_since(&self, since: Option<&str>, found: FoundObject) {
+        let mut changes = self.changes.lock();
+        let mut facts = self.facts.lock();
+        if facts.published_etag() == since && self.can_follow(&changes, &facts) {
+            follow(&mut changes, &mut facts, found);
+        }
+    }
+
+    /// Two mounts have made the same file without `O_EXCL`, as programs make files for locks. The file of the mount that has not
+    /// written is the object that the other one has published.
+    pub(super) fn join_published(&self, changes: &mut ObjectChanges) -> bool {
+        let facts = self.facts.lock();
+        if facts.published.is_some() || !self.can_follow(changes, &facts) {
+            return false;
+        }
+        drop(facts);
+        let Ok(key) = self.key() else { return false };
+        let Ok(stored) = self.context.requests.run(self.context.requests.head(&key)) else { return false };
+        let found = found_object(stored);
+        if found.attr.kind != FileKind::File {
+            return false;
+        }
+        follow(changes, &mut self.facts.lock(), found);
+        true
+    }
+}
+
+/// The file is the object in this version, without changes.
+fn follow(changes: &mut ObjectChanges, facts: &mut ObjectFacts, found: FoundObject) {
+    facts.changed = false;
+    facts.attrs_changed = false;
+    facts.file_attrs = found.file_attrs();
+    let is_known = facts.published.as_ref().is_some_and(|known| known.version == found.attr.version);
+    if is_known {
+        changes.attributes = found.attributes;
+    } else {
+        *changes = ObjectChanges { attributes: found.attributes, ..ObjectChanges::default() };
+        facts.len = found.attr.size;
+        facts.published = Some(found.attr);
+    }
+}
