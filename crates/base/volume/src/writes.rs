@@ -681,6 +681,8 @@ pub struct PendingVersion {
     pub known: u64,
     /// The number of a file that is opened anew, without changes; with 0 no file is.
     pub next: u64,
+    /// The mount has no changes of the file, and takes the version that is there.
+    pub follows: bool,
 }
 
 /// A file that [`WritableVolume::open_again`] has opened.

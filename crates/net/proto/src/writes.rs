@@ -449,7 +449,7 @@ impl WireValue<'_> for OpenFlags {
 }
 
 wire_struct!(LockRange, "the range of a lock": start, end);
-wire_struct!(PendingVersion, "a pending version": known, next);
+wire_struct!(PendingVersion, "a pending version": known, next, follows);
 wire_struct!(AttrChange, "a change of attributes": mode, uid, gid, size, atime, mtime);
 
 wire_enum! { 'a NewTime, "a new time":

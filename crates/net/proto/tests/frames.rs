@@ -184,7 +184,7 @@ proptest! {
             WriteCall::SetLock { file, family: LockFamily::Posix, owner: len, range, kind: LockKind::Write },
             WriteCall::FindGrant { at: node, family: LockFamily::Posix, range, kind: LockKind::Write }, WriteCall::Refresh { file },
             WriteCall::ReadDirectory { file, from: offset, max: number, attrs: yes }, WriteCall::Close { opened_below: offset, files }, WriteCall::Reopen { of: long, flags: open, file },
-            WriteCall::OpenAgain { at: node, flags: open, file, pending: PendingVersion { known: long, next: offset } },
+            WriteCall::OpenAgain { at: node, flags: open, file, pending: PendingVersion { known: long, next: offset, follows: yes } },
         ];
         let (mut scratch, caller) = (Vec::new(), Caller { uid: number, gid: mode, groups, pid: flags, umask: 0o22, rights_checked: yes });
         let sent = WireCaller::new(&caller, &mut scratch);

@@ -128,7 +128,7 @@ impl GroupWrites {
         let file = self.files.add_file(path, opened);
         if self.files.publishes() {
             // A new file is published although it may stay empty.
-            file.bytes.unpublished.note_change();
+            file.bytes.unpublished.note_creation();
             if self.capabilities().modes {
                 let mode = Some(attr.mode & PERMISSION_BITS);
                 let owned = AttrChange { mode, uid: Some(attr.uid), gid: Some(attr.gid), ..AttrChange::default() };

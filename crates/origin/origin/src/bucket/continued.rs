@@ -3,7 +3,7 @@
 
 use super::file_attrs::FileAttrs;
 use super::found::{FoundNode, FoundObject, OpenedNode, found_object};
-use super::names::{identity_of, is_unpublished, key_of, random_identity};
+use super::names::{identity_of, is_unpublished, key_of};
 use super::object::OpenObject;
 use super::requests::is_made_by;
 use super::volume::BucketFiles;
@@ -38,6 +38,7 @@ impl BucketFiles {
     /// The file that the mount had open in another process, and whether it has the known changes; `None` for a file that may not be
     /// opened anew.
     pub fn open_again(&self, at: &NodePath<'_>, pending: PendingVersion) -> Result<Option<(Arc<OpenObject>, bool)>> {
+        let Some(expected) = at.expected else { return Ok(Some((self.open_object(at.path)?, false))) };
         let known = self.open.lock().find(at.path).filter(|object| object.pending_number() == pending.known);
         if let Some(object) = known.filter(|_| pending.known != 0) {
             return Ok(Some((object, true)));
@@ -45,30 +46,19 @@ impl BucketFiles {
         if pending.next == 0 {
             return Ok(None);
         }
-        let node = match at.expected {
-            Some(expected) => self.find_continued(at.path, &expected)?,
-            None => Some(self.find_any(at.path)?),
-        };
-        let node = node.map_or(OpenedNode::New(FileAttrs::default()), OpenedNode::Found);
-        let unpublished = at.expected.unwrap_or_else(random_identity);
-        let object = Arc::new(self.new_object(at.path.to_vec(), node).continuing(pending.next, unpublished));
+        let found = self.find_continued(at.path, &expected, pending.follows)?;
+        let node = found.map_or(OpenedNode::New(FileAttrs::default()), OpenedNode::Found);
+        let object = self.new_object(at.path.to_vec(), node).continuing(pending, expected);
+        let object = Arc::new(object);
         // Changes of an earlier time are out of date.
         self.forget_open(at.path);
         self.open.lock().insert(at.path.to_vec(), &object);
         Ok(Some((object, false)))
     }
 
-    /// The object of a file without changes, in whatever version.
-    fn find_any(&self, path: &[u8]) -> Result<FoundObject> {
-        match self.find(path)? {
-            FoundNode::Object(found) => Ok(found),
-            _ => Err(Error::new(ErrorKind::Stale, "another writer has made a folder of the name")),
-        }
-    }
-
     /// The object below the changes of a file that was open in another process: the version at the open, or a version that this mount has
-    /// published or renamed since; `None` for a new file.
-    fn find_continued(&self, path: &[u8], expected: &FileIdentity) -> Result<Option<FoundObject>> {
+    /// published or renamed since, or any version for a file that `follows`; `None` for a new file.
+    fn find_continued(&self, path: &[u8], expected: &FileIdentity, follows: bool) -> Result<Option<FoundObject>> {
         let found = match self.find(path) {
             Ok(FoundNode::Object(found)) => found,
             Ok(_) => return Err(Error::new(ErrorKind::Stale, "another writer has made a folder of the name")),
@@ -78,7 +68,7 @@ impl BucketFiles {
             }
             Err(error) => return Err(error),
         };
-        if identity_of(path, &found.attr) == *expected {
+        if follows || identity_of(path, &found.attr) == *expected {
             return Ok(Some(found));
         }
         let stored = self.requests.run(self.requests.head(&key_of(&self.options.root, path)?))?;

@@ -27,7 +27,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectRef, Result};
 use spurline_volume::repeated::ChangeMark;
-use spurline_volume::writes::FileIdentity;
+use spurline_volume::writes::{FileIdentity, PendingVersion};
 use spurline_volume::{ReadData, Volume};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -203,12 +203,12 @@ impl OpenObject {
         self.writers.load(Ordering::SeqCst) > 0
     }
 
-    /// The same object, for the pending version of this number; `unpublished` is the identity of a new file before the publication.
-    pub fn continuing(self, pending_number: u64, unpublished: FileIdentity) -> OpenObject {
+    /// The same object, for the next pending version; `unpublished` is the identity of a new file before the publication.
+    pub fn continuing(self, pending: PendingVersion, unpublished: FileIdentity) -> OpenObject {
         let mut continued = self;
-        continued.pending_number = pending_number;
+        continued.pending_number = pending.next;
         // Whether the file was made so is not known here.
-        continued.is_exclusive = true;
+        continued.is_exclusive = !pending.follows;
         continued.unpublished = unpublished;
         continued
     }

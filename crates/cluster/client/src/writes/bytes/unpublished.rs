@@ -23,6 +23,8 @@ struct ChangeCounts {
     /// Changes until now, and the number of published changes.
     made: u64,
     published: u64,
+    /// The first change was the creation of the file.
+    created: bool,
     cut: Option<FileCut>,
     /// The number of changes at the last cut.
     cut_at: u64,
@@ -113,6 +115,18 @@ impl UnpublishedChanges {
     pub fn is_changed(&self) -> bool {
         let counts = self.counts.lock();
         counts.made > counts.published && !counts.removed && counts.failed.is_none()
+    }
+
+    /// The file is new, and its creation is all that is to be published.
+    pub fn is_only_created(&self) -> bool {
+        let counts = self.counts.lock();
+        counts.created && counts.made == 1 && counts.published == 0 && counts.attrs == AttrChange::default()
+    }
+
+    /// The file was made.
+    pub fn note_creation(&self) {
+        self.note_change();
+        self.counts.lock().created = true;
     }
 
     /// Whether the file has changes that are lost if they end here: they are not published, and the name still leads to the file.

@@ -321,10 +321,7 @@ impl OpenFile {
         pending: PendingVersion,
         deadline: CallDeadline,
     ) -> Result<NodeAnswer> {
-        let FilePlace { path, identity } = self.place.lock().clone();
-        // A lock makes a file without changes continue with what others have published.
-        let follows = self.was_locked() && files.publishes() && !self.bytes.unpublished.is_changed();
-        let expected = identity.filter(|_| !follows);
+        let FilePlace { path, identity: expected } = self.place.lock().clone();
         let mut moved = self.open_at(files, &path, expected, pending, deadline);
         if moved.as_ref().is_err_and(|error| is_gone(error.kind()))
             && let Some(known) = expected

@@ -9,7 +9,7 @@ use crate::writes::calls::{
 };
 use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_types::errno::{EIO, ESTALE};
-use spurline_types::open_flags::{O_ACCMODE, O_RDONLY};
+use spurline_types::open_flags::{O_ACCMODE, O_EXCL, O_RDONLY};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{AttrChange, Caller, FileIdentity, NodeAttr, NodePath, PendingVersion};
 use std::collections::BTreeMap;
@@ -288,7 +288,10 @@ impl OpenFile {
         let is_changed = unpublished.is_changed();
         let can_restore = !is_changed || unpublished.is_complete();
         let next = if can_restore { files.calls.new_file_number() } else { 0 };
-        let pending = PendingVersion { known: place.number, next };
+        // A lock makes a file without changes continue with what others have published.
+        let is_untouched = unpublished.is_only_created() && !self.has_flag(O_EXCL);
+        let follows = is_untouched || !is_changed && self.was_locked();
+        let pending = PendingVersion { known: place.number, next, follows };
         let opened = self.open_next(files, lost, pending, deadline).inspect_err(|error| {
             if is_changed && error.kind() == ErrorKind::Io(ESTALE) {
                 files.fail_changes(&self.bytes, error.clone());
