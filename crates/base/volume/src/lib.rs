@@ -9,6 +9,7 @@ pub mod delayed;
 pub mod info;
 pub mod kept_client;
 pub mod locks;
+mod pending;
 pub mod repeated;
 pub mod writes;
 

@@ -9,6 +9,7 @@
 use crate::capabilities::WriteCapabilities;
 use crate::kept_client::HeldFile;
 use crate::locks::{LAST_BYTE, LockOwner};
+pub use crate::pending::{ContinuedFile, PendingVersion};
 use crate::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_sys::join_path;
 use spurline_types::errno::EOPNOTSUPP;
@@ -671,26 +672,6 @@ pub struct CreatedFile {
     /// The directory's attributes after that, if the source has these without a further request: the kernel requests the same
     /// next.
     pub directory: Option<NodeAttr>,
-}
-
-/// The changes of a file that are not published, by the mount's number: a process that has changes under another number has the
-/// changes of an earlier time.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PendingVersion {
-    /// The number under which a process has all changes that the mount has sent; 0 for the one that opened the file first.
-    pub known: u64,
-    /// The number of a file that is opened anew, without changes; with 0 no file is.
-    pub next: u64,
-    /// The mount has no changes of the file, and takes the version that is there.
-    pub follows: bool,
-}
-
-/// A file that [`WritableVolume::open_again`] has opened.
-pub struct ContinuedFile {
-    /// The open file.
-    pub file: Box<dyn WritableFile>,
-    /// The file has the changes of the known pending version.
-    pub has_changes: bool,
 }
 
 /// A tree of files to change. Paths are as for [`crate::Volume`]. A call may block as long as the source does.
