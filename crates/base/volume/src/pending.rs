@@ -14,7 +14,7 @@ pub struct PendingVersion {
     pub follows: bool,
 }
 
-/// A file that [`WritableVolume::open_again`] has opened.
+/// A file that [`crate::writes::WritableVolume::open_again`] has opened.
 pub struct ContinuedFile {
     /// The open file.
     pub file: Box<dyn WritableFile>,
