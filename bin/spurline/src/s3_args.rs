@@ -2,7 +2,7 @@
 
 use crate::args::{BucketWriteArgs, CacheArgs, CommonArgs, GroupArgs, LogArgs, NetArgs, OriginArgs, TrustArgs};
 use clap::Args;
-use spurline_config::values::parse_squash;
+use spurline_config::values::{parse_listen_address, parse_squash};
 use spurline_config::{RawGateway, RawS3, RawVolume, ReplicaCounts, SourceUrl};
 use spurline_types::parse_duration;
 use std::net::SocketAddr;
@@ -69,7 +69,7 @@ pub struct S3Args {
     /// Serve S3 clients at this address and port: 127.0.0.1:9000, [::]:9000
     ///
     /// Without --s3-keys only at a loopback address, where every user of this host may read and change what the process may.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = parse_listen_address)]
     pub s3_listen: Option<SocketAddr>,
     /// File with the keys of clients: a line ACCESS_KEY:SECRET for each, readable by its owner only (chmod 600)
     ///

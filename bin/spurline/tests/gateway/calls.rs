@@ -80,6 +80,15 @@ fn listings_have_pages_prefixes_and_the_order_of_keys() {
     assert_eq!(list("encoding-type=url&prefix=b").elements("Key"), ["b%20c"]);
     assert_eq!(list("max-keys=0").elements("Key"), [""; 0]);
     assert_eq!(list("prefix=nothing").elements("Key"), [""; 0]);
+    // Prefixes are text: no key has these.
+    for prefix in
+        ["/", "/a", "a//", "./", "a/./", "a/../", "../data/", ".spurline-upload-1/", &"n".repeat(300), "a/2/x/"]
+    {
+        for more in ["", "&delimiter=/"] {
+            let page = list(&format!("prefix={prefix}{more}"));
+            assert_eq!((page.elements("Key"), page.elements("Prefix")), (vec![], vec![prefix.to_owned()]));
+        }
+    }
     let mut found = Vec::new();
     let mut token = String::new();
     loop {
@@ -301,8 +310,10 @@ fn objects_of_a_directory_are_written_whole() {
     assert!(fs::read(data.join("parts/whole")).unwrap() == parts);
     at.put("/data/folder/", b"").expect(200, "");
     assert!(data.join("folder").is_dir());
-    at.put("/data/folder", b"x").expect(400, "InvalidRequest");
-    at.put("/data/parts/whole/below", b"x").expect(400, "InvalidRequest");
+    let why = at.put("/data/folder", b"x").expect(400, "InvalidRequest").text();
+    assert!(why.contains("the name of a folder"), "{why}");
+    let why = at.put("/data/parts/whole/below", b"x").expect(400, "InvalidRequest").text();
+    assert!(why.contains("the name of a file"), "{why}");
     // What other programs write is read, without a wait for the time that names are kept: the source is asked.
     fs::write(data.join("parts/whole"), b"by another program").unwrap();
     assert_eq!(at.get("/data/parts/whole").body, b"by another program");
@@ -368,5 +379,9 @@ fn wrong_settings_are_refused_with_the_remedy() {
     refused(&world.run(&["node", "--source", source, "--s3-keys", "/k"]), 2, &["--s3-listen"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
-    refused(&run(&["--s3-listen", &taken]), 3, &["--s3-listen", "another address"]);
+    refused(&run(&["--s3-listen", &taken]), 3, &["--s3-listen", "another program listens there"]);
+
+    refused(&run(&["--s3-listen", "somewhere:9000"]), 2, &["write 127.0.0.1:9000, localhost:9000"]);
+    let upload_dir = ["--s3-listen", "localhost:0", "--writable", "--s3-upload-dir", "/nowhere"];
+    refused(&run(&upload_dir), 3, &["another directory", "--s3-upload-dir"]);
 }

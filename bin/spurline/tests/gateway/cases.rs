@@ -194,6 +194,122 @@ const METADATA: &[SuiteCase] = &[
     },
 ];
 
+/// Folders: keys that end with a slash.
+const FOLDERS: &[SuiteCase] = &[
+    SuiteCase {
+        name: "a folder with metadata",
+        head: "PUT /folder/",
+        headers: &[("Content-Type", "application/x-directory"), ("x-amz-meta-note", "kept")],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "head shows them",
+        head: "HEAD /folder/",
+        shows: &[
+            ("content-type", "application/x-directory"),
+            ("x-amz-meta-note", "kept"),
+            ("content-length", "0"),
+            ("x-amz-meta-spurline-op", ""),
+        ],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a folder is not replaced by itself",
+        head: "PUT /folder/",
+        headers: &[("If-None-Match", "*")],
+        status: 412,
+        code: "PreconditionFailed",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a copy onto itself with others, as a change of mode",
+        head: "PUT /folder/",
+        headers: &[
+            ("x-amz-copy-source", "{bucket}/folder/"),
+            ("x-amz-metadata-directive", "REPLACE"),
+            ("x-amz-meta-other", "new"),
+        ],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "the folder has the others",
+        head: "HEAD /folder/",
+        shows: &[("x-amz-meta-other", "new"), ("x-amz-meta-note", "")],
+        ..PLAIN
+    },
+    SuiteCase { name: "the folder without metadata", head: "PUT /folder/", ..PLAIN },
+    SuiteCase {
+        name: "the old ones are gone",
+        head: "HEAD /folder/",
+        shows: &[("content-type", "application/x-directory"), ("x-amz-meta-other", "")],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a folder has no bytes",
+        head: "PUT /folder/",
+        body: "x",
+        status: 400,
+        code: "InvalidRequest",
+        ..PLAIN
+    },
+    SuiteCase { name: "an object in the folder", head: "PUT /folder/x", body: "x", ..PLAIN },
+    SuiteCase {
+        name: "an object with the folder's name",
+        head: "PUT /folder",
+        body: "x",
+        status: 400,
+        code: "InvalidRequest",
+        ..PLAIN
+    },
+    SuiteCase { name: "the folder with an object stays", head: "DELETE /folder/", status: 204, ..PLAIN },
+    SuiteCase { name: "the object", head: "DELETE /folder/x", status: 204, ..PLAIN },
+    SuiteCase { name: "the folder is removed", head: "DELETE /folder/", status: 204, ..PLAIN },
+    SuiteCase { name: "it is gone", head: "HEAD /folder/", status: 404, ..PLAIN },
+];
+
+/// Headers that want what objects do not have, and whether the value is harmless.
+const WISHES: &[(&str, &str, bool)] = &[
+    ("x-amz-acl", "private", true),
+    ("x-amz-acl", "public-read", false),
+    ("x-amz-grant-read", "id=1", false),
+    ("x-amz-storage-class", "STANDARD", true),
+    ("x-amz-storage-class", "GLACIER", false),
+    ("x-amz-server-side-encryption", "AES256", true),
+    ("x-amz-server-side-encryption", "aws:kms", false),
+    ("x-amz-server-side-encryption-customer-algorithm", "AES256", false),
+    ("x-amz-tagging", "", true),
+    ("x-amz-tagging", "a=b", false),
+    ("x-amz-tagging-directive", "COPY", true),
+    ("x-amz-website-redirect-location", "/other", false),
+    ("x-amz-object-lock-mode", "COMPLIANCE", false),
+];
+
+/// Puts, copies and uploads in parts with these headers.
+fn refuse_wishes(at: &Endpoint, bucket: &str) {
+    at.put(&format!("/{bucket}/w"), b"x").expect(200, "");
+    for (name, value, is_harmless) in WISHES {
+        let source = format!("{bucket}/w");
+        let copied = ("x-amz-copy-source", source.as_str());
+        let wish = (*name, *value);
+        for (head, headers) in [
+            (format!("PUT /{bucket}/w"), vec![wish]),
+            (format!("PUT /{bucket}/copied"), vec![copied, wish]),
+            (format!("POST /{bucket}/w?uploads"), vec![wish]),
+        ] {
+            let answer = at.send(&head, &headers, b"");
+            if *is_harmless {
+                let upload = answer.expect(200, "").elements("UploadId");
+                upload.iter().for_each(|id| drop(at.delete(&format!("/{bucket}/w?uploadId={id}"))));
+            } else {
+                let why = answer.expect(501, "NotImplemented").elements("Message").remove(0);
+                assert!(why.contains(&format!("{name}: ")), "{why}");
+            }
+        }
+    }
+    at.delete(&format!("/{bucket}/w")).expect(204, "");
+    at.delete(&format!("/{bucket}/copied")).expect(204, "");
+}
+
 /// Reads, conditions, parts and listings.
 const CALLS: &[SuiteCase] = &[
     SuiteCase { name: "an object", head: "PUT /foo", body: "testcontent", ..PLAIN },
@@ -229,6 +345,36 @@ const CALLS: &[SuiteCase] = &[
         headers: &[("Range", "bytes=40-50")],
         status: 416,
         code: "InvalidRange",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a range whose end comes first is none",
+        head: "GET /foo",
+        headers: &[("Range", "bytes=3-1")],
+        shows: &[("content-range", "")],
+        bytes: Some("testcontent"),
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "what is no range",
+        head: "HEAD /foo",
+        headers: &[("Range", "abc")],
+        shows: &[("content-length", "11")],
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "several ranges are not served",
+        head: "GET /foo",
+        headers: &[("Range", "bytes=0-1,4-5")],
+        bytes: Some("testcontent"),
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "no range of nothing",
+        head: "GET /nothing",
+        headers: &[("Range", "abc")],
+        status: 404,
+        code: "NoSuchKey",
         ..PLAIN
     },
     SuiteCase {
@@ -312,6 +458,34 @@ const CALLS: &[SuiteCase] = &[
         ..PLAIN
     },
     SuiteCase {
+        name: "a copy only over nothing",
+        head: "PUT /foo",
+        headers: &[
+            ("x-amz-copy-source", "{bucket}/foo"),
+            ("x-amz-metadata-directive", "REPLACE"),
+            ("If-None-Match", "*"),
+        ],
+        status: 412,
+        code: "PreconditionFailed",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a copy of a version that there is not",
+        head: "PUT /copied",
+        headers: &[("x-amz-copy-source", "{bucket}/foo?versionId=1")],
+        status: 501,
+        code: "NotImplemented",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a removal of a version that there is not",
+        head: "DELETE /foo?versionId=1",
+        status: 501,
+        code: "NotImplemented",
+        ..PLAIN
+    },
+    SuiteCase { name: "the only version", head: "GET /foo?versionId=null", bytes: Some("zar"), ..PLAIN },
+    SuiteCase {
         name: "a copy of a name with signs",
         head: "PUT /copied%20%26%3F%2B",
         headers: &[("x-amz-copy-source", "{bucket}/foo")],
@@ -348,6 +522,22 @@ const CALLS: &[SuiteCase] = &[
         ..PLAIN
     },
     SuiteCase {
+        name: "a part from a range that ends past the end",
+        head: "PUT /parts?partNumber=2&uploadId={id}",
+        headers: &[("x-amz-copy-source", "{bucket}/foo"), ("x-amz-copy-source-range", "bytes=0-21")],
+        status: 416,
+        code: "InvalidRange",
+        ..PLAIN
+    },
+    SuiteCase {
+        name: "a part from a range without an end",
+        head: "PUT /parts?partNumber=2&uploadId={id}",
+        headers: &[("x-amz-copy-source", "{bucket}/foo"), ("x-amz-copy-source-range", "bytes=1-")],
+        status: 400,
+        code: "InvalidArgument",
+        ..PLAIN
+    },
+    SuiteCase {
         name: "a part from what is no range",
         head: "PUT /parts?partNumber=2&uploadId={id}",
         headers: &[("x-amz-copy-source", "{bucket}/foo"), ("x-amz-copy-source-range", "bytes=hello-world")],
@@ -376,6 +566,12 @@ const CALLS: &[SuiteCase] = &[
         ..PLAIN
     },
     SuiteCase {
+        name: "a listing below a prefix that no key has",
+        head: "GET ?list-type=2&prefix=/&delimiter=/",
+        elements: &[("Key", ""), ("Prefix", "/"), ("IsTruncated", "false")],
+        ..PLAIN
+    },
+    SuiteCase {
         name: "a listing behind a key that is not there",
         head: "GET ?list-type=2&start-after=e&max-keys=1",
         elements: &[("Key", "foo"), ("KeyCount", "1"), ("IsTruncated", "true")],
@@ -397,8 +593,9 @@ const CALLS: &[SuiteCase] = &[
     SuiteCase {
         name: "removals",
         head: "POST ?delete",
-        body: "<Delete><Object><Key>foo</Key></Object><Object><Key>never</Key></Object></Delete>",
-        elements: &[("Key", "foo never")],
+        body: "<Delete><Object><Key>foo</Key></Object><Object><Key>never</Key></Object>\
+               <Object><Key>parts</Key><VersionId>1</VersionId></Object></Delete>",
+        elements: &[("Key", "foo never parts"), ("Code", "NotImplemented")],
         ..PLAIN
     },
     SuiteCase { name: "it is gone", head: "GET /foo", status: 404, code: "NoSuchKey", ..PLAIN },
@@ -441,7 +638,7 @@ impl SuiteCase {
 }
 
 fn run_cases(at: &Endpoint, bucket: &str) {
-    for cases in [METADATA, CALLS] {
+    for cases in [METADATA, CALLS, FOLDERS] {
         let mut upload = String::new();
         for case in cases {
             upload = case.run(at, bucket, &upload).unwrap_or(upload);
@@ -459,7 +656,10 @@ fn a_directory_answers_as_s3_does() {
     let world = World::new();
     let data = world.dir("data");
     let at = Endpoint::gateway(&world, data.to_str().unwrap(), &["--writable"]);
+    let log = at.log();
+    assert!(!log.contains("a mount with") && !log.contains("index of cache disks"), "{log}");
     run_cases(&at, "data");
+    refuse_wishes(&at, "data");
     assert_eq!(fs::read_dir(&data).unwrap().count(), 0);
 }
 

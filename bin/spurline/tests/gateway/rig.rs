@@ -37,6 +37,10 @@ impl Endpoint {
         Endpoint { process, address }
     }
 
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }

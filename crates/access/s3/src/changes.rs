@@ -5,7 +5,7 @@ use crate::bucket::{BucketWrites, OpenBucket};
 use crate::chunks::ObjectRange;
 use crate::errors::{change_error, volume_error};
 use crate::keys::{KeyPath, UPLOAD_PREFIX};
-use crate::metadata::{CONTENT_TYPE, type_by_name};
+use crate::metadata::{CONTENT_TYPE, FOLDER_TYPE, type_by_name};
 use crate::uploads::StagedBytes;
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use spurline_fs::{
@@ -32,6 +32,15 @@ pub(crate) enum NewBytes {
     Staged(Vec<StagedBytes>),
     /// Bytes of another object.
     Object(ObjectRange),
+}
+
+impl NewBytes {
+    fn is_empty(&self) -> bool {
+        match self {
+            NewBytes::Staged(parts) => parts.iter().all(|part| part.len == 0),
+            NewBytes::Object(range) => range.at >= range.end,
+        }
+    }
 }
 
 /// A new object.
@@ -86,7 +95,7 @@ impl<'a> BucketChanges<'a> {
     pub fn put(&self, key: &str, object: &NewObject) -> S3Result<String> {
         let path = match KeyPath::of_key(key) {
             KeyPath::File(path) => path,
-            KeyPath::Folder(path) => return self.put_folder(path, &object.bytes),
+            KeyPath::Folder(path) => return self.put_folder(path, object),
             KeyPath::Nowhere => return Err(s3_error!(InvalidArgument, "the source can't have a file of this name")),
         };
         let _alone = self.bucket.lock_key(path);
@@ -120,14 +129,26 @@ impl<'a> BucketChanges<'a> {
         }
     }
 
-    fn put_folder(&self, path: &str, bytes: &NewBytes) -> S3Result<String> {
-        if !matches!(bytes, NewBytes::Staged(staged) if staged.iter().all(|part| part.len == 0)) {
+    fn put_folder(&self, path: &str, object: &NewObject) -> S3Result<String> {
+        if !object.bytes.is_empty() {
             return Err(s3_error!(InvalidRequest, "a key that ends with a slash is a folder, and has no bytes"));
         }
-        let made = self.folder(path).map(drop);
+        let _alone = self.bucket.lock_key(path);
+        self.check_condition(path, &object.condition)?;
+        let made = self.make_folder(path, &object.headers);
         self.bucket.note_change();
-        made.map_err(|error| change_error(&error))?;
+        made?;
         self.etag_of(path)
+    }
+
+    /// Makes a folder, if there is none, and replaces the headers.
+    fn make_folder(&self, path: &str, headers: &ObjectHeaders) -> Result<(), WriteFailure> {
+        let folder = self.folder(path)?;
+        let stored = self.headers_at(folder.ino()).unwrap_or_default();
+        if is_plain(&stored, FOLDER_TYPE) {
+            return self.store_headers(folder.ino(), FOLDER_TYPE, headers);
+        }
+        Ok(self.set_headers(folder.ino(), FOLDER_TYPE, headers)?)
     }
 
     fn write_file(&self, path: &str, object: &NewObject) -> S3Result<()> {
@@ -173,7 +194,7 @@ impl<'a> BucketChanges<'a> {
         let from = DirName { parent: parent.ino(), name: hidden.as_bytes() };
         let to = DirName { parent: parent.ino(), name: name.as_bytes() };
         let flags = if object.condition.absent { libc::RENAME_NOREPLACE } else { 0 };
-        let written = self.store_headers(file.ino, name, &object.headers).and_then(|()| {
+        let written = self.store_headers(file.ino, type_by_name(name), &object.headers).and_then(|()| {
             self.write_bytes(file, &object.bytes)?;
             self.files.fsync(file, false)?;
             self.files.rename(from, to, flags, &self.caller)?;
@@ -221,36 +242,41 @@ impl<'a> BucketChanges<'a> {
         object: &NewObject,
         replaces: bool,
     ) -> Result<(), WriteFailure> {
-        if replaces || !is_plain(&object.headers, name) {
-            self.set_headers(file.ino, name, &object.headers)?;
+        let default_type = type_by_name(name);
+        if replaces || !is_plain(&object.headers, default_type) {
+            self.set_headers(file.ino, default_type, &object.headers)?;
         }
         self.write_bytes(file, &object.bytes)
     }
 
-    /// Stores headers with a new file that has none.
-    fn store_headers(&self, ino: u64, name: &str, headers: &ObjectHeaders) -> Result<(), WriteFailure> {
-        if is_plain(headers, name) {
+    /// Stores headers with a new file or folder that has none.
+    fn store_headers(&self, ino: u64, default_type: &str, headers: &ObjectHeaders) -> Result<(), WriteFailure> {
+        if is_plain(headers, default_type) {
             return Ok(());
         }
-        match self.set_headers(ino, name, headers) {
+        match self.set_headers(ino, default_type, headers) {
             // A directory whose file system has no such attributes.
             Err(error) if error.errno() == libc::EOPNOTSUPP => Ok(()),
             stored => Ok(stored?),
         }
     }
 
-    fn set_headers(&self, ino: u64, name: &str, headers: &ObjectHeaders) -> FsResult<()> {
+    fn set_headers(&self, ino: u64, default_type: &str, headers: &ObjectHeaders) -> FsResult<()> {
         let mut headers = headers.clone();
-        headers.0.entry(CONTENT_TYPE.to_owned()).or_insert_with(|| type_by_name(name).to_owned());
+        headers.0.entry(CONTENT_TYPE.to_owned()).or_insert_with(|| default_type.to_owned());
         self.files.setxattr(ino, OBJECT_HEADERS_XATTR, &headers.to_xattr(), 0, &self.caller)
     }
 
-    /// The headers that are stored with a file; `None` if the source does not answer.
+    /// The headers that are stored with a file or a folder; `None` if the source does not answer.
     pub fn read_headers(&self, path: &str) -> Option<ObjectHeaders> {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         let parent = find_folder(self.files, folder.as_bytes(), MissingFolders::Fail, &self.caller).ok()?;
         let found = parent.lookup(name.as_bytes(), &self.caller).ok()??;
-        match self.files.getxattr(found.ino(), OBJECT_HEADERS_XATTR, &self.caller) {
+        self.headers_at(found.ino())
+    }
+
+    fn headers_at(&self, ino: u64) -> Option<ObjectHeaders> {
+        match self.files.getxattr(ino, OBJECT_HEADERS_XATTR, &self.caller) {
             Ok(value) => Some(ObjectHeaders::from_xattr(&value).unwrap_or_default()),
             Err(error) if matches!(error.errno(), libc::ENODATA | libc::EOPNOTSUPP) => Some(ObjectHeaders::default()),
             Err(_) => None,
@@ -380,9 +406,9 @@ impl<'a> BucketChanges<'a> {
     }
 }
 
-/// Whether the name of an object says as much as the headers.
-fn is_plain(headers: &ObjectHeaders, name: &str) -> bool {
-    headers.0.iter().all(|(header, value)| header == CONTENT_TYPE && value == type_by_name(name))
+/// Whether the headers say no more than the type that the object has without them.
+fn is_plain(headers: &ObjectHeaders, default_type: &str) -> bool {
+    headers.0.iter().all(|(header, value)| header == CONTENT_TYPE && value == default_type)
 }
 
 /// Why an object was not written.

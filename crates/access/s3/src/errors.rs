@@ -34,13 +34,25 @@ pub(crate) fn change_error(error: &FsError) -> S3Error {
         libc::EILSEQ | libc::EINVAL => S3ErrorCode::InvalidArgument,
         // Another writer was faster.
         libc::ESTALE => S3ErrorCode::OperationAborted,
-        // A file has the name of a folder of the key, or a folder has the name of the object.
-        libc::ENOTDIR | libc::EISDIR | libc::ENOTEMPTY => S3ErrorCode::InvalidRequest,
         libc::ETIMEDOUT | libc::EHOSTDOWN | libc::EBUSY | libc::ENOMEM => S3ErrorCode::ServiceUnavailable,
         libc::ENOSPC | libc::EDQUOT => {
             let mut full = s3_error!(InternalError, "the source is full: {error}");
             full.set_status_code(http::StatusCode::INSUFFICIENT_STORAGE);
             return full;
+        }
+        libc::EISDIR | libc::ENOTEMPTY => {
+            return s3_error!(
+                InvalidRequest,
+                "the key is the name of a folder of the source, and a file can't have the same name: other keys begin with it and a \
+                 slash; choose another key, or remove those"
+            );
+        }
+        libc::ENOTDIR => {
+            return s3_error!(
+                InvalidRequest,
+                "a part of the key that ends before a slash is the name of a file of the source, and a folder can't have the same \
+                 name; choose another key, or remove that object"
+            );
         }
         libc::EFBIG => S3ErrorCode::EntityTooLarge,
         _ => S3ErrorCode::InternalError,

@@ -15,6 +15,7 @@ mod metadata;
 mod objects;
 mod server;
 mod service;
+mod special_requests;
 mod tls;
 mod uploads;
 

@@ -3,7 +3,7 @@
 //! down. Knows no XML.
 
 use crate::bucket::OpenBucket;
-use crate::keys::is_listed;
+use crate::keys::{KeyPath, is_listed};
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use spurline_types::{ErrorKind, FileKind, ObjectAttr, Result};
@@ -231,10 +231,13 @@ pub(crate) fn list_objects(bucket: &OpenBucket, request: &ListRequest) -> Result
         after_prefix: common_prefix(after, &request.prefix, delimiter).is_some_and(|common| common == *after),
     };
     let mut page = ListedPage::default();
-    if request.max_keys == 0 {
+    let top = folder_of(&request.prefix);
+    // A prefix is text: no key begins with the name of a folder that no source has (`/`, `a//`, `../`).
+    let can_have_keys = top.is_empty() || matches!(KeyPath::of_key(top), KeyPath::Folder(_));
+    if request.max_keys == 0 || !can_have_keys {
         return Ok(page);
     }
-    let mut folders = vec![WalkedFolder::new(folder_of(&request.prefix).to_owned(), known_cursor(request, 0))];
+    let mut folders = vec![WalkedFolder::new(top.to_owned(), known_cursor(request, 0))];
     while let Some(folder) = folders.last_mut() {
         let Some((key, attr)) = folder.next_name(bucket, &wanted)? else {
             folders.pop();
@@ -320,13 +323,29 @@ mod tests {
     use spurline_volume::info::FileInfo;
     use spurline_volume::{ReadData, Volume, VolumeSpace};
     use std::collections::BTreeSet;
-    use std::ops::Range;
+    use std::ops::{Bound, Range};
     use std::sync::Arc;
 
     /// Keys as a tree, whose folders are listed by name a few names at a time.
     struct KeyTree {
-        keys: BTreeSet<String>,
+        /// The names of each folder, by path; true for a name of a folder.
+        folders: BTreeMap<String, BTreeMap<Vec<u8>, bool>>,
         page_names: usize,
+    }
+
+    impl KeyTree {
+        fn new(keys: &BTreeSet<String>, page_names: usize) -> Self {
+            let mut folders = BTreeMap::<String, BTreeMap<Vec<u8>, bool>>::new();
+            for key in keys {
+                let mut path = String::new();
+                for part in key.split_inclusive('/') {
+                    let name = part.trim_end_matches('/');
+                    folders.entry(path.clone()).or_default().insert(name.into(), part.ends_with('/'));
+                    path = if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
+                }
+            }
+            KeyTree { folders, page_names }
+        }
     }
 
     fn attr(kind: FileKind) -> ObjectAttr {
@@ -345,22 +364,17 @@ mod tests {
             unreachable!("a listing needs no lookup")
         }
         fn list(&self, path: &[u8], cursor: Option<&[u8]>, _: usize) -> Result<ListPage> {
-            let path = std::str::from_utf8(path).unwrap();
-            let folder = if path.is_empty() { String::new() } else { format!("{path}/") };
-            let below = self.keys.iter().filter_map(|key| key.strip_prefix(&folder));
-            let names: BTreeSet<(&str, bool)> = below
-                .map(|rest| match rest.split_once('/') {
-                    Some((name, _)) => (name, true),
-                    None => (rest, false),
-                })
-                .collect();
-            let mut names = names.into_iter().filter(|(name, _)| cursor.is_none_or(|after| name.as_bytes() > after));
+            let Some(folder) = self.folders.get(std::str::from_utf8(path).unwrap()) else {
+                return Ok(ListPage { entries: Vec::new(), next: None });
+            };
+            let after = cursor.map_or(Bound::Unbounded, Bound::Excluded);
+            let mut names = folder.range::<[u8], _>((after, Bound::Unbounded));
             let entries: Vec<DirEntry> = names
                 .by_ref()
                 .take(self.page_names)
                 .map(|(name, is_folder)| DirEntry {
-                    name: name.into(),
-                    attr: attr(if is_folder { FileKind::Directory } else { FileKind::File }),
+                    name: name.clone(),
+                    attr: attr(if *is_folder { FileKind::Directory } else { FileKind::File }),
                 })
                 .collect();
             let next = names.next().and(entries.last()).map(|entry| entry.name.clone());
@@ -410,10 +424,15 @@ mod tests {
         }
     }
 
-    /// Keys without a file that is also a folder, as file systems have it.
+    /// Keys that sources have: without names that no file has, and without a file that is also a folder.
     fn key_sets() -> impl Strategy<Value = BTreeSet<String>> {
         proptest::collection::btree_set("[ab\\-.]{1,2}(/[ab\\-.0]{1,2}){0,3}", 0..40).prop_map(|keys| {
-            let is_folder = |key: &String| keys.iter().any(|other| other.starts_with(&format!("{key}/")));
+            let keys: BTreeSet<String> =
+                keys.into_iter().filter(|key| matches!(KeyPath::of_key(key), KeyPath::File(_))).collect();
+            let is_folder = |key: &String| {
+                let below = format!("{key}/");
+                keys.range(below.clone()..).next().is_some_and(|other| other.starts_with(&below))
+            };
             keys.iter().filter(|key| !is_folder(key)).cloned().collect()
         })
     }
@@ -432,7 +451,7 @@ mod tests {
         #[test]
         fn pages_have_the_order_of_s3(
             keys in key_sets(),
-            prefix in "([ab\\-.]{1,2}/?){0,2}",
+            prefix in "/?([ab\\-.]{1,2}/{0,2}){0,2}",
             start_after in "([ab\\-./]{0,4})",
             delimiter in prop_oneof![Just(""), Just("/"), Just("-"), Just("b/")],
             max_keys in 1usize..8,
@@ -441,7 +460,7 @@ mod tests {
             let delimiter = delimiter.to_owned();
             let request = ListRequest { prefix, delimiter, start_after, token: None, max_keys };
             let wanted = listed_by_s3(&keys, &request);
-            prop_assert_eq!(listed_here(KeyTree { keys, page_names }, request), wanted);
+            prop_assert_eq!(listed_here(KeyTree::new(&keys, page_names), request), wanted);
         }
 
         #[test]

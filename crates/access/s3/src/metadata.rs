@@ -7,12 +7,14 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use s3s::dto::GetObjectInput;
 use s3s::{S3Result, s3_error};
-use spurline_types::{ObjectAttr, ObjectHeaders, ObjectId, content_type_of};
+use spurline_types::{FileKind, ObjectAttr, ObjectHeaders, ObjectId, content_type_of};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// The type of an object whose name suggests none, as S3 has it.
 const UNKNOWN_TYPE: &str = "binary/octet-stream";
+/// The type of a folder.
+pub(crate) const FOLDER_TYPE: &str = "application/x-directory";
 /// The header with the type.
 pub(crate) const CONTENT_TYPE: &str = "content-type";
 /// Bytes of names and values of an object's metadata, the limit of S3.
@@ -84,6 +86,10 @@ impl OpenBucket {
     /// The headers that are stored with an object; none where the bucket is only read, and while the source does not answer.
     pub fn headers_of(&self, path: &str, attr: &ObjectAttr) -> Arc<ObjectHeaders> {
         let Ok(changes) = BucketChanges::of(self) else { return Arc::default() };
+        if attr.kind == FileKind::Directory {
+            // The version of a folder does not tell whether the headers have changed.
+            return changes.read_headers(path).map(Arc::new).unwrap_or_default();
+        }
         let (seconds, nanos) = spurline_types::unix_time(attr.mtime);
         let version = format!("{} {seconds}.{nanos}", attr.version.settled_text());
         let id = ObjectId::from_text(&self.name, path.as_bytes(), &version).0;

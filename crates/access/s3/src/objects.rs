@@ -5,15 +5,12 @@ use crate::chunks::{ObjectRange, ObjectStream, PieceMemory, open_stream};
 use crate::conditions::{ReadConditions, strong_etag};
 use crate::errors::volume_error;
 use crate::keys::KeyPath;
-use crate::metadata::{CONTENT_TYPE, type_by_name};
+use crate::metadata::{CONTENT_TYPE, FOLDER_TYPE, type_by_name};
 use s3s::dto::{ETag, Range, Timestamp};
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectHeaders};
 use std::sync::Arc;
 use std::time::SystemTime;
-
-/// The type of a folder.
-const FOLDER_TYPE: &str = "application/x-directory";
 
 /// A read of an object.
 pub(crate) struct ReadRequest {
@@ -63,7 +60,7 @@ fn find<'a>(bucket: &OpenBucket, key: &'a str) -> S3Result<FoundObject<'a>> {
     }
     let etag = bucket.etag(path.as_bytes(), &attr);
     let is_file = wanted == FileKind::File;
-    let headers = if is_file { bucket.headers_of(path, &attr) } else { Arc::default() };
+    let headers = bucket.headers_of(path, &attr);
     let type_by_name = if is_file { type_by_name(path) } else { FOLDER_TYPE };
     let content_type = headers.0.get(CONTENT_TYPE).cloned().unwrap_or_else(|| type_by_name.to_owned());
     let size = if is_file { attr.size } else { 0 };
@@ -180,6 +177,40 @@ fn try_open(
     Ok(ObjectBody { head, content_len: end - start, content_range, stream })
 }
 
+/// How much of an object is copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CopiedPart {
+    Whole,
+    /// From the first byte to the last; the object has to have both.
+    Bytes {
+        first: u64,
+        last: u64,
+    },
+}
+
+impl CopiedPart {
+    /// The part that `x-amz-copy-source-range` names.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for anything but `bytes=FIRST-LAST`.
+    pub fn of_header(range: Option<&str>) -> S3Result<Self> {
+        let Some(range) = range else { return Ok(CopiedPart::Whole) };
+        match Range::parse(range) {
+            Ok(Range::Int { first, last: Some(last) }) => Ok(CopiedPart::Bytes { first, last }),
+            _ => Err(s3_error!(InvalidArgument, "x-amz-copy-source-range is not of the form bytes=FIRST-LAST")),
+        }
+    }
+
+    /// The bytes of an object of this size.
+    fn of_size(self, size: u64) -> S3Result<std::ops::Range<u64>> {
+        match self {
+            CopiedPart::Whole => Ok(0..size),
+            CopiedPart::Bytes { first, last } if last < size => Ok(first..last + 1),
+            CopiedPart::Bytes { .. } => Err(unsatisfiable(size)),
+        }
+    }
+}
+
 /// The object that a copy is made from.
 pub(crate) struct CopiedObject {
     pub range: ObjectRange,
@@ -195,16 +226,16 @@ pub(crate) fn copied_range(
     memory: &Arc<PieceMemory>,
     key: &str,
     conditions: &ReadConditions,
-    range: Option<Range>,
+    part: CopiedPart,
 ) -> S3Result<CopiedObject> {
     let FoundObject { path, attr, head } = find(bucket, key)?;
     if conditions.check(head.etag.value(), head.modified).is_err() {
         return Err(S3ErrorCode::PreconditionFailed.into());
     }
-    let AnswerRange { start, end, .. } = answer_range(range, head.size)?;
+    let bytes = part.of_size(head.size)?;
     let object = Arc::new(bucket.object_ref(path, &attr));
     let memory = Arc::clone(memory);
-    let range = ObjectRange { bucket: Arc::clone(bucket), object, at: start, end, memory };
+    let range = ObjectRange { bucket: Arc::clone(bucket), object, at: bytes.start, end: bytes.end, memory };
     Ok(CopiedObject { range, headers: head.headers })
 }
 
@@ -216,6 +247,23 @@ pub(crate) fn timestamp(time: SystemTime) -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copied_parts_are_not_cut() {
+        let bytes = |header: &str, size| CopiedPart::of_header(Some(header)).and_then(|part| part.of_size(size));
+        assert_eq!(bytes("bytes=1-4", 5).unwrap(), 1..5);
+        for (range, code) in [
+            ("bytes=1-5", S3ErrorCode::InvalidRange),
+            ("bytes=5-5", S3ErrorCode::InvalidRange),
+            ("bytes=1-", S3ErrorCode::InvalidArgument),
+            ("bytes=-2", S3ErrorCode::InvalidArgument),
+            ("bytes=2-1", S3ErrorCode::InvalidArgument),
+            ("1-2", S3ErrorCode::InvalidArgument),
+        ] {
+            assert_eq!(*bytes(range, 5).unwrap_err().code(), code, "{range}");
+        }
+        assert_eq!(CopiedPart::of_header(None).unwrap().of_size(0).unwrap(), 0..0);
+    }
 
     #[test]
     fn ranges_are_cut_at_the_end() {

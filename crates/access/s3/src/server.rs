@@ -4,6 +4,7 @@ use crate::access_keys::AccessKeys;
 use crate::bucket::{OpenBucket, SourceBucket};
 use crate::chunks::PieceMemory;
 use crate::service::BucketService;
+use crate::special_requests::SpecialRequests;
 use crate::tls::EndpointCertificate;
 use crate::uploads::StagingDir;
 use bytes::Bytes;
@@ -21,7 +22,7 @@ use s3s::{Body, HttpError, S3Result};
 use spurline_types::{Error, Result, Stats};
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -86,17 +87,22 @@ pub struct S3Endpoint {
 }
 
 impl S3Endpoint {
+    /// Whether the bytes of uploads can lie in a directory.
+    ///
+    /// # Errors
+    /// That of the directory.
+    pub fn check_upload_dir(path: &Path) -> Result<()> {
+        let shown = format_args!("--s3-upload-dir {}", path.display());
+        StagingDir::check(path).map_err(|error| Error::io(shown, &error))
+    }
+
     /// Serves the buckets.
     ///
     /// # Errors
-    /// When the address is not available, or uploads have no directory.
+    /// When the address is not available.
     pub fn start(config: EndpointConfig, buckets: Vec<SourceBucket>, stats: &Arc<Stats>) -> Result<Self> {
         let EndpointConfig { listen, keys, certificate, domain, limits, upload_dir } = config;
         let failed = |error: io::Error| Error::io(format_args!("--s3-listen {listen}"), &error);
-        if buckets.iter().any(|bucket| bucket.writes.is_some()) {
-            let shown = format_args!("--s3-upload-dir {}", upload_dir.display());
-            StagingDir::check(&upload_dir).map_err(|error| Error::io(shown, &error))?;
-        }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(std::thread::available_parallelism().map_or(2, |count| count.get().clamp(2, 16)))
             .max_blocking_threads(limits.threads)
@@ -110,7 +116,7 @@ impl S3Endpoint {
         let service =
             BucketService::new(buckets.into_iter().map(OpenBucket::new), memory, upload_dir, Arc::clone(stats));
         let is_open = keys.is_none();
-        let s3 = s3_service(service, keys, domain);
+        let s3 = s3_service(service, keys, domain.as_deref());
         let requests = RequestService { s3, is_open, peer: address, stats: Arc::clone(stats) };
         let (stop, stopped) = watch::channel(false);
         let connections = Arc::new(Semaphore::new(limits.connections));
@@ -146,18 +152,26 @@ impl Drop for S3Endpoint {
     }
 }
 
-fn s3_service(service: BucketService, keys: Option<impl S3Auth>, domain: Option<String>) -> S3Service {
-    let mut builder = S3ServiceBuilder::new(service);
+fn s3_service(service: BucketService, keys: Option<impl S3Auth>, domain: Option<&str>) -> S3Service {
+    let unchecked = unsigned_service(service.clone(), domain).build();
+    let mut builder = unsigned_service(service, domain);
+    builder.set_route(SpecialRequests { unchecked, is_open: keys.is_none() });
     if let Some(keys) = keys {
         builder.set_auth(keys);
     }
+    builder.build()
+}
+
+/// The calls for requests without signatures.
+fn unsigned_service(service: BucketService, domain: Option<&str>) -> S3ServiceBuilder {
+    let mut builder = S3ServiceBuilder::new(service);
     if let Some(domain) = domain {
         builder.set_host(HostsOfBuckets { suffix: format!(".{domain}") });
     }
     let mut config = S3Config::default();
     config.xml_max_body_size = XML_MAX;
     builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
-    builder.build()
+    builder
 }
 
 /// Names of hosts that are buckets: `BUCKET.DOMAIN`.
@@ -315,8 +329,8 @@ fn has_type(request: &Request<Incoming>, wanted: &str) -> bool {
     given.is_some_and(|given| given.trim_start().to_ascii_lowercase().starts_with(wanted))
 }
 
-/// Removes what a client has signed with keys that the endpoint does not have.
-fn remove_signature(request: &mut Request<Incoming>) {
+/// Removes the signature of a request that is not checked, or has been.
+pub(crate) fn remove_signature<B>(request: &mut Request<B>) {
     request.headers_mut().remove(AUTHORIZATION);
     let uri = request.uri();
     let Some(query) = uri.query() else { return };

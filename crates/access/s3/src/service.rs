@@ -10,10 +10,12 @@ use crate::keys::KeyPath;
 use crate::listing::{ListRequest, ListToken, ListedItem, ListedObject, ListedPage, list_objects};
 use crate::metadata::{CONTENT_TYPE, headers_of_request, show_headers, wanted_headers};
 use crate::objects::{
-    CopiedObject, ObjectBody, ReadRequest, copied_range, head_object, open_object, range_of_part, timestamp,
+    CopiedObject, CopiedPart, ObjectBody, ReadRequest, copied_range, head_object, open_object, range_of_part, timestamp,
 };
+use crate::special_requests::check_version;
 use crate::uploads::{BodyChecks, NamedPart, PartUploads, StagingDir, UploadRef, receive};
 use async_trait::async_trait;
+use http::header::{HeaderName, IF_MATCH, IF_NONE_MATCH};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::dto::*;
 use s3s::{S3, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
@@ -29,7 +31,8 @@ const OBJECT_OWNER: &str = "spurline";
 /// What `encoding-type=url` escapes.
 const KEY_BYTES_ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'/').remove(b'~');
 
-/// The buckets of an endpoint.
+/// The buckets of an endpoint; clones share all.
+#[derive(Clone)]
 pub(crate) struct BucketService {
     buckets: BTreeMap<String, Arc<OpenBucket>>,
     memory: Arc<PieceMemory>,
@@ -65,13 +68,16 @@ impl BucketService {
         &self,
         from: &CopySource,
         conditions: ReadConditions,
-        range: Option<Range>,
+        part: CopiedPart,
     ) -> S3Result<CopiedObject> {
-        let CopySource::Bucket { bucket, key, .. } = from else { return Err(S3ErrorCode::NotImplemented.into()) };
+        let CopySource::Bucket { bucket, key, version_id } = from else {
+            return Err(S3ErrorCode::NotImplemented.into());
+        };
+        check_version(version_id.as_deref())?;
         let bucket = self.bucket(bucket)?;
         let key = key.to_string();
         let memory = Arc::clone(&self.memory);
-        on_thread(move || copied_range(&bucket, &memory, &key, &conditions, range)).await
+        on_thread(move || copied_range(&bucket, &memory, &key, &conditions, part)).await
     }
 
     fn show_uploads(&self) {
@@ -169,6 +175,12 @@ fn write_condition(if_match: Option<ETagCondition>, if_none_match: Option<&ETagC
         Some(ETagCondition::Any) if if_match.is_none() => Ok(WriteCondition { absent: true, etag: None }),
         Some(_) => Err(s3_error!(NotImplemented, "writes take If-Match, or If-None-Match: *")),
     }
+}
+
+/// A condition that the library does not read.
+fn etag_condition(headers: &http::HeaderMap, name: HeaderName) -> S3Result<Option<ETagCondition>> {
+    let condition = headers.get(&name).map(|value| ETagCondition::parse_http_header(value.as_bytes()));
+    condition.transpose().map_err(|_| s3_error!(InvalidArgument, "{name} has no etag"))
 }
 
 /// The length of a body.
@@ -433,7 +445,9 @@ impl S3 for BucketService {
             let mut errors = Vec::new();
             for object in objects {
                 let condition = object.e_tag.map(ETagCondition::ETag);
-                match changes.delete(&object.key, condition.as_ref()) {
+                let removed = check_version(object.version_id.as_deref())
+                    .and_then(|()| changes.delete(&object.key, condition.as_ref()));
+                match removed {
                     Ok(()) if is_quiet => {}
                     Ok(()) => deleted.push(DeletedObject { key: Some(object.key), ..DeletedObject::default() }),
                     Err(error) => errors.push(s3s::dto::Error {
@@ -451,6 +465,8 @@ impl S3 for BucketService {
 
     async fn copy_object(&self, request: S3Request<CopyObjectInput>) -> S3Result<S3Response<CopyObjectOutput>> {
         let given = headers_of_request(&request.headers)?;
+        let if_match = etag_condition(&request.headers, IF_MATCH)?;
+        let condition = write_condition(if_match, etag_condition(&request.headers, IF_NONE_MATCH)?.as_ref())?;
         let input = request.input;
         let bucket = self.changed_bucket(&input.bucket)?;
         let conditions = copy_conditions_of!(input);
@@ -464,10 +480,10 @@ impl S3 for BucketService {
                 "a copy onto itself changes nothing without x-amz-metadata-directive: REPLACE"
             ));
         }
-        let copied = self.copied_range(&input.copy_source, conditions, None).await?;
+        let copied = self.copied_range(&input.copy_source, conditions, CopiedPart::Whole).await?;
         let len = copied.range.end;
         let headers = if replaces { Arc::new(given) } else { copied.headers };
-        let object = NewObject { bytes: NewBytes::Object(copied.range), headers, condition: WriteCondition::default() };
+        let object = NewObject { bytes: NewBytes::Object(copied.range), headers, condition };
         let etag = self.put(bucket, input.key, object).await?;
         self.stats.s3.write_bytes.add(len);
         let result = CopyObjectResult {
@@ -540,9 +556,8 @@ impl S3 for BucketService {
         let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
         let file = self.uploads.file_for(upload, input.part_number)?;
         let conditions = copy_conditions_of!(input);
-        let range = input.copy_source_range.as_deref().map(Range::parse).transpose();
-        let range = range.map_err(|_| s3_error!(InvalidArgument, "x-amz-copy-source-range is no range"))?;
-        let copied = self.copied_range(&input.copy_source, conditions, range).await?.range;
+        let part = CopiedPart::of_header(input.copy_source_range.as_deref())?;
+        let copied = self.copied_range(&input.copy_source, conditions, part).await?.range;
         let len = copied.end - copied.at;
         let body = on_thread(move || open_stream(copied).map_err(|error| volume_error(&error))).await?;
         let body = StreamingBlob::new(body);

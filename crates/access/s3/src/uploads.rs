@@ -168,6 +168,7 @@ impl BodyChecks {
 }
 
 /// The directory for the bytes of uploads.
+#[derive(Clone)]
 pub(crate) struct StagingDir(pub PathBuf);
 
 impl StagingDir {
@@ -309,9 +310,9 @@ pub(crate) struct NamedPart {
     pub etag: Option<ETag>,
 }
 
-/// The uploads in parts that are under way.
-#[derive(Default)]
-pub(crate) struct PartUploads(Mutex<HashMap<String, PartUpload>>);
+/// The uploads in parts that are under way; clones share them.
+#[derive(Clone, Default)]
+pub(crate) struct PartUploads(Arc<Mutex<HashMap<String, PartUpload>>>);
 
 /// Which upload a request is about.
 #[derive(Clone, Copy)]

@@ -41,9 +41,12 @@ pub(crate) enum CachePlace {
     Here,
     /// The nodes of the group.
     Nodes,
-    /// This process, if the source of a writable mount turns out to be on a network file system. Otherwise reads go to the
+    /// This process, if the source that it changes turns out to be on a network file system. Otherwise reads go to the
     /// source's files.
-    HereForNetwork,
+    HereForNetwork {
+        /// The process as warnings name it.
+        writer: &'static str,
+    },
 }
 
 /// The name of the cache folder of a node in the default directory.
@@ -90,7 +93,7 @@ pub(crate) fn check_cache(
         (true, true) => match default_cache_dir(host) {
             Ok(dir) => vec![dir.join(folder)],
             // It may never be needed.
-            Err(_) if place == CachePlace::HereForNetwork => Vec::new(),
+            Err(_) if matches!(place, CachePlace::HereForNetwork { .. }) => Vec::new(),
             Err(fault) => return Err(fault),
         },
     };
@@ -98,7 +101,10 @@ pub(crate) fn check_cache(
         warnings.extend(unused_cache_flags(args, "with --registry the nodes hold the cache"));
     }
     let near_source_warning = match place {
-        CachePlace::HereForNetwork => unused_cache_flags(args, NO_CACHE_OF_NEAR_SOURCE),
+        CachePlace::HereForNetwork { writer } => {
+            let why = format!("{writer} has no block cache where the source is a directory of this host");
+            unused_cache_flags(args, &why)
+        }
         CachePlace::Here | CachePlace::Nodes => None,
     };
     if place == CachePlace::Nodes
@@ -128,10 +134,6 @@ impl CacheConfig {
         CacheConfig { dirs: Vec::new(), is_default: false, size: CacheSize::None, ..self.clone() }
     }
 }
-
-/// Why flags of the cache are not used where the source of a writable mount is on this host.
-const NO_CACHE_OF_NEAR_SOURCE: &str =
-    "a mount with --rw has no block cache where the source is a directory of this host";
 
 /// The warning about given flags of a cache that this process does not keep.
 fn unused_cache_flags(args: &RawCache, why: &str) -> Option<String> {
@@ -213,6 +215,7 @@ fn expand_dirs(patterns: &[PathBuf]) -> Result<Vec<PathBuf>, Fault> {
 mod tests {
     use super::*;
     use crate::raw::{RawMount, RawNode};
+    use crate::s3::RawGateway;
 
     #[test]
     fn each_source_and_mountpoint_has_a_default_folder_of_its_own() {
@@ -260,6 +263,12 @@ mod tests {
             named.dirs == [given.clone()] && said.starts_with("--cache-dir is not used: a mount with --rw"),
             "{said}"
         );
+        let mut gateway = RawGateway::new(source());
+        gateway.writable = true;
+        gateway.volume.cache.cache_dir = vec![given.clone()];
+        gateway.s3.s3_listen = Some("127.0.0.1:0".parse().unwrap());
+        let said = gateway.check(&host).unwrap().volume.cache.near_source_warning.unwrap();
+        assert!(said.starts_with("--cache-dir is not used: a gateway with --writable has no block cache"), "{said}");
         let without = named.without_dirs();
         assert!(without.dirs.is_empty() && without.size == CacheSize::None);
         // A node that takes changes serves readers too.

@@ -298,7 +298,10 @@ impl RawVolume {
         let alone = group.is_none();
         let place = match (alone, writes) {
             (false, _) => CachePlace::Nodes,
-            (true, Some(_)) if self.source.scheme() == "file" => CachePlace::HereForNetwork,
+            (true, Some(_)) if self.source.scheme() == "file" => {
+                let writer = if reader.s3 { "a gateway with --writable" } else { "a mount with --rw" };
+                CachePlace::HereForNetwork { writer }
+            }
             (true, _) => CachePlace::Here,
         };
         let folder = reader_folder(&self.source, reader.place);
@@ -311,7 +314,7 @@ impl RawVolume {
         let needs = BudgetNeeds { kernel: reader.kernel, rdma, origin: alone, writes: writes_behind, s3: reader.s3 };
         let budget = derive_budget(self.buffer_size, &self.cache, &self.under, needs, host, &mut warnings)?;
         if alone && self.net.rdma_network.is_some() {
-            warnings.push("--rdma-network has no effect: a mount without --registry reads from no node".to_owned());
+            warnings.push("--rdma-network has no effect: without --registry nothing is read from nodes".to_owned());
         }
         let net = check_net(self.net, 0, host, &mut warnings)?;
         let trust = self.trust.check(false)?;

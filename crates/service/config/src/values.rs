@@ -3,6 +3,7 @@
 use spurline_types::{Size, url};
 use std::ffi::OsStr;
 use std::fmt;
+use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
@@ -84,6 +85,19 @@ pub fn parse_mode(s: &str) -> Result<u16, String> {
         Ok(mode) if mode <= 0o777 => Ok(mode),
         _ => Err(format!("'{s}' is not a mode; give an octal number from 0 to 777, such as 0755")),
     }
+}
+
+/// An address and port to listen at; `localhost` is the IPv4 loopback address.
+///
+/// # Errors
+/// Which forms are right.
+pub fn parse_listen_address(s: &str) -> Result<SocketAddr, String> {
+    s.replacen("localhost:", "127.0.0.1:", 1).parse().map_err(|_| {
+        format!(
+            "'{s}' is not an address and port; write 127.0.0.1:9000, localhost:9000, [::1]:9000, or 0.0.0.0:9000 for all \
+             interfaces; other names of hosts are not looked up"
+        )
+    })
 }
 
 /// A user and a group as numbers: `UID:GID`.

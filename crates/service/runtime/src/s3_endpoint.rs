@@ -2,6 +2,7 @@
 
 use crate::setup;
 use crate::writable_files::files_without_kernel;
+use rustix::io::Errno;
 use spurline_config::{Fault, MemoryBudget, S3Config, WritesConfig};
 use spurline_s3::{
     AccessKeys, BucketWrites, EndpointCertificate, EndpointConfig, EndpointLimits, S3Endpoint, SourceBucket,
@@ -14,6 +15,7 @@ use std::sync::Arc;
 
 /// Threads for calls on sources: more than a link needs, and each may wait for the origin.
 const ENDPOINT_THREADS: usize = 128;
+
 /// Starts the endpoint; `upload_dir` takes parts of uploads where the configuration names no directory.
 ///
 /// # Errors
@@ -41,13 +43,23 @@ pub(crate) fn start_endpoint(
     };
     let upload_dir = config.upload_dir.clone().or(upload_dir).unwrap_or_else(std::env::temp_dir);
     let domain = config.domain.clone();
+    if buckets.iter().any(|bucket| bucket.writes.is_some()) {
+        S3Endpoint::check_upload_dir(&upload_dir).map_err(|error| {
+            Fault::missing(error.message(), "give another directory for the bytes of uploads with --s3-upload-dir")
+        })?;
+    }
     let endpoint = EndpointConfig { listen: config.listen, keys, certificate, domain, limits, upload_dir };
-    let endpoint = S3Endpoint::start(endpoint, buckets, stats);
-    endpoint.map_err(|error| {
-        Fault::missing(
-            error.message(),
-            "give another address with --s3-listen, or another directory with --s3-upload-dir",
-        )
+    S3Endpoint::start(endpoint, buckets, stats).map_err(|error| {
+        const IN_USE: ErrorKind = ErrorKind::Io(Errno::ADDRINUSE.raw_os_error());
+        const NOT_HERE: ErrorKind = ErrorKind::Io(Errno::ADDRNOTAVAIL.raw_os_error());
+        let remedy = match error.kind() {
+            IN_USE => {
+                "another program listens there (ss -ltnp shows which): give another address or port with --s3-listen"
+            }
+            NOT_HERE => "no interface of this host has the address (ip address): give another address with --s3-listen",
+            _ => "give another address or port with --s3-listen",
+        };
+        Fault::missing(error.message(), remedy)
     })
 }
 

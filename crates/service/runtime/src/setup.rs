@@ -134,6 +134,12 @@ pub struct OpenCache {
     pub fresh: FreshDirs,
 }
 
+/// Logs the shares of the memory; the index of cache disks only where there are some.
+pub(crate) fn log_memory(budget: &config::MemoryBudget, has_disks: bool) {
+    let index_bytes = if has_disks { budget.index_bytes } else { u64::MAX };
+    tracing::info!("memory: {}", config::MemoryBudget { index_bytes, ..budget.clone() });
+}
+
 /// Opens the cache disks, with at most `index_bytes` of memory for the index.
 ///
 /// # Errors

@@ -501,10 +501,16 @@ impl BucketFiles {
         })
     }
 
-    /// The headers of the object at a path, as stored.
+    /// The headers of the object at a path, or of the marker of a folder, as stored.
     fn object_headers(&self, path: &[u8]) -> Result<ObjectHeaders> {
         let key = key_of(&self.options.root, path)?;
-        Ok(without_mark(self.requests.run(self.requests.head(&key))?.attributes).headers())
+        let stored = match self.requests.run(self.requests.head(&key)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                self.requests.run(self.requests.head(&format!("{key}/")))?
+            }
+            stored => stored?,
+        };
+        Ok(without_mark(stored.attributes).headers())
     }
 
     /// Changes the attributes of a folder, which are those of its marker: a folder without a marker gets one. The root of a
