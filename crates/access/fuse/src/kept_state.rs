@@ -5,16 +5,19 @@
 //! other without an index. A body is complete before its header says so, and a removed block keeps its length for ever, so that each
 //! store leaves a table that can be read. Free blocks are found again by reading the table.
 
+mod client;
+
+pub(crate) use client::set_thread_request;
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use spurline_fs::{
     KeptChange, KeptHandle, KeptInode, KeptLock, KeptName, KeptNode, KeptRecord, KeptRecords, KeptVersion, MadeChange,
-    RecordSlot, RequestNumber,
+    RecordSlot,
 };
 use spurline_types::{FileKind, unix_time};
-use spurline_volume::kept_client::{ClientStart, HeldFile, KeptClient, SentChange};
+use spurline_volume::kept_client::{HeldFile, SentChange};
 use spurline_volume::writes::{FileIdentity, FileLock, LockFamily, LockKind, LockRange};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -25,7 +28,7 @@ use std::time::{Duration, SystemTime};
 
 /// "spurline", and the version of the table.
 const MAGIC: u64 = u64::from_le_bytes(*b"spurline");
-const FORMAT_VERSION: u64 = 3;
+const FORMAT_VERSION: u64 = 4;
 /// Words of the table's own header.
 const HEADER_WORDS: usize = 16;
 const AT_MAGIC: usize = 0;
@@ -54,10 +57,12 @@ const KIND_CHANGE: u64 = 8;
 const RECORD_KINDS: [u64; 6] = [KIND_INODE, KIND_NODE, KIND_NAME, KIND_HANDLE, KIND_LOCK, KIND_CHANGE];
 
 /// Words of a change: its state, the fact before, the count, whether there is an object, and that; then number, process and place
-/// of what was sent.
-const CHANGE_WORDS: usize = 4 + IDENTITY_WORDS + 3;
+/// of what was sent, and the two objects that were known.
+const CHANGE_WORDS: usize = 4 + IDENTITY_WORDS + 3 + 2 * KNOWN_WORDS;
 /// The first word of what was sent, from the header of a change.
 const AT_SENT: usize = 5 + IDENTITY_WORDS;
+/// Words of an object that may be there.
+const KNOWN_WORDS: usize = 1 + IDENTITY_WORDS;
 /// States of a change.
 const CHANGE_NONE: u64 = 0;
 const CHANGE_BEGUN: u64 = 1;
@@ -98,13 +103,6 @@ pub struct KeptState {
 thread_local! {
     /// The record of this thread's last change.
     static THREAD_CHANGE: RefCell<Option<ThreadChange>> = const { RefCell::new(None) };
-    /// The request that this thread serves.
-    static THREAD_REQUEST: Cell<RequestNumber> = const { Cell::new(RequestNumber::NONE) };
-}
-
-/// This thread serves a request.
-pub(crate) fn set_thread_request(request: RequestNumber) {
-    THREAD_REQUEST.set(request);
 }
 
 /// A record of changes that belongs to a thread.
@@ -292,19 +290,6 @@ impl KeptState {
             }
         });
         *self.blocks.lock() = blocks;
-    }
-
-    fn find_sent(&self) {
-        let mut sent = HashMap::new();
-        self.for_each_block(|at, kind, _| {
-            if kind == KIND_CHANGE
-                && let Some(change) = self.read_change(at)
-                && change.sent.number != 0
-            {
-                sent.insert(change.request, change.sent);
-            }
-        });
-        *self.earlier_sent.lock() = sent;
     }
 
     /// A free block of this class, else a new one, else a longer one that is free; with its class.
@@ -511,27 +496,14 @@ impl KeptState {
     /// `None` where no request is recorded.
     fn read_change(&self, at: usize) -> Option<KeptChange> {
         let state = self.word(at + 1);
-        let object = match self.word(at + 4) {
-            0 => None,
-            lasting => Some(self.identity_at(at + 5, lasting == 1)),
-        };
+        let object = self.known_at(at + 4);
         let made = (state & 3 == CHANGE_MADE).then(|| MadeChange { count: self.word(at + 3), object });
-        let sent = SentChange {
-            number: self.word(at + AT_SENT),
-            process: self.word(at + AT_SENT + 1),
-            place: self.word(at + AT_SENT + 2),
-        };
-        (state != CHANGE_NONE).then(|| KeptChange { request: state >> 2, before: self.word(at + 2), made, sent })
-    }
-
-    /// Writes what is sent for the request of a record. A successor finds all of it, or nothing.
-    fn write_sent(&self, slot: usize, sent: &SentChange) {
-        let words = &self.words[slot + AT_SENT..];
-        words[0].store(0, Ordering::Relaxed);
-        compiler_fence(Ordering::SeqCst);
-        words[1].store(sent.process, Ordering::Relaxed);
-        words[2].store(sent.place, Ordering::Relaxed);
-        words[0].store(sent.number, Ordering::Release);
+        (state != CHANGE_NONE).then(|| KeptChange {
+            request: state >> 2,
+            before: self.word(at + 2),
+            made,
+            sent: self.read_sent(at),
+        })
     }
 
     /// A record of this request, which has made nothing yet, in place of another request's.
@@ -546,6 +518,14 @@ impl KeptState {
         self.words[slot + 4].store(0, Ordering::Relaxed);
         self.write_sent(slot, &change.sent);
         state.store(change.request << 2 | CHANGE_BEGUN, Ordering::Release);
+    }
+
+    /// The object that may be there, as [`store_known`] writes it.
+    fn known_at(&self, at: usize) -> Option<FileIdentity> {
+        match self.word(at) {
+            0 => None,
+            lasting => Some(self.identity_at(at + 1, lasting == 1)),
+        }
     }
 
     fn identity_at(&self, at: usize, lasting: bool) -> FileIdentity {
@@ -570,6 +550,17 @@ impl KeptState {
             slot
         })
     }
+}
+
+/// Writes an object that may be there.
+fn store_known(words: &[AtomicU64], known: Option<&FileIdentity>) {
+    if let Some(identity) = known {
+        for (place, word) in words[1..].iter().zip(identity_words(identity)) {
+            place.store(word, Ordering::Relaxed);
+        }
+    }
+    let kind = known.map_or(0, |identity| if identity.is_lasting() { 1 } else { 2 });
+    words[0].store(kind, Ordering::Relaxed);
 }
 
 fn identity_words(identity: &FileIdentity) -> [u64; IDENTITY_WORDS] {
@@ -672,54 +663,8 @@ impl KeptRecords for KeptState {
         self.begin_record(slot, change);
         let Some(made) = change.made else { return };
         self.words[slot + 3].store(made.count, Ordering::Relaxed);
-        if let Some(object) = &made.object {
-            for (place, word) in self.words[slot + 5..].iter().zip(identity_words(object)) {
-                place.store(word, Ordering::Relaxed);
-            }
-            self.words[slot + 4].store(if object.is_lasting() { 1 } else { 2 }, Ordering::Relaxed);
-        }
+        store_known(&self.words[slot + 4..], made.object.as_ref());
         state.store(change.request << 2 | CHANGE_MADE, Ordering::Release);
-    }
-}
-
-impl KeptClient for KeptState {
-    fn begin(&self, session: u64) -> ClientStart {
-        let processes = self.words[AT_CLIENTS].fetch_add(1, Ordering::Relaxed);
-        if processes == 0 {
-            self.words[AT_SESSION].store(session, Ordering::Relaxed);
-        }
-        let mut pending: Vec<u64> = self.earlier_sent.lock().values().map(|sent| sent.number).collect();
-        pending.sort_unstable();
-        ClientStart { session: self.word(AT_SESSION), processes, pending }
-    }
-
-    fn reserve_numbers(&self, count: u64) -> u64 {
-        self.words[AT_NUMBERS].fetch_add(count, Ordering::Relaxed)
-    }
-
-    fn take_repeated(&self) -> Option<SentChange> {
-        let request = THREAD_REQUEST.get();
-        if !request.repeated {
-            return None;
-        }
-        self.earlier_sent.lock().remove(&request.number)
-    }
-
-    fn note_sending(&self, change: &SentChange) {
-        let request = THREAD_REQUEST.get().number;
-        let slot = self.thread_change() as usize;
-        if request == 0 || slot == 0 {
-            return;
-        }
-        self.begin_record(slot, &KeptChange { request, ..KeptChange::default() });
-        self.write_sent(slot, change);
-    }
-
-    fn note_sent(&self, number: u64, process: u64) {
-        let slot = self.thread_change() as usize;
-        if slot != 0 && self.word(slot + AT_SENT) == number {
-            self.words[slot + AT_SENT + 1].store(process, Ordering::Release);
-        }
     }
 }
 
@@ -788,35 +733,6 @@ mod tests {
     }
 
     #[test]
-    fn a_client_of_nodes_goes_on_with_its_numbers_and_the_changes_without_an_answer() {
-        let state = KeptState::create(0).unwrap();
-        assert_eq!(state.begin(5), ClientStart { session: 5, ..ClientStart::default() });
-        assert_eq!((state.reserve_numbers(10), state.reserve_numbers(10)), (0, 10));
-        let held = Some(HeldFile { number: 1, node: 2, process: u64::MAX });
-        let handle = KeptHandle { fh: 9, ino: 5, owner: [u32::MAX, 7], held, ..KeptHandle::default() };
-        state.keep_handle(&handle);
-        set_thread_request(RequestNumber { number: 6, repeated: false });
-        let sent = SentChange { number: 11, process: 0, place: 77 };
-        state.note_sending(&SentChange { number: 10, ..sent });
-        state.note_sending(&sent);
-        state.note_sent(10, 3);
-        state.note_sent(11, 4);
-        let next = KeptState::open(state.duplicate_file().unwrap()).unwrap();
-        assert_eq!(next.begin(8), ClientStart { session: 5, processes: 1, pending: vec![11] });
-        assert_eq!(next.reserve_numbers(10), 20);
-        next.for_each(&mut |_, record| match record {
-            KeptRecord::Handle(kept) => assert_eq!(*kept, handle),
-            KeptRecord::Change(change) => assert_eq!((change.request, change.made), (6, None)),
-            other => panic!("{other:?}"),
-        });
-        assert_eq!(next.take_repeated(), None, "the request is new");
-        set_thread_request(RequestNumber { number: 6, repeated: true });
-        assert_eq!(next.take_repeated(), Some(SentChange { process: 4, ..sent }));
-        assert_eq!(next.take_repeated(), None);
-        set_thread_request(RequestNumber::NONE);
-    }
-
-    #[test]
     fn records_of_a_writable_mount_are_read_as_they_were_kept() {
         let state = KeptState::create(0).unwrap();
         let identity = FileIdentity::new([7; FileIdentity::LEN], true);
@@ -880,7 +796,7 @@ mod tests {
         let state = KeptState::create(0).unwrap();
         state.words[AT_VERSION].store(FORMAT_VERSION + 1, Ordering::Relaxed);
         let refusal = KeptState::open(state.duplicate_file().unwrap()).err().unwrap().to_string();
-        assert!(refusal.contains("version 3"), "{refusal}");
+        assert!(refusal.contains(&format!("version {}", FORMAT_VERSION + 1)), "{refusal}");
         let empty = memfd_create("empty", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&empty, 4096).unwrap();
         assert!(KeptState::open(empty).is_err());

@@ -2,6 +2,8 @@
 //! the numbers of changes, and the change of each program's request. Where that is kept is the business of who implements the
 //! trait.
 
+use crate::writes::FileIdentity;
+
 /// A change that was sent to a node, or is about to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SentChange {
@@ -11,6 +13,8 @@ pub struct SentChange {
     pub process: u64,
     /// Where appended bytes were expected to go.
     pub place: u64,
+    /// The objects that the names of the change led to before, where known: the next process may find other objects.
+    pub known: [Option<FileIdentity>; 2],
 }
 
 /// An open file or directory that a process of a node has.

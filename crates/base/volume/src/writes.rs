@@ -661,6 +661,9 @@ pub trait WritableDirectory: WritableObject {
 pub trait KnownNames: Send + Sync {
     /// The paths that lead to an object, as far as known.
     fn paths_of(&self, identity: FileIdentity) -> Vec<Vec<u8>>;
+
+    /// The object that a path leads to, as far as known.
+    fn object_at(&self, path: &[u8]) -> Option<FileIdentity>;
 }
 
 /// What [`WritableVolume::create`] made or opened.

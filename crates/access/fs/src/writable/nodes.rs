@@ -599,6 +599,13 @@ impl KnownNames for NodeTable {
         let names = node.map_or(&[][..], |node| &node.names);
         names.iter().filter_map(|name| tree.path_of(name.parent, Some(&name.name))).collect()
     }
+
+    fn object_at(&self, path: &[u8]) -> Option<FileIdentity> {
+        let tree = self.tree.read();
+        let mut names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty());
+        let ino = names.try_fold(ROOT, |ino, name| tree.child(ino, name))?;
+        tree.nodes.get(&ino).map(|node| node.identity)
+    }
 }
 
 impl NodeTree {

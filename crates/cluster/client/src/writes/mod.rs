@@ -106,11 +106,6 @@ impl GroupWrites {
         settle_answer(sent.answer)
     }
 
-    /// A change about a path, made once.
-    fn change_at(&self, path: &[u8], call: WriteCall<'_>, context: RequestContext<'_>) -> Result<NodeAnswer> {
-        self.calls.change_at(&self.calls.draw_for_request(), path, &call, context, self.calls.begin())
-    }
-
     /// Opens a file, whose number is that of the change.
     fn open_at(
         &self,
@@ -195,7 +190,8 @@ impl GroupWrites {
 
     /// What a name leads to, for a change that removes it.
     fn known_at(&self, at: &NamePath<'_>) -> Option<FileIdentity> {
-        self.known.object(&join_path(at.directory.path, at.name))
+        let path = join_path(at.directory.path, at.name);
+        self.known.object(&path).or_else(|| self.files.names()?.object_at(&path))
     }
 
     fn note(&self, path: &[u8], answer: &WriteAnswer) {
@@ -539,7 +535,10 @@ impl WritableVolume for GroupWrites {
                 of.path.to_vec()
             }
         };
-        let answer = match self.change_at(&path, WriteCall::Change(*change), context) {
+        let number = self.calls.draw_for_names(context.known);
+        context.known = number.known();
+        let call = WriteCall::Change(*change);
+        let answer = match self.calls.change_at(&number, &path, &call, context, self.calls.begin()) {
             Ok(sent) => sent.answer,
             // Another process than that of the name has the new file.
             Err(error) if is_absent(&error) && self.is_removed_here(change, &path) => WriteAnswer::Done,

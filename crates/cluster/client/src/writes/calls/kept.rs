@@ -4,6 +4,7 @@
 use super::{ChangeNumber, HomeProcess, MaybeExecuted, WriteCalls};
 use spurline_types::ObjectId;
 use spurline_volume::kept_client::{HeldFile, SentChange};
+use spurline_volume::writes::FileIdentity;
 use std::sync::Arc;
 
 /// The number of an append, and where the bytes are expected to go.
@@ -53,12 +54,19 @@ impl WriteCalls {
     /// The number of the change that a program requests: that of the process before, if that has sent the change. A file that is
     /// opened by the change has the same number.
     pub fn draw_for_request(&self) -> ChangeNumber<'_> {
-        let Some(kept) = &self.kept else { return self.numbers.draw_number() };
-        let number = match kept.take_repeated() {
-            Some(sent) => self.numbers.take_up(sent.number, MaybeExecuted::of_kept(sent.process)),
-            None => self.numbers.draw_number(),
+        self.draw_for_names([None; 2])
+    }
+
+    /// As [`WriteCalls::draw_for_request`], for a change of names that lead to the `known` objects.
+    pub fn draw_for_names(&self, known: [Option<FileIdentity>; 2]) -> ChangeNumber<'_> {
+        let repeated = self.kept.as_ref().and_then(|kept| kept.take_repeated());
+        let number = match repeated {
+            Some(sent) => self.numbers.take_up(&sent),
+            None => self.numbers.draw_for_names(known),
         };
-        kept.note_sending(&number.to_kept(0));
+        if let Some(kept) = &self.kept {
+            kept.note_sending(&number.to_kept());
+        }
         number
     }
 
@@ -75,7 +83,7 @@ impl WriteCalls {
             None => DrawnAppend { number: self.numbers.draw_raw(), place, before: MaybeExecuted::Nowhere },
         };
         let DrawnAppend { number, place, before } = drawn;
-        kept.note_sending(&SentChange { number, process: before.to_kept(), place });
+        kept.note_sending(&SentChange { number, process: before.to_kept(), place, known: [None; 2] });
         Some(drawn)
     }
 

@@ -6,6 +6,7 @@
 use super::MaybeExecuted;
 use parking_lot::Mutex;
 use spurline_volume::kept_client::{KeptClient, SentChange};
+use spurline_volume::writes::FileIdentity;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -35,6 +36,7 @@ pub(crate) struct ChangeNumber<'a> {
     numbers: &'a ChangeNumbers,
     number: u64,
     before: MaybeExecuted,
+    known: [Option<FileIdentity>; 2],
 }
 
 impl ChangeNumbers {
@@ -50,7 +52,12 @@ impl ChangeNumbers {
 
     /// The next number. Numbers begin at 1.
     pub fn draw_number(&self) -> ChangeNumber<'_> {
-        ChangeNumber { numbers: self, number: self.draw_raw(), before: MaybeExecuted::Nowhere }
+        self.draw_for_names([None; 2])
+    }
+
+    /// As [`ChangeNumbers::draw_number`], for a change of names that lead to these objects.
+    pub fn draw_for_names(&self, known: [Option<FileIdentity>; 2]) -> ChangeNumber<'_> {
+        ChangeNumber { numbers: self, number: self.draw_raw(), before: MaybeExecuted::Nowhere, known }
     }
 
     /// The next number, until [`ChangeNumbers::end_number`].
@@ -69,9 +76,10 @@ impl ChangeNumbers {
     }
 
     /// The number of a change that a process before has sent.
-    pub fn take_up(&self, number: u64, before: MaybeExecuted) -> ChangeNumber<'_> {
+    pub fn take_up(&self, sent: &SentChange) -> ChangeNumber<'_> {
+        let SentChange { number, process, known, .. } = *sent;
         self.take_up_raw(number);
-        ChangeNumber { numbers: self, number, before }
+        ChangeNumber { numbers: self, number, before: MaybeExecuted::of_kept(process), known }
     }
 
     /// As [`ChangeNumbers::take_up`], until [`ChangeNumbers::end_number`].
@@ -118,9 +126,14 @@ impl ChangeNumber<'_> {
         self.before
     }
 
-    /// As it is kept, for bytes that go to `place`.
-    pub fn to_kept(&self, place: u64) -> SentChange {
-        SentChange { number: self.number, process: self.before.to_kept(), place }
+    /// The objects that the names of the change led to when it was sent first.
+    pub fn known(&self) -> [Option<FileIdentity>; 2] {
+        self.known
+    }
+
+    /// As it is kept.
+    pub fn to_kept(&self) -> SentChange {
+        SentChange { number: self.number, process: self.before.to_kept(), place: 0, known: self.known }
     }
 }
 
@@ -176,7 +189,9 @@ mod tests {
         assert_eq!(numbers.answered_below(), NUMBERS_RESERVED + 2 - ANSWERED_KEPT as u64);
         let next = ChangeNumbers::new(Some(kept), &[7]);
         assert_eq!(next.answered_below(), 7);
-        let taken = next.take_up(7, MaybeExecuted::At(3));
+        let known = [Some(FileIdentity::from_number(9)), None];
+        let taken = next.take_up(&SentChange { number: 7, process: 3, known, ..SentChange::default() });
+        assert_eq!((taken.before(), taken.known()), (MaybeExecuted::At(3), known));
         assert!((0..2 * ANSWERED_KEPT).all(|_| next.draw_number().get() > 2 * NUMBERS_RESERVED));
         assert_eq!(next.answered_below(), 7, "it has no answer yet");
         drop(taken);

@@ -1,0 +1,137 @@
+//! What a client of nodes keeps in the state of a mount: session, numbers, and what was sent for each request. Knows neither nodes
+//! nor changes.
+
+use super::{AT_CLIENTS, AT_NUMBERS, AT_SENT, AT_SESSION, KIND_CHANGE, KNOWN_WORDS, KeptState, store_known};
+use spurline_fs::{KeptChange, RequestNumber};
+use spurline_volume::kept_client::{ClientStart, KeptClient, SentChange};
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::atomic::{Ordering, compiler_fence};
+
+thread_local! {
+    /// The request that this thread serves.
+    static THREAD_REQUEST: Cell<RequestNumber> = const { Cell::new(RequestNumber::NONE) };
+}
+
+/// This thread serves a request.
+pub(crate) fn set_thread_request(request: RequestNumber) {
+    THREAD_REQUEST.set(request);
+}
+
+impl KeptState {
+    /// Finds what processes before have sent.
+    pub(super) fn find_sent(&self) {
+        let mut sent = HashMap::new();
+        self.for_each_block(|at, kind, _| {
+            if kind == KIND_CHANGE
+                && let Some(change) = self.read_change(at)
+                && change.sent.number != 0
+            {
+                sent.insert(change.request, change.sent);
+            }
+        });
+        *self.earlier_sent.lock() = sent;
+    }
+
+    /// What a process has sent for the request of a record.
+    pub(super) fn read_sent(&self, at: usize) -> SentChange {
+        SentChange {
+            number: self.word(at + AT_SENT),
+            process: self.word(at + AT_SENT + 1),
+            place: self.word(at + AT_SENT + 2),
+            known: [0, 1].map(|n| self.known_at(at + AT_SENT + 3 + n * KNOWN_WORDS)),
+        }
+    }
+
+    /// Writes what is sent for the request of a record. A successor finds all of it, or nothing.
+    pub(super) fn write_sent(&self, slot: usize, sent: &SentChange) {
+        let words = &self.words[slot + AT_SENT..];
+        words[0].store(0, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+        words[1].store(sent.process, Ordering::Relaxed);
+        words[2].store(sent.place, Ordering::Relaxed);
+        for (known, words) in sent.known.iter().zip(words[3..].chunks(KNOWN_WORDS)) {
+            store_known(words, known.as_ref());
+        }
+        words[0].store(sent.number, Ordering::Release);
+    }
+}
+
+impl KeptClient for KeptState {
+    fn begin(&self, session: u64) -> ClientStart {
+        let processes = self.words[AT_CLIENTS].fetch_add(1, Ordering::Relaxed);
+        if processes == 0 {
+            self.words[AT_SESSION].store(session, Ordering::Relaxed);
+        }
+        let mut pending: Vec<u64> = self.earlier_sent.lock().values().map(|sent| sent.number).collect();
+        pending.sort_unstable();
+        ClientStart { session: self.word(AT_SESSION), processes, pending }
+    }
+
+    fn reserve_numbers(&self, count: u64) -> u64 {
+        self.words[AT_NUMBERS].fetch_add(count, Ordering::Relaxed)
+    }
+
+    fn take_repeated(&self) -> Option<SentChange> {
+        let request = THREAD_REQUEST.get();
+        if !request.repeated {
+            return None;
+        }
+        self.earlier_sent.lock().remove(&request.number)
+    }
+
+    fn note_sending(&self, change: &SentChange) {
+        let request = THREAD_REQUEST.get().number;
+        let slot = self.thread_change() as usize;
+        if request == 0 || slot == 0 {
+            return;
+        }
+        self.begin_record(slot, &KeptChange { request, ..KeptChange::default() });
+        self.write_sent(slot, change);
+    }
+
+    fn note_sent(&self, number: u64, process: u64) {
+        let slot = self.thread_change() as usize;
+        if slot != 0 && self.word(slot + AT_SENT) == number {
+            self.words[slot + AT_SENT + 1].store(process, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_fs::{KeptHandle, KeptRecord, KeptRecords as _};
+    use spurline_volume::kept_client::HeldFile;
+    use spurline_volume::writes::FileIdentity;
+
+    #[test]
+    fn a_client_of_nodes_goes_on_with_its_numbers_and_the_changes_without_an_answer() {
+        let state = KeptState::create(0).unwrap();
+        assert_eq!(state.begin(5), ClientStart { session: 5, ..ClientStart::default() });
+        assert_eq!((state.reserve_numbers(10), state.reserve_numbers(10)), (0, 10));
+        let held = Some(HeldFile { number: 1, node: 2, process: u64::MAX });
+        let handle = KeptHandle { fh: 9, ino: 5, owner: [u32::MAX, 7], held, ..KeptHandle::default() };
+        state.keep_handle(&handle);
+        set_thread_request(RequestNumber { number: 6, repeated: false });
+        let known = [Some(FileIdentity::from_number(3)), None];
+        let sent = SentChange { number: 11, process: 0, place: 77, known };
+        state.note_sending(&SentChange { number: 10, ..sent });
+        state.note_sending(&sent);
+        state.note_sent(10, 3);
+        state.note_sent(11, 4);
+        let next = KeptState::open(state.duplicate_file().unwrap()).unwrap();
+        assert_eq!(next.begin(8), ClientStart { session: 5, processes: 1, pending: vec![11] });
+        assert_eq!(next.reserve_numbers(10), 20);
+        next.for_each(&mut |_, record| match record {
+            KeptRecord::Handle(kept) => assert_eq!(*kept, handle),
+            KeptRecord::Change(change) => assert_eq!((change.request, change.made), (6, None)),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(next.take_repeated(), None, "the request is new");
+        set_thread_request(RequestNumber { number: 6, repeated: true });
+        assert_eq!(next.take_repeated(), Some(SentChange { process: 4, ..sent }));
+        assert_eq!(next.take_repeated(), None);
+        set_thread_request(RequestNumber::NONE);
+    }
+}
