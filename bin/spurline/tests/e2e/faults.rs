@@ -4,6 +4,7 @@ use crate::world::*;
 use rustix::fs::Mode;
 use rustix::process::Signal;
 use spurline_testkit::{ChaosProxy, ProxyFault, S3Server};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::os::unix::process::CommandExt as _;
@@ -384,6 +385,67 @@ fn a_signal_while_the_mount_is_being_made_leaves_nothing_behind() {
     }
 }
 
+/// A mount of a user without rights, in a mount namespace of its own.
+struct UserMount<'a> {
+    world: &'a World,
+    binary: &'a Path,
+    mount: Mount,
+}
+
+const DROP_RIGHTS: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+
+impl UserMount<'_> {
+    /// With `device` as /dev/fuse.
+    fn start<'a>(world: &'a World, binary: &'a Path, device: &Path, more: &[&str]) -> UserMount<'a> {
+        let script = "mount --bind \"$1\" /dev/fuse && shift && exec \"$@\"";
+        let mut command = world.command(&[]);
+        let words = world.mount_words(world.path("source").to_str().unwrap());
+        command.args(words).arg("--recover").args(more);
+        let mut apart = Command::new("unshare");
+        apart.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]).arg(device);
+        apart.args(DROP_RIGHTS).arg(binary).args(command.get_args()).current_dir("/");
+        same_environment(&mut apart, &command);
+        let mount = world.mount_with(&mut apart);
+        assert!(mounted_for(&mount.process().pid().to_string(), &mount.at) && !is_mounted(&mount.at));
+        UserMount { world, binary, mount }
+    }
+
+    /// A program of the user. Root can't enter such a mount.
+    fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        let pid = self.mount.process().pid();
+        command.args([&format!("--mount=/proc/{pid}/ns/mnt")]).args(DROP_RIGHTS).arg(program);
+        same_environment(&mut command, &self.world.command(&[]));
+        command
+    }
+
+    fn run(&self, word: &str) {
+        let out = finish(self.command(self.binary).arg(word).arg(&self.mount.at));
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let out = finish(self.command(self.binary).args(["status", "--json"]).arg(&self.mount.at));
+        serde_json::from_slice(&out.stdout).unwrap_or_default()
+    }
+
+    /// The keeper starts the mount's process again.
+    fn kill_server(&self) {
+        send(self.status()["pid"].as_u64().unwrap() as u32, Signal::KILL);
+        eventually("the next process", || self.status()["keeper"]["restarts"] == 1);
+    }
+
+    fn read(&self) -> Vec<u8> {
+        finish(self.command("cat").arg(self.mount.path("file"))).stdout
+    }
+
+    fn unmount(mut self) {
+        self.run("umount");
+        let status = self.mount.process_mut().wait();
+        assert!(status.success(), "{status}: {}", self.mount.process().log());
+    }
+}
+
 #[test]
 fn a_user_without_rights_mounts_through_fusermount3() {
     if !can_mount() {
@@ -413,41 +475,29 @@ fn a_user_without_rights_mounts_through_fusermount3() {
     if !made.status.success() || File::options().read(true).write(true).open(&device).is_err() {
         return skip("fusermount", "no device can be made here");
     }
-    let drop_rights = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-    let script = "mount --bind \"$1\" /dev/fuse && shift && exec \"$@\"";
-    let mut command = world.command(&[]);
-    let words = world.mount_words(world.path("source").to_str().unwrap());
-    command.args(words).arg("--recover");
-    let mut apart = Command::new("unshare");
-    apart.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]).arg(&device);
-    apart.args(drop_rights).arg(&binary).args(command.get_args()).current_dir("/");
-    same_environment(&mut apart, &command);
-    let mut mount = world.mount_with(&mut apart);
-    let pid = mount.process().pid().to_string();
-    assert!(mounted_for(&pid, &mount.at) && !is_mounted(&mount.at));
-    let inside = |program: &Path, words: &[&std::ffi::OsStr]| {
-        let mut command = Command::new("nsenter");
-        command.args([&format!("--mount=/proc/{pid}/ns/mnt")]).args(drop_rights).arg(program).args(words);
-        same_environment(&mut command, &world.command(&[]));
-        finish(&mut command)
+    let mount = UserMount::start(&world, &binary, &device, &[]);
+    assert!(mount.read() == bytes(40, 2 * MIB));
+    mount.kill_server();
+    mount.run("upgrade");
+    assert!(mount.read() == bytes(40, 2 * MIB));
+    mount.unmount();
+    let mount = UserMount::start(&world, &binary, &device, &["--rw"]);
+    let script = "set -e; cd \"$1\"; exec 3>log; n=0; while [ ! -e end ]; do echo $n >&3; n=$((n + 1)); \
+        echo text >new; mv new old; [ \"$(cat old)\" = text ]; rm old; done";
+    let mut writer = mount.command("sh").args(["-c", script, "sh"]).arg(&mount.mount.at).spawn().unwrap();
+    let log = || fs::read_to_string(world.path("source/log")).unwrap_or_default();
+    let wait_for_writes = || {
+        let lines = log().lines().count();
+        eventually("the user's program writes", || log().lines().count() > lines + 5);
     };
-    // Root can't enter such a mount, so its user reads it.
-    let out = inside(Path::new("cat"), &[mount.path("file").as_os_str()]);
-    assert!(out.stdout == bytes(40, 2 * MIB), "{}", String::from_utf8_lossy(&out.stderr));
-    // The user's keeper starts the mount's process again, and continues it with another program.
-    let status = || {
-        let out = inside(&binary, &["status".as_ref(), "--json".as_ref(), mount.at.as_os_str()]);
-        serde_json::from_slice::<serde_json::Value>(&out.stdout).unwrap_or_default()
-    };
-    let server = status()["pid"].as_u64().unwrap();
-    send(server as u32, Signal::KILL);
-    eventually("the next process", || status()["keeper"]["restarts"] == 1);
-    let out = inside(&binary, &["upgrade".as_ref(), mount.at.as_os_str()]);
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    let out = inside(Path::new("cat"), &[mount.path("file").as_os_str()]);
-    assert!(out.stdout == bytes(40, 2 * MIB), "{}", String::from_utf8_lossy(&out.stderr));
-    let out = inside(&binary, &["umount".as_ref(), mount.at.as_os_str()]);
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    let status = mount.process_mut().wait();
-    assert!(status.success(), "{status}: {}", mount.process().log());
+    wait_for_writes();
+    mount.kill_server();
+    wait_for_writes();
+    mount.run("upgrade");
+    wait_for_writes();
+    fs::write(world.path("source/end"), "").unwrap();
+    assert!(writer.wait().unwrap().success());
+    mount.unmount();
+    let log = log();
+    assert!(log.lines().enumerate().all(|(n, line)| line == n.to_string()), "{log}");
 }
