@@ -17,7 +17,9 @@ impl OpenObject {
     }
 
     fn can_follow(&self, changes: &ObjectChanges, facts: &ObjectFacts) -> bool {
-        let is_new = facts.published.is_none() && changes.staged.is_none() && !self.is_exclusive;
+        // A lone mount knows no other: an object that appears meanwhile is another writer's.
+        let is_shared = self.context.options.mount.is_some() && !self.is_exclusive;
+        let is_new = is_shared && facts.published.is_none() && changes.staged.is_none();
         is_new || !facts.changed && !facts.attrs_changed
     }
 
