@@ -223,7 +223,8 @@ impl WantedKeys<'_> {
 /// # Errors
 /// The errors of the volume.
 pub(crate) fn list_objects(bucket: &OpenBucket, request: &ListRequest) -> Result<ListedPage> {
-    let after = request.token.as_ref().map_or("", |token| &token.last).max(&request.start_after);
+    // A prefix that was listed last can be before the start key, and its token counts.
+    let after = request.token.as_ref().map_or(request.start_after.as_str(), |token| token.last.as_str());
     let delimiter = request.delimiter.as_str();
     let wanted = WantedKeys {
         prefix: &request.prefix,
@@ -420,8 +421,17 @@ mod tests {
                 ListedItem::Prefix(prefix) => prefix,
             }));
             let Some(next) = page.next else { return all };
+            assert_ne!(request.token.as_ref(), Some(&next), "the same page again");
             request.token = Some(ListToken::from_text(&next.to_text()).unwrap());
         }
+    }
+
+    #[test]
+    fn a_prefix_before_the_start_key_is_listed_once() {
+        let keys: BTreeSet<String> = ["a-/x", "b"].map(str::to_owned).into();
+        let start_after = "a-.".to_owned();
+        let request = ListRequest { delimiter: "-".to_owned(), start_after, max_keys: 1, ..ListRequest::default() };
+        assert_eq!(listed_here(KeyTree::new(&keys, 4), request), ["a-", "b"]);
     }
 
     /// Keys that sources have: without names that no file has, and without a file that is also a folder.
