@@ -13,6 +13,9 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::ExitCode;
 
+/// Runs of blocks in a line; `--json` has more.
+const RUNS_SHOWN: usize = 8;
+
 /// Runs the command; exit code 1 when the query of a path among several failed.
 ///
 /// # Errors
@@ -50,7 +53,7 @@ fn query_info(path: &Path) -> Result<Value, Fault> {
     Ok(answer)
 }
 
-/// The answer as text: facts, then blocks in runs of the same place.
+/// The answer as text: facts, then blocks by place and node.
 fn info_text(path: &str, info: &InfoDocument) -> String {
     let file = &info.file;
     let mut text = format!("{path}\n");
@@ -84,12 +87,50 @@ fn info_text(path: &str, info: &InfoDocument) -> String {
     // Several nodes may hold the same block.
     let held = if cached > total { format!("{cached} copies") } else { format!("of them {cached}") };
     add_fact("blocks", format!("{total}, {held} cached: {memory} in memory, {disk} on disk"));
-    for BlockRun { first, last, place, holder } in &file.held {
-        let range = if first == last { format!("{first}") } else { format!("{first}-{last}") };
-        let line = format!("    {range:<12} {place:<16} {}", holder.as_deref().unwrap_or_default());
-        let _ = writeln!(text, "{}", line.trim_end());
+    for group in held_groups(&file.held) {
+        let HeldGroup { place, holder, blocks, runs } = group;
+        let _ = writeln!(text, "    {place:<16} {holder:<24} {blocks:>6}: {}", runs_text(&runs));
     }
     text
+}
+
+/// Blocks in the same place of the same node.
+struct HeldGroup<'a> {
+    place: &'a str,
+    /// Empty for this host.
+    holder: &'a str,
+    blocks: u64,
+    runs: Vec<&'a BlockRun>,
+}
+
+/// The runs by place and node: consecutive blocks of a file lie on different nodes.
+fn held_groups(held: &[BlockRun]) -> Vec<HeldGroup<'_>> {
+    let mut groups: Vec<HeldGroup<'_>> = Vec::new();
+    for run in held {
+        let place = run.place.as_str();
+        let holder = run.holder.as_deref().unwrap_or_default();
+        let at = groups.iter().position(|group| group.place == place && group.holder == holder);
+        let at = at.unwrap_or_else(|| {
+            groups.push(HeldGroup { place, holder, blocks: 0, runs: Vec::new() });
+            groups.len() - 1
+        });
+        groups[at].blocks += run.last + 1 - run.first;
+        groups[at].runs.push(run);
+    }
+    groups
+}
+
+/// The first runs, and the number of the others.
+fn runs_text(runs: &[&BlockRun]) -> String {
+    let shown = runs.iter().take(RUNS_SHOWN).map(|run| match run.last - run.first {
+        0 => run.first.to_string(),
+        _ => format!("{}-{}", run.first, run.last),
+    });
+    let text = shown.collect::<Vec<_>>().join(", ");
+    match runs.len().checked_sub(RUNS_SHOWN) {
+        None | Some(0) => text,
+        Some(others) => format!("{text} and {others} more runs"),
+    }
 }
 
 fn kind_word(kind: FileKind) -> &'static str {
@@ -156,8 +197,25 @@ mod tests {
         assert!(text.contains("  rule        pinned, by s3://b/x\n"), "{text}");
         assert!(text.contains("4, of them 3 cached: 1 in memory, 2 on disk") && !text.contains("etag  "), "{text}");
         assert!(
-            text.contains("    0            memory           n1\n    1-2          disk             n2\n"),
+            text.ends_with(
+                "    memory           n1                            1: 0\n    disk             n2                            2: 1-2\n"
+            ),
             "{text}"
         );
+    }
+
+    #[test]
+    fn blocks_of_a_node_have_one_line() {
+        let run = |first: u64, holder: &str| json!({"first": first, "last": first + first % 2, "where": "disk", "holder": holder});
+        let held: Vec<Value> = (0..40).map(|n| run(3 * n, if n % 4 == 0 { "n2" } else { "n1" })).collect();
+        let answer = json!({
+            "path": "a", "version": "v", "length": 600, "etag": null, "source": "s3://b", "kind": "file", "block_size": 5,
+            "blocks": {"total": 120, "cached": 60, "memory": 0, "disk": 60}, "held": held,
+        });
+        let text = info_text("/mnt/a", &InfoDocument::from_json(&answer).unwrap());
+        let lines: Vec<&str> = text.lines().skip_while(|line| !line.contains("    disk")).collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        assert!(lines[0].ends_with("10: 0, 12, 24, 36, 48, 60, 72, 84 and 2 more runs"), "{text}");
+        assert!(lines[1].ends_with("50: 3-4, 6, 9-10, 15-16, 18, 21-22, 27-28, 30 and 22 more runs"), "{text}");
     }
 }
