@@ -484,6 +484,14 @@ const CALLS: &[SuiteCase] = &[
         code: "NotImplemented",
         ..PLAIN
     },
+    SuiteCase { name: "the tags of an object", head: "GET /foo?tagging", ..PLAIN },
+    SuiteCase {
+        name: "the tags of what is absent",
+        head: "GET /nothing?tagging",
+        status: 404,
+        code: "NoSuchKey",
+        ..PLAIN
+    },
     SuiteCase { name: "the only version", head: "GET /foo?versionId=null", bytes: Some("zar"), ..PLAIN },
     SuiteCase {
         name: "a copy of a name with signs",

@@ -291,6 +291,18 @@ impl S3 for BucketService {
         Ok(answer)
     }
 
+    /// No tags: clients read them before they copy an object in parts.
+    async fn get_object_tagging(
+        &self,
+        request: S3Request<GetObjectTaggingInput>,
+    ) -> S3Result<S3Response<GetObjectTaggingOutput>> {
+        let GetObjectTaggingInput { bucket, key, version_id, .. } = request.input;
+        check_version(version_id.as_deref())?;
+        let bucket = self.bucket(&bucket)?;
+        on_thread(move || head_object(&bucket, &key, &ReadConditions::default())).await?;
+        Ok(S3Response::new(GetObjectTaggingOutput::default()))
+    }
+
     async fn get_object(&self, request: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
         let if_range = request.headers.get(http::header::IF_RANGE).and_then(|value| value.to_str().ok());
         let if_range = if_range.map(str::to_owned);
