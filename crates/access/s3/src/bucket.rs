@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 /// How long names and attributes that came from the source are used again.
 const METADATA_AGE: Duration = Duration::from_secs(1);
 
-/// Locks for changes: several keys share one.
+/// Locks for changes: several keys share a lock.
 const KEY_LOCKS: usize = 64;
 
 /// A source that is served as a bucket.

@@ -118,7 +118,7 @@ struct WalkedFolder {
     key: String,
     /// By key: a folder's with a slash.
     waiting: BTreeMap<String, WaitingName>,
-    /// All names up to this one were read.
+    /// All names up to here were read.
     read_to: String,
     /// `None` after the last page.
     next: Option<FolderPage>,
@@ -189,9 +189,9 @@ impl WalkedFolder {
 /// The keys that a listing is about.
 struct WantedKeys<'a> {
     prefix: &'a str,
-    /// Keys up to this one were listed.
+    /// Keys up to here were listed.
     after: &'a str,
-    /// Items up to this one were listed as a prefix: all keys below it too.
+    /// The last item was a prefix: all keys below were listed too.
     after_prefix: bool,
 }
 
@@ -309,7 +309,7 @@ fn token_of(items: &[ListedItem], folders: &[WalkedFolder]) -> ListToken {
         Some(ListedItem::Prefix(prefix)) => prefix.clone(),
         None => String::new(),
     };
-    // Only folders above the last key; a deeper one begins with the next key.
+    // Only folders above the last key; deeper folders begin with the next key.
     let above = folders.iter().enumerate().take_while(|(depth, folder)| *depth == 0 || last.starts_with(&folder.key));
     let cursors = above.map(|(_, folder)| folder.resume_cursor()).collect();
     ListToken { last, cursors }

@@ -66,7 +66,7 @@ pub(crate) fn show_headers(stored: &ObjectHeaders, answer: &mut HeaderMap) {
     }
 }
 
-/// The headers that a request for an object wants in place of the stored ones.
+/// The headers that a request for an object wants in place of the stored headers.
 pub(crate) fn wanted_headers(input: &GetObjectInput) -> ObjectHeaders {
     let given = [
         (CONTENT_TYPE, &input.response_content_type),

@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 /// The most keys of a page.
 const KEYS_MAX: i32 = 1000;
-/// The owner of everything, for clients that require one.
+/// The owner of everything, for clients that require an owner.
 const OBJECT_OWNER: &str = "spurline";
 /// What `encoding-type=url` escapes.
 const KEY_BYTES_ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'/').remove(b'~');

@@ -281,7 +281,7 @@ impl WritableFile for RemoteFile {
         lose_privileges: Option<&Caller>,
     ) -> Result<usize> {
         let mut written = 0;
-        // The process after this one repeats one change for a request.
+        // The next process repeats one change for a request.
         let pieces_max = if self.files.calls.is_kept() && self.appends(place) { 1 } else { usize::MAX };
         for piece in data.chunks(self.files.most_bytes()).take(pieces_max) {
             match self.write_piece(place, offset + written as u64, piece, lose_privileges) {

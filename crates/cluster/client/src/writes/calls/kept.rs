@@ -46,7 +46,7 @@ impl WriteCalls {
         self.kept.is_some()
     }
 
-    /// Whether processes before this one were the same client.
+    /// Whether earlier processes were the same client.
     pub fn goes_on(&self) -> bool {
         self.goes_on
     }
@@ -87,7 +87,7 @@ impl WriteCalls {
         Some(drawn)
     }
 
-    /// The process that has a file open for a process before this one.
+    /// The process that has a file open for an earlier process.
     pub fn find_process(&self, held: &HeldFile) -> HomeProcess {
         let view = self.client.members().snapshot();
         let member = view.members().iter().find(|member| node_hash(&member.name) == held.node);

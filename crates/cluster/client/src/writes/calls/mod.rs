@@ -290,7 +290,7 @@ pub(crate) struct WriteCalls {
     owner: OnceLock<(u32, u32)>,
     /// What outlives this process.
     kept: Option<Arc<dyn KeptClient>>,
-    /// A process before this one was the same client.
+    /// An earlier process was the same client.
     goes_on: bool,
 }
 
@@ -534,7 +534,7 @@ fn failure_error(failure: PeerFailure) -> Error {
 /// Why a round over the candidates has no answer.
 enum RoundFailure {
     Ended(CallEnd),
-    /// The next round may have one.
+    /// The next round may have a node.
     Again(Error),
 }
 

@@ -62,7 +62,7 @@ impl WriteCalls {
     /// Checks the release of all nodes that can be reached, and proves their directories.
     ///
     /// # Errors
-    /// When one has another directory, or is too old for changes.
+    /// When a node has another directory, or is too old for changes.
     pub(crate) fn prove_all(&self) -> Result<()> {
         let view = self.client.members().snapshot();
         let lone = view.members().len() < 2;
@@ -84,7 +84,7 @@ impl WriteCalls {
                         self.prove_process(peer, instance, self.begin())?;
                     }
                     if self.goes_on {
-                        // A process before this one may have made changes there.
+                        // An earlier process may have made changes there.
                         self.note_touched(&HomeProcess { node: peer.name().into(), instance });
                     }
                 }

@@ -4,7 +4,7 @@
 //! 1. **Publication.** What was changed under a lock is published before the lock is released.
 //! 2. **Set.** The process of the file sets a new lock, unless another mount has the lock there.
 //! 3. **Comparison** with the locks that other processes keep: as nodes join, are cut off and leave, two mounts can have one file at
-//!    two processes. Each sets its lock first and then looks at the other process, so that one of them finds the other's lock.
+//!    two processes. Each sets its lock first and then looks at the other process, so that either finds the other's lock.
 //! 4. **Refresh.** The file continues with the object that the last owner of the lock has published.
 //!
 //! A lock that fails in step 3 or 4 is given back.
@@ -114,7 +114,7 @@ impl OpenFiles {
         Ok(None)
     }
 
-    /// Continues with the object that another mount has published, unless this one has changes.
+    /// Continues with the object that another mount has published, unless this mount has changes.
     fn refresh(&self, opened: &OpenFile, deadline: CallDeadline) -> Result<()> {
         let call = WriteCall::Refresh { file: opened.number() };
         let sent = call_open(self, opened, OpenCall::query(&call, opened.caller(), deadline))?;
@@ -146,7 +146,7 @@ fn lets_others_in(kept: &[FileLock], lock: &FileLock) -> bool {
 }
 
 /// The requests after which an owner has the locks `kept` again in the range of a lock that was set over them: those first, so that no
-/// other owner gets one between.
+/// other owner gets a lock between.
 fn locks_without(kept: &[FileLock], set: &FileLock) -> Vec<FileLock> {
     let range = set.whole_if_flock();
     let overlaps = kept.iter().filter(|lock| lock.range.start <= range.end && range.start <= lock.range.end);

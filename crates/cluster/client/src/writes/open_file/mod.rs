@@ -9,7 +9,7 @@
 //! 5. **Publication.** Where a source shows the changes of a file all at once, [`publishing`] has the file's process do that, and
 //!    a process that opens the file anew gets all changes that are not published.
 //! 6. **A lost lock** fails the file until it is unlocked or closed, for all open files of the object: the owner of a lock may write
-//!    through another one.
+//!    through another process.
 
 mod closing;
 mod grace;
@@ -59,7 +59,7 @@ pub(crate) struct FileOpening<'a> {
     pub home: HomeProcess,
 }
 
-/// A file that a node has open for a process before this one.
+/// A file that a node has open for an earlier process.
 pub(crate) struct AdoptedFile<'a> {
     pub number: u64,
     pub identity: FileIdentity,
@@ -101,7 +101,7 @@ pub(crate) struct OpenFile {
     failed_close: AtomicBool,
     /// It has written or changed something, which a close has to report.
     used: AtomicBool,
-    /// A process before this one may have written bytes that are not durable, and that this process can't send again.
+    /// An earlier process may have written bytes that are not durable, and that this process can't send again.
     has_earlier_bytes: AtomicBool,
 }
 
@@ -113,7 +113,7 @@ impl OpenFile {
         OpenFile { flags: Some(flags), bytes, reported, ..OpenFile::new_directory(number, place, caller, home) }
     }
 
-    /// A file of a process before this one, with bytes that may be lost with its process.
+    /// A file of an earlier process, with bytes that may be lost with the node's process.
     pub fn adopted(adopted: AdoptedFile<'_>, path: Vec<u8>, bytes: Arc<FileBytes>) -> OpenFile {
         let AdoptedFile { number, identity, flags, caller, home } = adopted;
         let place = FilePlace { path, identity: Some(identity) };
@@ -157,7 +157,7 @@ impl OpenFile {
         self.has_locks.store(machine.has_locks(), Ordering::Relaxed);
     }
 
-    /// Whether a process before this one may have written bytes that are not durable.
+    /// Whether an earlier process may have written bytes that are not durable.
     pub fn has_earlier_bytes(&self) -> bool {
         self.has_earlier_bytes.load(Ordering::Acquire)
     }

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 const RECLAIM_PAUSE: Duration = Duration::from_millis(100);
 /// Names of one request for a listing.
 const PAGE: u32 = 1000;
-/// Pages of a folder that is searched for a file: a log that was rotated lies in a small one.
+/// Pages of a folder that is searched for a file: a log that was rotated lies in a small folder.
 const MOST_PAGES: usize = 100;
 /// Searches of a folder within one move: a file can be renamed between the listing and the open.
 const SEARCHES: usize = 2;

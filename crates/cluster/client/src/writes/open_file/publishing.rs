@@ -161,7 +161,7 @@ impl OpenFiles {
         files.insert(identity, Arc::downgrade(bytes));
     }
 
-    /// Attributes of a file were set: they are published with its bytes, or by a change of the object, which is another one then.
+    /// Attributes of a file were set: they are published with its bytes, or by a change of the object, which is another object then.
     pub fn note_attrs(&self, bytes: &Arc<FileBytes>, set: &AttrChange, after: &NodeAttr) {
         if bytes.unpublished.is_changed() {
             bytes.unpublished.note_attrs(set);

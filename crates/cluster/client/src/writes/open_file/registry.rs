@@ -102,7 +102,7 @@ impl OpenFiles {
         spawned.map(drop).map_err(|e| Error::io("can't start a thread", &e))
     }
 
-    /// Makes bytes of processes before this one durable, in files that the file system continues with by then.
+    /// Makes bytes of earlier processes durable, in files that the file system continues with by then.
     fn start_earlier_syncs(&self) -> Result<()> {
         let this = Weak::clone(&self.this);
         let spawned = std::thread::Builder::new().name("sync-earlier".into()).spawn(move || {
@@ -189,7 +189,7 @@ impl OpenFiles {
         self.add_file_of(bytes, path, opened)
     }
 
-    /// Adds a file that a node has open for a process before this one.
+    /// Adds a file that a node has open for an earlier process.
     pub fn adopt_file(&self, path: Vec<u8>, adopted: AdoptedFile<'_>) -> Arc<OpenFile> {
         let bytes = self.bytes_of(adopted.identity);
         self.add_open(OpenFile::adopted(adopted, path, bytes))

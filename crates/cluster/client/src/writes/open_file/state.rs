@@ -155,7 +155,7 @@ pub(crate) enum LocksEnd {
     Broken,
     /// Another process has its place.
     Replaced,
-    /// Another mount has had one.
+    /// Another mount has had a lock.
     Denied,
 }
 

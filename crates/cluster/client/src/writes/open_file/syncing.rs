@@ -67,7 +67,7 @@ impl OpenFiles {
         Err(unsteady())
     }
 
-    /// Makes bytes durable that a process before this one has written; false if a node can't be reached.
+    /// Makes bytes durable that an earlier process has written; false if a node can't be reached.
     pub fn sync_earlier_bytes(&self) -> bool {
         let mut is_done = true;
         for file in self.open_files().iter().filter(|file| file.has_earlier_bytes()) {
