@@ -50,8 +50,9 @@ try:
     sys.exit('an object was replaced')
 except ClientError as error:
     assert error.response['Error']['Code'] == 'PreconditionFailed', error
+assert s3.get_object_tagging(Bucket='data', Key='d/small')['TagSet'] == []
 try:
-    s3.get_object_tagging(Bucket='data', Key='d/small')
+    s3.put_object_tagging(Bucket='data', Key='d/small', Tagging={'TagSet': [{'Key': 'k', 'Value': 'v'}]})
     sys.exit('there are no tags')
 except ClientError as error:
     assert error.response['ResponseMetadata']['HTTPStatusCode'] == 501, error
