@@ -254,6 +254,10 @@ impl WritableFileSystem {
             return Ok(Some(opened));
         }
         let Some(repeat) = self.find_repeat(caller) else { return Ok(None) };
+        if self.source.numbers_changes() {
+            // The source has the file open under the number of the change, and repeats its answer.
+            return Ok(None);
+        }
         let wanted = WantedObject { file_type: S_IFREG, size: 0 };
         let Some(attr) = self.find_made(at, wanted, &repeat, caller)? else { return Ok(None) };
         // The first open had the right that a new file need not give.
