@@ -68,6 +68,7 @@ impl ClientSettings {
             "peer_timeout" => volume.net.peer_timeout = parse_time(name, value)?,
             "cache_dir" => self.cache_dir = Some(value.into()),
             "block_size" => volume.cache.block_size = Some(parse_value(name, value)?),
+            "free_space_ratio" => volume.cache.free_space_ratio = parse_value(name, value)?,
             "memory" => volume.buffer_size = parse_value::<Size>(name, value)?,
             "endpoint_url" => volume.under.endpoint_url = Some(value.to_owned()),
             "region" => volume.under.region = Some(value.to_owned()),

@@ -40,7 +40,9 @@ def settings_of(kind, tmp_path):
     """The settings of a client of this kind."""
     if kind == "group":
         return {"registry": REGISTRY}
-    return {"cache_dir": tmp_path / "cache", "cache_size": "1G", "memory": "64M", "block_size": "1M"}
+    # A disk that is nearly full is not the subject of a test.
+    sizes = {"cache_size": "1G", "free_space_ratio": 0, "memory": "64M", "block_size": "1M"}
+    return {"cache_dir": tmp_path / "cache", **sizes}
 
 
 @pytest.fixture(params=["alone", "group"])

@@ -204,10 +204,14 @@ mod tests {
         );
     }
 
+    /// One block, or two from an odd number on.
+    fn held_run(first: u64, holder: &str) -> Value {
+        json!({"first": first, "last": first + first % 2, "where": "disk", "holder": holder})
+    }
+
     #[test]
     fn blocks_of_a_node_have_one_line() {
-        let run = |first: u64, holder: &str| json!({"first": first, "last": first + first % 2, "where": "disk", "holder": holder});
-        let held: Vec<Value> = (0..40).map(|n| run(3 * n, if n % 4 == 0 { "n2" } else { "n1" })).collect();
+        let held: Vec<Value> = (0..40).map(|n| held_run(3 * n, if n % 4 == 0 { "n2" } else { "n1" })).collect();
         let answer = json!({
             "path": "a", "version": "v", "length": 600, "etag": null, "source": "s3://b", "kind": "file", "block_size": 5,
             "blocks": {"total": 120, "cached": 60, "memory": 0, "disk": 60}, "held": held,

@@ -6,7 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
@@ -96,16 +96,30 @@ pub fn check_exclusion(one: &Path, other: &Path) {
 
 /// Adds one to the number in the file, under its lock.
 pub fn add_one(file: &File, flock: bool) {
-    match flock {
-        true => rustix::fs::flock(file, FlockOperation::LockExclusive).unwrap(),
-        false => call(file, libc::F_OFD_SETLKW, &mut record(libc::F_WRLCK, 0..8)).unwrap(),
+    if flock {
+        rustix::fs::flock(file, FlockOperation::LockExclusive).unwrap();
+    } else {
+        call(file, libc::F_OFD_SETLKW, &mut record(libc::F_WRLCK, 0..8)).unwrap();
     }
     let mut number = [0; 8];
     let read = file.read_at(&mut number, 0).unwrap();
     assert!(read == 0 || read == 8);
     file.write_all_at(&(u64::from_le_bytes(number) + 1).to_le_bytes(), 0).unwrap();
-    match flock {
-        true => rustix::fs::flock(file, FlockOperation::Unlock).unwrap(),
-        false => call(file, libc::F_OFD_SETLK, &mut record(libc::F_UNLCK, 0..8)).unwrap(),
+    if flock {
+        rustix::fs::flock(file, FlockOperation::Unlock).unwrap();
+    } else {
+        call(file, libc::F_OFD_SETLK, &mut record(libc::F_UNLCK, 0..8)).unwrap();
     }
+}
+
+/// Two threads at each path add to the number in the file that all paths lead to, each this many times.
+pub fn count_together(paths: &[PathBuf], times: u64, flock: bool) {
+    std::thread::scope(|scope| {
+        for path in paths.iter().flat_map(|path| [path; 2]) {
+            scope.spawn(move || {
+                let file = open(path);
+                (0..times).for_each(|_| add_one(&file, flock));
+            });
+        }
+    });
 }

@@ -348,7 +348,7 @@ const CALLS: &[SuiteCase] = &[
         ..PLAIN
     },
     SuiteCase {
-        name: "a range whose end comes first is none",
+        name: "a range that ends before its start is ignored",
         head: "GET /foo",
         headers: &[("Range", "bytes=3-1")],
         shows: &[("content-range", "")],
@@ -356,7 +356,7 @@ const CALLS: &[SuiteCase] = &[
         ..PLAIN
     },
     SuiteCase {
-        name: "what is no range",
+        name: "a malformed range is ignored",
         head: "HEAD /foo",
         headers: &[("Range", "abc")],
         shows: &[("content-length", "11")],
@@ -546,7 +546,7 @@ const CALLS: &[SuiteCase] = &[
         ..PLAIN
     },
     SuiteCase {
-        name: "a part from what is no range",
+        name: "a part from a malformed range",
         head: "PUT /parts?partNumber=2&uploadId={id}",
         headers: &[("x-amz-copy-source", "{bucket}/foo"), ("x-amz-copy-source-range", "bytes=hello-world")],
         status: 400,

@@ -153,7 +153,7 @@ fn waits_for_a_lock_hold_up_nothing_else_and_end_by_signals() {
 
 #[test]
 fn two_mounts_through_nodes_see_each_others_locks() {
-    const EACH: u64 = 50;
+    const ADDED_BY_THREAD: u64 = 50;
     let Some(group) = Group::start(2) else { return };
     let (one, two) = (group.mount("one", 0, &[]), group.mount("two", 1, &[]));
     for name in ["a", "b", "c"] {
@@ -163,19 +163,9 @@ fn two_mounts_through_nodes_see_each_others_locks() {
     // Whatever the one has written under its lock, the other reads under its own.
     for flock in [true, false] {
         let name = format!("number-{flock}");
-        std::thread::scope(|scope| {
-            for mount in [&one, &two] {
-                for _ in 0..2 {
-                    let name = &name;
-                    scope.spawn(move || {
-                        let file = open(&mount.path(name));
-                        (0..EACH).for_each(|_| add_one(&file, flock));
-                    });
-                }
-            }
-        });
+        count_together(&[one.path(&name), two.path(&name)], ADDED_BY_THREAD, flock);
         let number: [u8; 8] = fs::read(group.source.join(&name)).unwrap().try_into().unwrap();
-        assert_eq!(u64::from_le_bytes(number), 4 * EACH, "{name}");
+        assert_eq!(u64::from_le_bytes(number), 4 * ADDED_BY_THREAD, "{name}");
     }
 }
 

@@ -15,8 +15,8 @@ const REMEMBER_FROM: usize = 24;
 /// Entries of that cache.
 const REMEMBERED: usize = 64;
 
-/// Number of this release's placement rule: another one when the same group would place blocks differently. Nodes and mounts of a group must use the same rule, or they look for
-/// blocks in different places.
+/// Number of this release's placement rule, increased when the same group would place blocks differently. Nodes and mounts of a
+/// group must use the same rule, or they look for blocks in different places.
 pub const PLACEMENT_RULE: u16 = 3;
 
 /// A block to find, and its number of holders.
