@@ -699,3 +699,44 @@ fn a_bucket_answers_as_s3_does_alone_and_through_a_node() {
     let at = Endpoint::gateway(&world, "s3://source", &["--writable", "--registry", &registry]);
     run_cases(&at, "source");
 }
+
+/// Reads an object with stored headers from an endpoint without `--writable`.
+fn read_stored_headers(at: &Endpoint, bucket: &str) {
+    let path = format!("/{bucket}/x.json");
+    let unread = at.get(&path).expect(200, "");
+    assert_eq!(unread.header("content-type"), Some("application/json"), "a read costs no further request");
+    assert_eq!(unread.header("x-amz-meta-note"), None);
+    let etag = unread.header("etag").unwrap().to_owned();
+    at.send(&format!("HEAD {path}"), &[("If-None-Match", &etag)], b"").expect(304, "");
+    for method in ["HEAD", "GET"] {
+        let shown = at.send(&format!("{method} {path}"), &[], b"").expect(200, "");
+        assert_eq!(shown.header("content-type"), Some("audio/ogg"), "{method}");
+        assert_eq!(shown.header("content-encoding"), Some("gzip"), "{method}");
+        assert_eq!(shown.header("x-amz-meta-note"), Some("kept"), "{method}");
+    }
+    let plain = at.send(&format!("HEAD /{bucket}/plain.csv"), &[], b"").expect(200, "");
+    assert_eq!(plain.header("content-type"), Some("text/csv"));
+    let folder = at.send(&format!("HEAD /{bucket}/folder/"), &[], b"").expect(200, "");
+    assert_eq!(folder.header("x-amz-meta-note"), Some("of the folder"));
+}
+
+#[test]
+fn stored_headers_are_shown_where_the_source_is_only_read() {
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("source");
+    let data = world.dir("data");
+    let store = ["--endpoint-url", &server.endpoint()];
+    for (bucket, source) in [("source", "s3://source"), ("data", data.to_str().unwrap())] {
+        let at = Endpoint::gateway(&world, source, &[["--writable"].as_slice(), &store].concat());
+        let headers = [("Content-Type", "audio/ogg"), ("Content-Encoding", "gzip"), ("x-amz-meta-note", "kept")];
+        at.send(&format!("PUT /{bucket}/x.json"), &headers, b"bytes").expect(200, "");
+        at.put(&format!("/{bucket}/plain.csv"), b"1,2").expect(200, "");
+        at.send(&format!("PUT /{bucket}/folder/"), &[("x-amz-meta-note", "of the folder")], b"").expect(200, "");
+        drop(at);
+        read_stored_headers(&Endpoint::gateway(&world, source, &store), bucket);
+        let node = world.node(&[source], 0, &store);
+        let registry = format!("static:{}", node.address);
+        read_stored_headers(&Endpoint::gateway(&world, source, &["--registry", &registry]), bucket);
+    }
+}

@@ -267,14 +267,7 @@ impl<'a> BucketChanges<'a> {
         self.files.setxattr(ino, OBJECT_HEADERS_XATTR, &headers.to_xattr(), 0, &self.caller)
     }
 
-    /// The headers that are stored with a file or a folder; `None` if the source does not answer.
-    pub fn read_headers(&self, path: &str) -> Option<ObjectHeaders> {
-        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let parent = find_folder(self.files, folder.as_bytes(), MissingFolders::Fail, &self.caller).ok()?;
-        let found = parent.lookup(name.as_bytes(), &self.caller).ok()??;
-        self.headers_at(found.ino())
-    }
-
+    /// The headers that are stored with a folder; `None` if the source does not answer.
     fn headers_at(&self, ino: u64) -> Option<ObjectHeaders> {
         match self.files.getxattr(ino, OBJECT_HEADERS_XATTR, &self.caller) {
             Ok(value) => Some(ObjectHeaders::from_xattr(&value).unwrap_or_default()),

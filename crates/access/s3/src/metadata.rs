@@ -2,7 +2,6 @@
 //! themselves; a directory keeps them in an extended attribute. Knows no bytes.
 
 use crate::bucket::OpenBucket;
-use crate::changes::BucketChanges;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use s3s::dto::GetObjectInput;
@@ -83,27 +82,45 @@ pub(crate) fn wanted_headers(input: &GetObjectInput) -> ObjectHeaders {
 pub(crate) struct KeptHeaders(Mutex<HashMap<u128, Arc<ObjectHeaders>>>);
 
 impl OpenBucket {
-    /// The headers that are stored with an object; none where the bucket is only read, and while the source does not answer.
+    /// The headers that are stored with an object, by a request to the source for each version; none while the source does not
+    /// answer.
     pub fn headers_of(&self, path: &str, attr: &ObjectAttr) -> Arc<ObjectHeaders> {
-        let Ok(changes) = BucketChanges::of(self) else { return Arc::default() };
-        if attr.kind == FileKind::Directory {
-            // The version of a folder does not tell whether the headers have changed.
-            return changes.read_headers(path).map(Arc::new).unwrap_or_default();
+        let id = self.version_id(path, attr);
+        if let Some(known) = id.and_then(|id| self.headers.get(id)) {
+            return known;
         }
+        let Ok(found) = self.volume.object_headers(path.as_bytes()) else { return Arc::default() };
+        let found = Arc::new(found);
+        if let Some(id) = id {
+            self.headers.insert(id, Arc::clone(&found));
+        }
+        found
+    }
+
+    /// The headers of an object, if an earlier request has read them.
+    pub fn kept_headers_of(&self, path: &str, attr: &ObjectAttr) -> Arc<ObjectHeaders> {
+        self.version_id(path, attr).and_then(|id| self.headers.get(id)).unwrap_or_default()
+    }
+
+    /// What the headers of an object are kept by. The version of a folder does not tell whether the headers have changed.
+    fn version_id(&self, path: &str, attr: &ObjectAttr) -> Option<u128> {
         let (seconds, nanos) = spurline_types::unix_time(attr.mtime);
         let version = format!("{} {seconds}.{nanos}", attr.version.settled_text());
-        let id = ObjectId::from_text(&self.name, path.as_bytes(), &version).0;
-        if let Some(known) = self.headers.0.lock().get(&id) {
-            return Arc::clone(known);
-        }
-        let Some(found) = changes.read_headers(path) else { return Arc::default() };
-        let found = Arc::new(found);
-        let mut kept = self.headers.0.lock();
+        (attr.kind == FileKind::File).then(|| ObjectId::from_text(&self.name, path.as_bytes(), &version).0)
+    }
+}
+
+impl KeptHeaders {
+    fn get(&self, id: u128) -> Option<Arc<ObjectHeaders>> {
+        self.0.lock().get(&id).map(Arc::clone)
+    }
+
+    fn insert(&self, id: u128, headers: Arc<ObjectHeaders>) {
+        let mut kept = self.0.lock();
         if kept.len() >= KEPT_HEADERS_MAX {
             kept.clear();
         }
-        kept.insert(id, Arc::clone(&found));
-        found
+        kept.insert(id, headers);
     }
 }
 

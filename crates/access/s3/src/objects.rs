@@ -45,7 +45,28 @@ pub(crate) struct ObjectBody {
 struct FoundObject<'a> {
     path: &'a str,
     attr: ObjectAttr,
-    head: ObjectHead,
+    etag: ETag,
+}
+
+impl FoundObject<'_> {
+    fn check(&self, conditions: &ReadConditions) -> S3Result<()> {
+        conditions.check(self.etag.value(), self.attr.mtime)
+    }
+
+    fn is_folder(&self) -> bool {
+        self.attr.kind == FileKind::Directory
+    }
+
+    /// The bytes of the object; a folder has none.
+    fn size(&self) -> u64 {
+        if self.is_folder() { 0 } else { self.attr.size }
+    }
+
+    fn head(&self, headers: Arc<ObjectHeaders>) -> ObjectHead {
+        let type_by_name = if self.is_folder() { FOLDER_TYPE } else { type_by_name(self.path) };
+        let content_type = headers.0.get(CONTENT_TYPE).cloned().unwrap_or_else(|| type_by_name.to_owned());
+        ObjectHead { size: self.size(), etag: self.etag.clone(), modified: self.attr.mtime, content_type, headers }
+    }
 }
 
 fn find<'a>(bucket: &OpenBucket, key: &'a str) -> S3Result<FoundObject<'a>> {
@@ -58,14 +79,8 @@ fn find<'a>(bucket: &OpenBucket, key: &'a str) -> S3Result<FoundObject<'a>> {
     if attr.kind != wanted {
         return Err(S3ErrorCode::NoSuchKey.into());
     }
-    let etag = bucket.etag(path.as_bytes(), &attr);
-    let is_file = wanted == FileKind::File;
-    let headers = bucket.headers_of(path, &attr);
-    let type_by_name = if is_file { type_by_name(path) } else { FOLDER_TYPE };
-    let content_type = headers.0.get(CONTENT_TYPE).cloned().unwrap_or_else(|| type_by_name.to_owned());
-    let size = if is_file { attr.size } else { 0 };
-    let head = ObjectHead { size, etag: strong_etag(&etag), modified: attr.mtime, content_type, headers };
-    Ok(FoundObject { path, attr, head })
+    let etag = strong_etag(&bucket.etag(path.as_bytes(), &attr));
+    Ok(FoundObject { path, attr, etag })
 }
 
 /// The attributes of an object; blocks.
@@ -74,8 +89,8 @@ fn find<'a>(bucket: &OpenBucket, key: &'a str) -> S3Result<FoundObject<'a>> {
 /// `NoSuchKey`; those of the conditions and of the volume.
 pub(crate) fn head_object(bucket: &OpenBucket, key: &str, conditions: &ReadConditions) -> S3Result<ObjectHead> {
     let found = find(bucket, key)?;
-    conditions.check(found.head.etag.value(), found.head.modified)?;
-    Ok(found.head)
+    found.check(conditions)?;
+    Ok(found.head(bucket.headers_of(found.path, &found.attr)))
 }
 
 /// The range of an answer.
@@ -165,13 +180,19 @@ fn try_open(
     memory: &Arc<PieceMemory>,
     request: &ReadRequest,
 ) -> Result<ObjectBody, OpenFailure> {
-    let FoundObject { path, attr, head } = find(bucket, &request.key)?;
-    request.conditions.check(head.etag.value(), head.modified)?;
+    let found = find(bucket, &request.key)?;
+    found.check(&request.conditions)?;
     let is_other_version =
-        request.if_range.as_ref().is_some_and(|wanted| wanted.trim_matches('"') != head.etag.value());
+        request.if_range.as_ref().is_some_and(|wanted| wanted.trim_matches('"') != found.etag.value());
     let range = request.range.filter(|_| !is_other_version);
+    // Programs that read a bucket of millions of objects once get each by one request.
+    let headers = match &bucket.writes {
+        Some(_) => bucket.headers_of(found.path, &found.attr),
+        None => bucket.kept_headers_of(found.path, &found.attr),
+    };
+    let head = found.head(headers);
     let AnswerRange { start, end, content_range } = answer_range(range, head.size)?;
-    let object = Arc::new(bucket.object_ref(path, &attr));
+    let object = Arc::new(bucket.object_ref(found.path, &found.attr));
     let range = ObjectRange { bucket: Arc::clone(bucket), object, at: start, end, memory: Arc::clone(memory) };
     let stream = open_stream(range).map_err(OpenFailure::Read)?;
     Ok(ObjectBody { head, content_len: end - start, content_range, stream })
@@ -228,15 +249,15 @@ pub(crate) fn copied_range(
     conditions: &ReadConditions,
     part: CopiedPart,
 ) -> S3Result<CopiedObject> {
-    let FoundObject { path, attr, head } = find(bucket, key)?;
-    if conditions.check(head.etag.value(), head.modified).is_err() {
+    let found = find(bucket, key)?;
+    if found.check(conditions).is_err() {
         return Err(S3ErrorCode::PreconditionFailed.into());
     }
-    let bytes = part.of_size(head.size)?;
-    let object = Arc::new(bucket.object_ref(path, &attr));
+    let bytes = part.of_size(found.size())?;
+    let object = Arc::new(bucket.object_ref(found.path, &found.attr));
     let memory = Arc::clone(memory);
     let range = ObjectRange { bucket: Arc::clone(bucket), object, at: bytes.start, end: bytes.end, memory };
-    Ok(CopiedObject { range, headers: head.headers })
+    Ok(CopiedObject { range, headers: bucket.headers_of(found.path, &found.attr) })
 }
 
 /// A time as headers and listings show it.

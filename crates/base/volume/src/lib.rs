@@ -15,7 +15,7 @@ pub mod writes;
 
 use info::FileInfo;
 use spurline_mem::BlockSlice;
-use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectRef, Result};
+use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result};
 use std::fs::File;
 use std::ops::Range;
 use std::time::Duration;
@@ -115,6 +115,16 @@ pub trait Volume: Send + Sync {
     /// # Errors
     /// `NotFound`; `Invalid` for anything but a symbolic link.
     fn readlink(&self, path: &[u8]) -> Result<Vec<u8>>;
+
+    /// The headers that are stored with the object or the folder `path`, from the origin: one request. A volume without stored
+    /// headers needs no method of its own.
+    ///
+    /// # Errors
+    /// `NotFound`, or the origin's failure.
+    fn object_headers(&self, path: &[u8]) -> Result<ObjectHeaders> {
+        let _ = path;
+        Ok(ObjectHeaders::default())
+    }
 
     /// Reads from `offset`, up to the length of `dst` or the end of the object, at exactly the version in `object`.
     /// The bytes are copied to the start of `dst`, or a pinned slice of the cache is returned and `dst` is not

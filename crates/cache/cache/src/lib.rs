@@ -23,7 +23,9 @@ use spurline_exec::PriorityWorkers;
 use spurline_mem::{BlockFill, BlockSlice, BufferPool, MemTier, PoolBuf, TierLookup};
 use spurline_origin::OriginStore;
 use spurline_store::{FileRange, GRANULE, PutOutcome, ReadOutcome, Store};
-use spurline_types::{BlockId, ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectId, ObjectRef, Result, Stats};
+use spurline_types::{
+    BlockId, ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectHeaders, ObjectId, ObjectRef, Result, Stats,
+};
 use spurline_volume::info::{BlockCounts, BlockRun, FileInfo};
 use spurline_volume::{BackingFile, PeerFetch, PeerFetched, ReadData, Volume, VolumeSpace};
 use std::collections::HashSet;
@@ -568,6 +570,10 @@ impl Volume for Cache {
 
     fn readlink(&self, path: &[u8]) -> Result<Vec<u8>> {
         self.ask_origin(|deadline| self.origin.readlink(path, deadline))
+    }
+
+    fn object_headers(&self, path: &[u8]) -> Result<ObjectHeaders> {
+        self.ask_origin(|deadline| self.origin.object_headers(path, deadline))
     }
 
     fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<ReadData> {

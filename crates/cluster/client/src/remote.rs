@@ -15,7 +15,9 @@ use spurline_mem::{BufferPool, MemTier};
 use spurline_proto::{CapacityAnswer, NodeRequest};
 use spurline_transport::CallError;
 use spurline_types::errno::EIO;
-use spurline_types::{BlockId, Error, ErrorKind, ListPage, Member, ObjectAttr, ObjectId, ObjectRef, Result, Stats};
+use spurline_types::{
+    BlockId, Error, ErrorKind, ListPage, Member, ObjectAttr, ObjectHeaders, ObjectId, ObjectRef, Result, Stats,
+};
 use spurline_volume::info::{BlockRun, FileInfo};
 use spurline_volume::kept_client::KeptClient;
 use spurline_volume::{ReadData, Volume, VolumeSpace};
@@ -336,6 +338,14 @@ impl Volume for GroupVolume {
             let volume = lease.welcome().volume;
             lease.call(&NodeRequest::ReadLink { volume, path }, body, &mut [], &mut |_| {}, deadline)?;
             Ok(body.clone())
+        })
+    }
+
+    fn object_headers(&self, path: &[u8]) -> Result<ObjectHeaders> {
+        self.client.call_for_path(path, |lease, body, deadline| {
+            let volume = lease.welcome().volume;
+            lease.call(&NodeRequest::ObjectHeaders { volume, path }, body, &mut [], &mut |_| {}, deadline)?;
+            Ok(ObjectHeaders::from_xattr(body).unwrap_or_default())
         })
     }
 

@@ -546,6 +546,9 @@ impl CacheNode {
             NodeRequest::ReadLink { volume, path } => {
                 responder.send_data(&self.volume_by_id(volume)?.readlink(path)?, &[])
             }
+            NodeRequest::ObjectHeaders { volume, path } => {
+                responder.send_data(&self.volume_by_id(volume)?.object_headers(path)?.to_xattr(), &[])
+            }
             NodeRequest::StatFs { volume } => {
                 let capacity = self.volume_by_id(volume)?.capacity()?;
                 let stat = CapacityAnswer {

@@ -20,6 +20,8 @@ pub enum FrameOp {
     List,
     /// Target of a symbolic link.
     ReadLink,
+    /// Headers that are stored with an object.
+    ObjectHeaders,
     /// Bytes of an object at one version.
     Read,
     /// Capacity of a volume.
@@ -49,7 +51,7 @@ pub enum FrameOp {
 }
 
 impl FrameOp {
-    const NAMED: [(FrameOp, u16); 19] = [
+    const NAMED: [(FrameOp, u16); 20] = [
         (FrameOp::Hello, 1),
         (FrameOp::Ping, 2),
         (FrameOp::Challenge, 3),
@@ -68,6 +70,7 @@ impl FrameOp {
         (FrameOp::Classify, 27),
         (FrameOp::HeldObjects, 28),
         (FrameOp::DropAll, 29),
+        (FrameOp::ObjectHeaders, 30),
         (FrameOp::Write, 32),
     ];
 
@@ -92,6 +95,7 @@ impl FrameOp {
             FrameOp::Classify => 27,
             FrameOp::HeldObjects => 28,
             FrameOp::DropAll => 29,
+            FrameOp::ObjectHeaders => 30,
             FrameOp::Write => 32,
             FrameOp::Unknown(code) => code,
         }

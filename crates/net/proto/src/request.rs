@@ -146,6 +146,13 @@ pub enum NodeRequest<'a> {
         /// The symbolic link.
         path: &'a [u8],
     },
+    /// Answered by JSON text, as in the extended attribute of a file.
+    ObjectHeaders {
+        /// The volume.
+        volume: VolumeId,
+        /// The object or the folder.
+        path: &'a [u8],
+    },
     /// Answered by a payload.
     Read(ReadRequest<'a>),
     /// Answered by a `CapacityAnswer`.
@@ -239,6 +246,7 @@ impl<'a> NodeRequest<'a> {
             NodeRequest::Lookup { .. } => FrameOp::Lookup,
             NodeRequest::List { .. } => FrameOp::List,
             NodeRequest::ReadLink { .. } => FrameOp::ReadLink,
+            NodeRequest::ObjectHeaders { .. } => FrameOp::ObjectHeaders,
             NodeRequest::Read(_) => FrameOp::Read,
             NodeRequest::StatFs { .. } => FrameOp::StatFs,
             NodeRequest::Info { .. } => FrameOp::Info,
@@ -319,7 +327,9 @@ impl<'a> NodeRequest<'a> {
                 out.put_bytes(path);
                 out.put_u32(max_age_ms);
             }
-            NodeRequest::ReadLink { volume, path } | NodeRequest::Info { volume, path } => {
+            NodeRequest::ReadLink { volume, path }
+            | NodeRequest::ObjectHeaders { volume, path }
+            | NodeRequest::Info { volume, path } => {
                 out.put_u32(volume.0);
                 out.put_bytes(path);
             }
@@ -388,6 +398,9 @@ impl<'a> NodeRequest<'a> {
                 max_age_ms: take.take_u32("an age")?,
             },
             FrameOp::ReadLink => NodeRequest::ReadLink { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
+            FrameOp::ObjectHeaders => {
+                NodeRequest::ObjectHeaders { volume: take_volume(&mut take)?, path: take_path(&mut take)? }
+            }
             FrameOp::Read => NodeRequest::Read(take_read(&mut take)?),
             FrameOp::Describe => NodeRequest::Describe,
             FrameOp::HeldObjects => NodeRequest::HeldObjects { after: take_object_id(&mut take)? },
@@ -435,6 +448,7 @@ impl fmt::Display for NodeRequest<'_> {
             NodeRequest::Lookup { path, .. } => write!(f, "lookup of {}", quoted_path(path)),
             NodeRequest::List { path, .. } => write!(f, "listing of {}", quoted_path(path)),
             NodeRequest::ReadLink { path, .. } => write!(f, "target of link {}", quoted_path(path)),
+            NodeRequest::ObjectHeaders { path, .. } => write!(f, "headers of {}", quoted_path(path)),
             NodeRequest::Read(ReadRequest { path, offset, len, flags, .. }) => {
                 let reader = if flags.contains(ReadFlags::CACHED_ONLY) { "another node's " } else { "" };
                 write!(f, "{reader}read of {len} bytes at {offset} of {}", quoted_path(path))

@@ -124,6 +124,7 @@ proptest! {
         round_trip(NodeRequest::Lookup { volume, path, max_age_ms: max }, id);
         round_trip(NodeRequest::List { volume, path, cursor: cursor.as_deref(), max, max_age_ms: !max }, id);
         round_trip(NodeRequest::ReadLink { volume, path }, id);
+        round_trip(NodeRequest::ObjectHeaders { volume, path }, id);
         for bits in 0..8 {
             let flags = ReadFlags::from_bits(bits).unwrap();
             round_trip(NodeRequest::Read(ReadRequest { volume, path, version: &text, size, offset, len, flags }), id);

@@ -7,7 +7,7 @@
 use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore, SharedBuckets};
 use parking_lot::{Condvar, Mutex};
 use spurline_sys::join_path;
-use spurline_types::{ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result, Stats};
+use spurline_types::{ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result, Stats};
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, OnceLock};
@@ -815,6 +815,15 @@ impl OriginStore for CachedOrigin {
 
     fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
         self.inner.readlink(path, deadline)
+    }
+
+    /// Nothing is kept here, and an origin that does not respond is not requested while known names are served in its place.
+    fn object_headers(&self, path: &[u8], deadline: Instant) -> Result<ObjectHeaders> {
+        if !self.config.stale_if_error.is_zero() && self.state.lock().outage.is_some() {
+            let message = format!("{} does not respond", self.inner.source_url());
+            return Err(Error::new(ErrorKind::Unavailable, message));
+        }
+        self.inner.object_headers(path, deadline)
     }
 
     fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {

@@ -6,12 +6,17 @@ use crate::file_stat::{ClockLag, FileStat, stat_on_server};
 use crate::open_writers::WriterCheck;
 use crate::snapshots::{ListingSnapshots, SortedNames};
 use crate::thread_pool::{NoAnswer, ThreadPool};
+use crate::writable_directory::read_growing;
+use crate::writable_file::proc_path;
 use crate::{OriginCapabilities, OriginCapacity, OriginOptions, OriginStore, SourceLocation};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use spurline_types::{ByteSink, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats};
+use spurline_types::{
+    ByteSink, DirEntry, Error, ErrorKind, FileKind, ListPage, OBJECT_HEADERS_XATTR, ObjectAttr, ObjectHeaders,
+    ObjectRef, Result, Stats,
+};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt as _;
@@ -195,6 +200,11 @@ impl OriginStore for DirectoryOrigin {
         self.retry_young(what, path, deadline, |waited| {
             self.run_on_pool(what, path, deadline, move |inner, path| inner.read_link(path, waited))
         })
+    }
+
+    fn object_headers(&self, path: &[u8], deadline: Instant) -> Result<ObjectHeaders> {
+        validate_path(path)?;
+        self.run_on_pool("reading the headers", path, deadline, DirectoryReader::object_headers)
     }
 
     fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {
@@ -441,6 +451,17 @@ impl DirectoryReader {
                 Err(Error::new(ErrorKind::Invalid, format!("'{}' is not a symbolic link", show_path(path))))
             }
             Err(errno) => Err(failed(errno)),
+        }
+    }
+
+    /// The headers in the extended attribute of the file or folder at `path`.
+    fn object_headers(&self, path: &[u8]) -> Result<ObjectHeaders> {
+        let fd = self.open_path(path, OFlags::PATH | OFlags::NOFOLLOW)?;
+        let node = proc_path(fd.as_fd());
+        match read_growing(|buffer| rustix::fs::getxattr(&*node, OBJECT_HEADERS_XATTR, buffer)) {
+            Ok(value) => Ok(ObjectHeaders::from_xattr(&value).unwrap_or_default()),
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(ObjectHeaders::default()),
+            Err(errno) => Err(os_error(&format!("getxattr of '{}'", show_path(path)), errno)),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use crate::{OriginCapabilities, OriginCapacity, OriginStore};
 use parking_lot::{Condvar, Mutex};
-use spurline_types::{ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result};
+use spurline_types::{ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -214,6 +214,10 @@ impl OriginStore for FaultyOrigin {
     fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
         self.apply_faults(FaultTarget::Readlink, deadline)?;
         self.inner.readlink(path, deadline)
+    }
+    fn object_headers(&self, path: &[u8], deadline: Instant) -> Result<ObjectHeaders> {
+        self.apply_faults(FaultTarget::Any, deadline)?;
+        self.inner.object_headers(path, deadline)
     }
     fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {
         self.reads.fetch_add(1, Ordering::Relaxed);

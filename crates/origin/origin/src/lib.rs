@@ -70,7 +70,7 @@ pub use source::{SourceLocation, SourceScheme, normal_url};
 pub use writable_directory::WritableSource;
 
 use shared_buckets::SharedBucket;
-use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectRef, Result, Stats};
+use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result, Stats};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -187,6 +187,15 @@ pub trait OriginStore: Send + Sync {
     /// # Errors
     /// `Invalid` when it is not a link, `Unsupported` where links do not exist.
     fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>>;
+
+    /// The headers that are stored with the object or the folder at `path`; none where the origin stores none. One request.
+    ///
+    /// # Errors
+    /// `NotFound`; otherwise the origin's error.
+    fn object_headers(&self, path: &[u8], deadline: Instant) -> Result<ObjectHeaders> {
+        let _ = (path, deadline);
+        Ok(ObjectHeaders::default())
+    }
 
     /// Fills `sink` from `offset` of the object at exactly `object.version`, on this thread. Bytes committed before a
     /// failure are of the right version.

@@ -3,6 +3,7 @@
 
 use crate::backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint};
 use crate::bucket::rename_record::HIDDEN_NAME;
+use crate::bucket::requests::without_mark;
 use crate::directory::{show_path, validate_path};
 use crate::listing::ListCursor;
 use crate::retry::RetryState;
@@ -14,7 +15,7 @@ use futures::future::{BoxFuture, Either, select};
 use futures::stream::FuturesUnordered;
 use futures::{StreamExt as _, TryStreamExt as _};
 use spurline_types::{
-    ByteSink, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Version,
+    ByteSink, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result, Version,
 };
 use std::collections::HashSet;
 use std::future::Future;
@@ -560,6 +561,30 @@ impl OriginStore for ObjectOrigin {
 
     fn readlink(&self, path: &[u8], _deadline: Instant) -> Result<Vec<u8>> {
         Err(Error::new(ErrorKind::Unsupported, format!("'{}' is not a link: object stores have none", show_path(path))))
+    }
+
+    fn object_headers(&self, path: &[u8], deadline: Instant) -> Result<ObjectHeaders> {
+        validate_path(path)?;
+        // The root of a bucket is no object.
+        if path.is_empty() {
+            return Ok(ObjectHeaders::default());
+        }
+        let key = self.object_key(path).ok_or_else(|| not_utf8(path))?;
+        let stored = self.counted_query(deadline, async |backend| {
+            match self.head_stored(backend, &key, deadline).await {
+                // The headers of a folder are those of its marker.
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    self.head_stored(backend, &format!("{key}/"), deadline).await
+                }
+                stored => stored,
+            }
+        });
+        match stored {
+            Ok(stored) => Ok(without_mark(stored.attributes).headers()),
+            // This kind of store does not show them.
+            Err(error) if error.kind() == ErrorKind::ReadOnly => Ok(ObjectHeaders::default()),
+            Err(error) => Err(error),
+        }
     }
 
     fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {

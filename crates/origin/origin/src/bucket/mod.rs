@@ -22,7 +22,7 @@ mod published;
 mod rename;
 mod rename_folder;
 pub(crate) mod rename_record;
-mod requests;
+pub(crate) mod requests;
 mod staged;
 mod unpublished;
 mod upload_record;

@@ -4,7 +4,7 @@
 use super::staged::StagedBytes;
 use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore};
 use parking_lot::Mutex;
-use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectId, ObjectRef, Result};
+use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectHeaders, ObjectId, ObjectRef, Result};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -168,6 +168,9 @@ impl OriginStore for PublishingOrigin {
     }
     fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
         self.store.readlink(path, deadline)
+    }
+    fn object_headers(&self, path: &[u8], deadline: Instant) -> Result<ObjectHeaders> {
+        self.store.object_headers(path, deadline)
     }
 
     fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {

@@ -99,7 +99,7 @@ pub(super) fn marked_as(mut attributes: ObjectAttributes, mark: &str) -> ObjectA
 }
 
 /// The attributes without the mark of a change.
-pub(super) fn without_mark(mut attributes: ObjectAttributes) -> ObjectAttributes {
+pub(crate) fn without_mark(mut attributes: ObjectAttributes) -> ObjectAttributes {
     attributes.user.retain(|(name, _)| name != MARK);
     attributes
 }
