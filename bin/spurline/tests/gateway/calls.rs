@@ -7,6 +7,7 @@ use std::fs;
 use std::io::Write as _;
 use std::net::TcpStream;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 #[test]
 fn objects_of_a_directory_are_read_with_ranges_and_conditions() {
@@ -317,6 +318,40 @@ fn objects_of_a_directory_are_written_whole() {
     // What other programs write is read, without a wait for the time that names are kept: the source is asked.
     fs::write(data.join("parts/whole"), b"by another program").unwrap();
     assert_eq!(at.get("/data/parts/whole").body, b"by another program");
+}
+
+#[test]
+fn uploads_end_with_their_endpoint_and_leave_nothing() {
+    let world = World::new();
+    let data = world.dir("data");
+    let uploads = world.dir("uploads");
+    let flags = ["--writable", "--s3-upload-dir", uploads.to_str().unwrap()];
+    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &flags);
+    at.put("/data/d/x", b"before").expect(200, "");
+    let id = at.send("POST /data/d/x?uploads", &[], b"").expect(200, "").elements("UploadId").remove(0);
+    let upload = format!("/data/d/x?uploadId={id}");
+    at.put(&format!("{upload}&partNumber=1"), &bytes(3, 6 * MIB)).expect(200, "");
+    at.kill();
+
+    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &flags);
+    assert_eq!(fs::read_dir(&uploads).unwrap().count(), 0, "the kernel removes parts with the process");
+    at.put(&format!("{upload}&partNumber=2"), b"end").expect(404, "NoSuchUpload");
+    let document = b"<CompleteMultipartUpload><Part><PartNumber>1</PartNumber></Part></CompleteMultipartUpload>";
+    at.send(&format!("POST {upload}"), &[], document).expect(404, "NoSuchUpload");
+    at.delete(&upload).expect(404, "NoSuchUpload");
+    assert_eq!(at.get("/data/d/x").body, b"before");
+
+    // Files that endpoints have left which were killed while they wrote into the directory.
+    let written_before = |name: &str, age: Duration| {
+        let file = fs::File::create(data.join("d").join(name)).unwrap();
+        file.set_modified(SystemTime::now() - age).unwrap();
+    };
+    written_before(".spurline-upload-old", Duration::from_secs(25 * 3600));
+    written_before(".spurline-upload-new", Duration::from_secs(3600));
+    assert_eq!(at.get("/data?list-type=2").elements("Key"), ["d/x"]);
+    let mut left: Vec<_> = fs::read_dir(data.join("d")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, [".spurline-upload-new", "x"]);
 }
 
 #[test]

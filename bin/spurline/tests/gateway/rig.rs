@@ -45,6 +45,11 @@ impl Endpoint {
         self.process.pid()
     }
 
+    /// Ends the process at once.
+    pub fn kill(mut self) {
+        self.process.kill();
+    }
+
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }

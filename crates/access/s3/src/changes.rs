@@ -210,6 +210,19 @@ impl<'a> BucketChanges<'a> {
         Ok(())
     }
 
+    /// Removes the file of an upload that has ended from a folder. A failure leaves the file to the next listing.
+    pub fn remove_left_behind(&self, folder: &str, name: &str) {
+        if self.publishes {
+            return;
+        }
+        let parent = find_folder(self.files, folder.as_bytes(), MissingFolders::Fail, &self.caller);
+        let removed = parent.and_then(|parent| self.files.remove(parent.ino(), name.as_bytes(), false, &self.caller));
+        match removed {
+            Ok(_) => tracing::info!("removed '{folder}/{name}', which an upload has left that ended with its endpoint"),
+            Err(error) => tracing::debug!("the file '{folder}/{name}' of an upload that has ended stays: {error}"),
+        }
+    }
+
     /// Writes a file that others see at its close, whole.
     fn write_published(&self, parent: &HeldInode<'_>, name: &str, object: &NewObject) -> Result<(), WriteFailure> {
         let known = if object.condition.absent { None } else { parent.lookup(name.as_bytes(), &self.caller)? };

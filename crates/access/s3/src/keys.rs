@@ -1,9 +1,13 @@
 //! The paths that the keys of objects lead to. Knows no request and no volume.
 
 use spurline_fs::NAME_MAX;
+use std::time::{Duration, SystemTime};
 
 /// Files that an unfinished upload has in a directory begin so, and are no objects.
 pub(crate) const UPLOAD_PREFIX: &str = ".spurline-upload-";
+
+/// An upload whose file has not changed for this long has ended.
+const UPLOAD_SILENCE: Duration = Duration::from_secs(24 * 3600);
 
 /// The place of an object in a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +37,11 @@ impl<'a> KeyPath<'a> {
 
 fn is_name(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && name.len() <= NAME_MAX && !name.starts_with(UPLOAD_PREFIX)
+}
+
+/// Whether a file is that of an upload whose endpoint has ended: uploads under way write theirs.
+pub(crate) fn is_left_behind(name: &str, modified: SystemTime) -> bool {
+    name.starts_with(UPLOAD_PREFIX) && modified.elapsed().is_ok_and(|age| age > UPLOAD_SILENCE)
 }
 
 /// Whether a listing shows this name.

@@ -3,7 +3,8 @@
 //! down. Knows no XML.
 
 use crate::bucket::OpenBucket;
-use crate::keys::{KeyPath, is_listed};
+use crate::changes::BucketChanges;
+use crate::keys::{KeyPath, is_left_behind, is_listed};
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use spurline_types::{ErrorKind, FileKind, ObjectAttr, Result};
@@ -172,6 +173,11 @@ impl WalkedFolder {
         for entry in page.entries {
             // Requests and answers are UTF-8.
             let Ok(name) = String::from_utf8(entry.name) else { continue };
+            if is_left_behind(&name, entry.attr.mtime)
+                && let Ok(changes) = BucketChanges::of(bucket)
+            {
+                changes.remove_left_behind(path, &name);
+            }
             let slash = if entry.attr.kind == FileKind::Directory { "/" } else { "" };
             let key = format!("{}{name}{slash}", self.key);
             if entry.attr.kind != FileKind::Symlink && is_listed(name.as_bytes()) && wanted.may_have(&key) {
