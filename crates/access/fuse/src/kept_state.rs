@@ -534,21 +534,26 @@ impl KeptState {
         FileIdentity::new(bytes, lasting)
     }
 
+    /// The record that this thread has for its changes; 0 if it has none.
+    fn present_change(&self) -> RecordSlot {
+        THREAD_CHANGE.with_borrow(|change| match change {
+            Some(change) if std::ptr::eq(change.idle.as_ptr(), Arc::as_ptr(&self.idle_changes)) => change.slot,
+            _ => 0,
+        })
+    }
+
     /// The record of this thread's changes; 0 if there is no room.
     fn thread_change(&self) -> RecordSlot {
-        THREAD_CHANGE.with_borrow_mut(|change| {
-            if let Some(change) = change
-                && std::ptr::eq(change.idle.as_ptr(), Arc::as_ptr(&self.idle_changes))
-            {
-                return change.slot;
-            }
-            let free = self.idle_changes.lock().pop();
-            let slot = free.unwrap_or_else(|| self.add_block(KIND_CHANGE, &[0; CHANGE_WORDS], &[]));
-            if slot != 0 {
-                *change = Some(ThreadChange { slot, idle: Arc::downgrade(&self.idle_changes) });
-            }
-            slot
-        })
+        let present = self.present_change();
+        if present != 0 {
+            return present;
+        }
+        let free = self.idle_changes.lock().pop();
+        let slot = free.unwrap_or_else(|| self.add_block(KIND_CHANGE, &[0; CHANGE_WORDS], &[]));
+        if slot != 0 {
+            THREAD_CHANGE.set(Some(ThreadChange { slot, idle: Arc::downgrade(&self.idle_changes) }));
+        }
+        slot
     }
 }
 
@@ -645,10 +650,12 @@ impl KeptRecords for KeptState {
                     }
                     KIND_HANDLE => visit(slot, &KeptRecord::Handle(self.read_handle(at))),
                     KIND_LOCK => visit(slot, &KeptRecord::Lock(self.read_lock(at))),
-                    _ => match self.read_change(at) {
-                        Some(change) => visit(slot, &KeptRecord::Change(change)),
-                        None => self.remove_record(slot),
-                    },
+                    _ => {
+                        // A record without a request belongs to a thread of this process, or will.
+                        if let Some(change) = self.read_change(at) {
+                            visit(slot, &KeptRecord::Change(change));
+                        }
+                    }
                 }
             });
         }

@@ -45,7 +45,7 @@ pub use rail::{MAX_RAILS, RailInfo, RailLink};
 pub use request::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, check_path};
 pub use wire_caller::{MAX_GROUPS, WireCaller};
 pub use write_answer::{KnownGrants, WriteAnswer};
-pub use writes::{ChangeId, FileNumbers, WriteCall, WriteRequest};
+pub use writes::{ChangeId, NumberList, WriteCall, WriteRequest};
 
 /// Length of the fixed header in bytes.
 pub const HEADER_LEN: usize = 64;

@@ -18,16 +18,16 @@ use spurline_volume::writes::{
     OpenAttrCall, PendingVersion,
 };
 
-/// Numbers of open files, eight bytes each. Decoding borrows.
+/// Numbers of open files or of changes, eight bytes each. Decoding borrows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FileNumbers<'a>(&'a [[u8; 8]]);
+pub struct NumberList<'a>(&'a [[u8; 8]]);
 
-impl<'a> FileNumbers<'a> {
+impl<'a> NumberList<'a> {
     /// The numbers, encoded into `scratch`.
     pub fn new(numbers: &[u64], scratch: &'a mut Vec<[u8; 8]>) -> Self {
         scratch.clear();
         scratch.extend(numbers.iter().map(|number| number.to_le_bytes()));
-        FileNumbers(scratch)
+        NumberList(scratch)
     }
 
     /// The numbers.
@@ -36,17 +36,15 @@ impl<'a> FileNumbers<'a> {
     }
 }
 
-impl<'a> WireValue<'a> for FileNumbers<'a> {
+impl<'a> WireValue<'a> for NumberList<'a> {
     fn put(&self, out: &mut Vec<u8>) {
         out.put_bytes(self.0.as_flattened());
     }
 
     fn take(take: &mut ByteCursor<'a>, what: &'static str) -> Result<Self, FrameError> {
         match take.take_bytes(what)?.as_chunks::<8>() {
-            (numbers, []) => Ok(FileNumbers(numbers)),
-            (_, rest) => {
-                Err(FrameError::Value { what: "the length of a list of open files", value: rest.len() as u64 })
-            }
+            (numbers, []) => Ok(NumberList(numbers)),
+            (_, rest) => Err(FrameError::Value { what: "the length of a list of numbers", value: rest.len() as u64 }),
         }
     }
 }
@@ -283,10 +281,16 @@ pub enum WriteCall<'a> {
         /// Changes below this number of the session may have opened these files, and open none later.
         opened_below: u64,
         /// Their numbers.
-        files: FileNumbers<'a>,
+        files: NumberList<'a>,
     },
     /// Keeps the session and open files alive.
     Renew,
+    /// Keeps the answers to these changes, and to no others that are answered: a process of the mount that has ended sent them, and
+    /// the next process may send them again.
+    KeepAnswers {
+        /// Their numbers.
+        changes: NumberList<'a>,
+    },
 }
 
 /// A change of a mount, which the node makes once however often the request arrives.
@@ -524,6 +528,7 @@ wire_enum! { 'a WriteCall<'a>, "a call":
     32 FindGrant { at, family, range, kind },
     33 OpenAgain { at, flags, file, pending },
     34 Refresh { file },
+    35 KeepAnswers { changes },
 }
 
 impl WriteCall<'_> {
@@ -559,6 +564,7 @@ impl WriteCall<'_> {
             WriteCall::ReadDirectory { .. } => "listing of an open directory",
             WriteCall::Close { .. } => "close",
             WriteCall::Renew => "renewal of a session",
+            WriteCall::KeepAnswers { .. } => "changes that may come again",
             WriteCall::Reopen { .. } => "second opening of an open file",
             WriteCall::AttrOpen { .. } => "rights or extended attributes of an open object",
             WriteCall::FindGrant { .. } => "search for a granted lock",

@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use spurline_proto::{
-    AnswerBody, CapacityAnswer, Challenge, ChallengeAnswer, ChangeId, FRAME_ALIGN, FileNumbers, FrameError, FrameFlags,
-    FrameHeader, FrameOp, HEADER_LEN, HelloRequest, KnownGrants, MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, MAX_WRITE,
-    NONCE_LEN, NodeRequest, ObjectRange, OpenFlags, PROOF_LEN, RailInfo, RailLink, RangeDone, RangeList, RangesDone,
+    AnswerBody, CapacityAnswer, Challenge, ChallengeAnswer, ChangeId, FRAME_ALIGN, FrameError, FrameFlags, FrameHeader,
+    FrameOp, HEADER_LEN, HelloRequest, KnownGrants, MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, MAX_WRITE, NONCE_LEN,
+    NodeRequest, NumberList, ObjectRange, OpenFlags, PROOF_LEN, RailInfo, RailLink, RangeDone, RangeList, RangesDone,
     ReadFlags, ReadRequest, TokenProof, VolumeId, WelcomeAnswer, WireCaller, WriteAnswer, WriteCall, WriteRequest,
     check_path, decode_error, encode_error_message, frame_padding,
 };
@@ -159,7 +159,7 @@ proptest! {
         let open = OpenFlags::new(number);
         let range = LockRange { start: long, end: id };
         let mut numbers = Vec::new();
-        let files = FileNumbers::new(&[file, long, offset], &mut numbers);
+        let files = NumberList::new(&[file, long, offset], &mut numbers);
         let changes = [
             Change::Mkdir { at, mode }, Change::Mknod { at, mode, rdev: long }, Change::Symlink { at, target: &name },
             Change::Link { from: node, to: at }, Change::Unlink { at }, Change::Rmdir { at },
@@ -185,6 +185,7 @@ proptest! {
             WriteCall::SetLock { file, family: LockFamily::Posix, owner: len, range, kind: LockKind::Write },
             WriteCall::FindGrant { at: node, family: LockFamily::Posix, range, kind: LockKind::Write }, WriteCall::Refresh { file },
             WriteCall::ReadDirectory { file, from: offset, max: number, attrs: yes }, WriteCall::Close { opened_below: offset, files }, WriteCall::Reopen { of: long, flags: open, file },
+            WriteCall::KeepAnswers { changes: files },
             WriteCall::OpenAgain { at: node, flags: open, file, pending: PendingVersion { known: long, next: offset, follows: yes } },
         ];
         let (mut scratch, caller) = (Vec::new(), Caller { uid: number, gid: mode, groups, pid: flags, umask: 0o22, rights_checked: yes });

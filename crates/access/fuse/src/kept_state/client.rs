@@ -19,18 +19,22 @@ pub(crate) fn set_thread_request(request: RequestNumber) {
 }
 
 impl KeptState {
-    /// Finds what processes before have sent.
+    /// Finds what processes before have sent, and their records without a request, which threads of this process use again.
     pub(super) fn find_sent(&self) {
         let mut sent = HashMap::new();
+        let mut idle = Vec::new();
         self.for_each_block(|at, kind, _| {
-            if kind == KIND_CHANGE
-                && let Some(change) = self.read_change(at)
-                && change.sent.number != 0
-            {
-                sent.insert(change.request, change.sent);
+            if kind != KIND_CHANGE {
+                return;
+            }
+            match self.read_change(at) {
+                Some(change) if change.sent.number != 0 => drop(sent.insert(change.request, change.sent)),
+                Some(_) => {}
+                None => idle.push(at as u32),
             }
         });
         *self.earlier_sent.lock() = sent;
+        *self.idle_changes.lock() = idle;
     }
 
     /// What a process has sent for the request of a record.
@@ -46,6 +50,10 @@ impl KeptState {
     /// Writes what is sent for the request of a record. A successor finds all of it, or nothing.
     pub(super) fn write_sent(&self, slot: usize, sent: &SentChange) {
         let words = &self.words[slot + AT_SENT..];
+        if words[0].load(Ordering::Relaxed) == sent.number {
+            // The change is recorded already, by a process before.
+            return;
+        }
         words[0].store(0, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
         words[1].store(sent.process, Ordering::Relaxed);
@@ -82,8 +90,11 @@ impl KeptClient for KeptState {
 
     fn note_sending(&self, change: &SentChange) {
         let request = THREAD_REQUEST.get().number;
+        if request == 0 {
+            return;
+        }
         let slot = self.thread_change() as usize;
-        if request == 0 || slot == 0 {
+        if slot == 0 {
             return;
         }
         self.begin_record(slot, &KeptChange { request, ..KeptChange::default() });
@@ -91,7 +102,7 @@ impl KeptClient for KeptState {
     }
 
     fn note_sent(&self, number: u64, process: u64) {
-        let slot = self.thread_change() as usize;
+        let slot = self.present_change() as usize;
         if slot != 0 && self.word(slot + AT_SENT) == number {
             self.words[slot + AT_SENT + 1].store(process, Ordering::Release);
         }
@@ -133,5 +144,29 @@ mod tests {
         assert_eq!(next.take_repeated(), Some(SentChange { process: 4, ..sent }));
         assert_eq!(next.take_repeated(), None);
         set_thread_request(RequestNumber::NONE);
+    }
+
+    #[test]
+    fn threads_have_records_of_their_own_whatever_they_sent_before_the_records_were_read() {
+        let state = KeptState::create(0).unwrap();
+        set_thread_request(RequestNumber { number: 6, repeated: false });
+        let sent = SentChange { number: 11, process: 0, place: 0, known: [None; 2] };
+        state.note_sending(&sent);
+        let next = KeptState::open(state.duplicate_file().unwrap()).unwrap();
+        // No request of a program: as the proof of a directory, or a file that is opened again.
+        set_thread_request(RequestNumber::NONE);
+        next.note_sent(20, 3);
+        next.for_each(&mut |_, _| {});
+        set_thread_request(RequestNumber { number: 7, repeated: false });
+        next.note_sending(&SentChange { number: 21, ..sent });
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                set_thread_request(RequestNumber { number: 8, repeated: false });
+                next.note_sending(&SentChange { number: 22, ..sent });
+            });
+        });
+        set_thread_request(RequestNumber::NONE);
+        let last = KeptState::open(next.duplicate_file().unwrap()).unwrap();
+        assert_eq!(last.begin(8).pending, [11, 21, 22]);
     }
 }

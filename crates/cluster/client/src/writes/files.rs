@@ -109,7 +109,7 @@ impl RemoteFile {
         // Where only this mount has the changes, the end is known.
         let publishes = self.files.publishes();
         let appended = appends && !publishes;
-        let drawn = if appended { self.files.calls.draw_for_append(offset) } else { None };
+        let drawn = if appended { self.files.calls.draw_for_append(offset, &self.opened.home()) } else { None };
         let offset = drawn.map_or(offset, |drawn| drawn.place);
         let change = drawn.map(|drawn| drawn.number);
         let before = drawn.map_or(MaybeExecuted::Nowhere, |drawn| drawn.before);

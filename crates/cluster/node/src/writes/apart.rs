@@ -37,6 +37,7 @@ pub(crate) fn acts_as_caller(call: &WriteCall<'_>) -> bool {
             | WriteCall::FindGrant { .. }
             | WriteCall::Refresh { .. }
             | WriteCall::Renew
+            | WriteCall::KeepAnswers { .. }
     )
 }
 

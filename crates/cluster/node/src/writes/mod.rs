@@ -407,6 +407,10 @@ impl ServedWrite<'_> {
                 attr.map_or(WriteAnswer::Done, WriteAnswer::Attr)
             }
             WriteCall::Renew => WriteAnswer::Done,
+            WriteCall::KeepAnswers { changes } => {
+                self.session.keep_answers(changes.iter());
+                WriteAnswer::Done
+            }
             WriteCall::FindGrant { at, family, range, kind } => {
                 // The owner's number means nothing to other mounts.
                 let lock = FileLock { family, owner: 0, range, kind };

@@ -81,8 +81,10 @@ pub(crate) enum ChangeState {
 #[derive(Default)]
 struct KeptAnswers {
     slots: HashMap<u64, Arc<AnswerSlot>>,
-    /// The mount has the answers to all changes below this number.
+    /// The mount has the answers to all changes below this number, but for those that may come again.
     answered: u64,
+    /// The changes of a process that has ended, which the next process may send again.
+    repeatable: HashSet<u64>,
 }
 
 /// One mount.
@@ -141,12 +143,13 @@ impl WriteSession {
         let mut kept = self.answers.lock();
         if answered > kept.answered {
             kept.answered = answered;
-            kept.slots.retain(|number, _| *number >= answered);
+            let KeptAnswers { slots, repeatable, .. } = &mut *kept;
+            slots.retain(|number, _| *number >= answered || repeatable.contains(number));
         }
         if let Some(slot) = kept.slots.get(&number) {
             return Ok(ChangeState::Known(Arc::clone(slot)));
         }
-        if number < kept.answered && !again {
+        if number < kept.answered && !again && !kept.repeatable.contains(&number) {
             return Err(Error::new(ErrorKind::Unavailable, "the mount has the answer to this change already"));
         }
         if kept.slots.len() >= ANSWERS_MAX {
@@ -156,6 +159,14 @@ impl WriteSession {
         let slot = Arc::new(AnswerSlot::default());
         kept.slots.insert(number, Arc::clone(&slot));
         Ok(ChangeState::New(slot))
+    }
+
+    /// Keeps the answers to these changes, and of others below the number of answered ones none.
+    pub fn keep_answers(&self, changes: impl Iterator<Item = u64>) {
+        let mut kept = self.answers.lock();
+        let KeptAnswers { slots, answered, repeatable } = &mut *kept;
+        *repeatable = changes.collect();
+        slots.retain(|number, _| number >= answered || repeatable.contains(number));
     }
 
     /// Forgets a change that was not executed, so that it can be sent again.
@@ -318,6 +329,26 @@ mod tests {
             session.begin_change(number, 0, false).unwrap();
         }
         assert_eq!(session.begin_change(1 << 40, 0, false).err().unwrap().kind(), ErrorKind::Throttled);
+    }
+
+    #[test]
+    fn changes_of_a_process_that_has_ended_can_come_again_beside_any_number_of_others() {
+        let sessions = WriteSessions::default();
+        let session = sessions.session(7).unwrap();
+        let ChangeState::New(slot) = session.begin_change(5, 0, false).unwrap() else { panic!("it is new") };
+        slot.give_answer(b"done");
+        // The node has not got the second one.
+        session.keep_answers([5, 6].into_iter());
+        for number in 1 << 16..(1 << 16) + 2 * ANSWERS_MAX as u64 {
+            session.begin_change(number, number, false).unwrap();
+        }
+        let ChangeState::Known(again) = session.begin_change(5, 0, false).unwrap() else { panic!("it is known") };
+        assert_eq!(again.wait_answer(Instant::now()).as_deref(), Some(&b"done"[..]));
+        assert!(matches!(session.begin_change(6, 0, false).unwrap(), ChangeState::New(_)));
+        assert_eq!(session.begin_change(7, 0, false).err().unwrap().kind(), ErrorKind::Unavailable);
+        session.keep_answers([6].into_iter());
+        assert_eq!(session.begin_change(5, 0, false).err().unwrap().kind(), ErrorKind::Unavailable);
+        assert!(matches!(session.begin_change(6, 0, false).unwrap(), ChangeState::Known(_)));
     }
 
     #[test]

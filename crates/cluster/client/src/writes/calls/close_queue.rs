@@ -6,7 +6,7 @@
 
 use super::{CallDeadline, CallEnd, CallTarget, HomeProcess, WriteCalls, is_transient};
 use parking_lot::{Condvar, Mutex};
-use spurline_proto::{FileNumbers, LOCK_TIMES, WriteCall};
+use spurline_proto::{LOCK_TIMES, NumberList, WriteCall};
 use spurline_types::ErrorKind;
 use spurline_volume::writes::Caller;
 use std::time::{Duration, Instant};
@@ -116,7 +116,7 @@ impl WriteCalls {
     /// Whether the process has the files no longer open.
     pub fn try_close(&self, home: &HomeProcess, numbers: &[u64], deadline: CallDeadline) -> bool {
         let mut scratch = Vec::new();
-        let files = FileNumbers::new(numbers, &mut scratch);
+        let files = NumberList::new(numbers, &mut scratch);
         let call = WriteCall::Close { opened_below: self.numbers.upcoming(), files };
         match self.query(CallTarget::Process(home), &call, &Caller::default(), deadline) {
             Ok(_) => true,

@@ -70,20 +70,23 @@ impl WriteCalls {
         number
     }
 
-    /// As [`WriteCalls::draw_for_request`], for bytes that are appended at `place`, until [`WriteCalls::end_number`]; `None` if this
-    /// client does not outlive its process.
-    pub fn draw_for_append(&self, place: u64) -> Option<DrawnAppend> {
+    /// As [`WriteCalls::draw_for_request`], for bytes that `home` appends at `place`, until [`WriteCalls::end_number`]; `None` if
+    /// this client does not outlive its process. Any thread may send the bytes, so the record names their process before that.
+    pub fn draw_for_append(&self, place: u64, home: &HomeProcess) -> Option<DrawnAppend> {
         let kept = self.kept.as_ref()?;
         let repeated = kept.take_repeated();
         let drawn = match repeated {
             Some(sent) => {
-                self.numbers.take_up_raw(sent.number);
                 DrawnAppend { number: sent.number, place: sent.place, before: MaybeExecuted::of_kept(sent.process) }
             }
             None => DrawnAppend { number: self.numbers.draw_raw(), place, before: MaybeExecuted::Nowhere },
         };
         let DrawnAppend { number, place, before } = drawn;
-        kept.note_sending(&SentChange { number, process: before.to_kept(), place, known: [None; 2] });
+        let maybe_executed = match before {
+            MaybeExecuted::Nowhere => MaybeExecuted::At(home.instance),
+            before => before,
+        };
+        kept.note_sending(&SentChange { number, process: maybe_executed.to_kept(), place, known: [None; 2] });
         Some(drawn)
     }
 

@@ -292,6 +292,8 @@ pub(crate) struct WriteCalls {
     kept: Option<Arc<dyn KeptClient>>,
     /// An earlier process was the same client.
     goes_on: bool,
+    /// The changes that earlier processes may have sent without an answer.
+    repeatable: Vec<u64>,
 }
 
 impl WriteCalls {
@@ -305,7 +307,8 @@ impl WriteCalls {
         WriteCalls {
             client,
             session: start.session,
-            numbers: ChangeNumbers::new(kept.clone(), &start.pending),
+            numbers: ChangeNumbers::new(kept.clone()),
+            repeatable: start.pending,
             // Nodes wait for the attempts of processes before, and execute none of them later.
             attempts: AtomicU64::new(start.processes << PROCESS_ATTEMPTS_BITS),
             kept,

@@ -4,13 +4,16 @@
 use super::{CallDeadline, CallTarget, HomeProcess, RequestContext, WriteCalls, attr_of, settle_answer};
 use crate::peer::GroupPeer;
 use parking_lot::{Mutex, RwLock};
-use spurline_proto::{MIN_WRITE_VERSION, WelcomeAnswer, WriteCall};
+use spurline_proto::{MIN_WRITE_VERSION, NumberList, WelcomeAnswer, WriteCall};
 use spurline_types::errno::ENOENT;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, Change, FileIdentity, NamePath, NodePath};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::Instant;
 
+/// Changes that may come again, at most: one for each thread of the mount, and of the processes before while they ended within a
+/// minute each.
+const REPEATABLE_MAX: usize = 2048;
 const ROOT: NodePath<'static> = NodePath { path: b"", expected: None };
 
 /// The processes that were seen to have the same directory.
@@ -54,9 +57,14 @@ pub(crate) fn check_version(welcome: &WelcomeAnswer) -> Result<()> {
 }
 
 impl WriteCalls {
-    /// Whether requests may go to this process: a lone node needs no proof.
+    /// Whether requests may go to this process.
     pub(crate) fn is_trusted(&self, instance: u64) -> bool {
-        self.proofs.contains(instance) || self.client.members().snapshot().members().len() < 2
+        self.proofs.contains(instance) || !self.needs_proofs()
+    }
+
+    /// A lone node needs no proof, unless it has to know first which changes may come again.
+    fn needs_proofs(&self) -> bool {
+        self.goes_on || self.client.members().snapshot().members().len() > 1
     }
 
     /// Checks the release of all nodes that can be reached, and proves their directories.
@@ -80,7 +88,7 @@ impl WriteCalls {
                 Err(_) => {}
                 Ok(instance) => {
                     let instance = instance?;
-                    if !lone {
+                    if self.needs_proofs() {
                         self.prove_process(peer, instance, self.begin())?;
                     }
                     if self.goes_on {
@@ -103,6 +111,7 @@ impl WriteCalls {
             return Ok(());
         }
         let process = HomeProcess { node: peer.name().into(), instance };
+        self.keep_answers(&process, deadline)?;
         let root = self.find_identity(&process, &WriteCall::Stat(ROOT), deadline)?;
         let witnesses = self.proofs.proven.read().clone();
         let mut why = None;
@@ -129,6 +138,19 @@ impl WriteCalls {
                 Ok(())
             }
         }
+    }
+
+    /// Before the first change of this process confirms the answers to the changes of those before.
+    fn keep_answers(&self, process: &HomeProcess, deadline: CallDeadline) -> Result<()> {
+        if self.repeatable.is_empty() {
+            return Ok(());
+        }
+        let mut scratch = Vec::new();
+        let newest = self.repeatable.len().saturating_sub(REPEATABLE_MAX);
+        let changes = NumberList::new(&self.repeatable[newest..], &mut scratch);
+        let call = WriteCall::KeepAnswers { changes };
+        let sent = self.query(CallTarget::Unproven(process), &call, &Caller::default(), deadline)?;
+        settle_answer(sent.answer).map(drop)
     }
 
     fn refuse(&self, peer: &GroupPeer, witness: &HomeProcess) -> Error {
