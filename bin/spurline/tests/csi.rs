@@ -331,7 +331,7 @@ fn writers_through_nodes_outlive_the_processes_of_their_mount_and_of_the_driver(
     let Some(mut rig) = DriverRig::new() else { return };
     let (mut node, registry) = start_node(&rig);
     let mut attributes = rig.attributes();
-    attributes.insert("mountOptions".into(), "cache-size=0,metrics=none,rw,recover".into());
+    attributes.insert("mountOptions".into(), "cache-size=0,metrics=none,rw".into());
     attributes.insert("registry".into(), registry);
     let many = || capability_of(Mode::MultiNodeMultiWriter);
     rig.stage_as("pv", &attributes, many()).unwrap();

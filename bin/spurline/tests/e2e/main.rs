@@ -15,8 +15,12 @@ mod dns_server;
 mod documents;
 mod drain;
 mod faults;
+#[path = "../common/fsx.rs"]
+mod fsx;
 mod group;
 mod hosts;
+#[path = "../common/installed_tool.rs"]
+mod installed_tool;
 mod jobs;
 #[path = "../common/lan.rs"]
 mod lan;

@@ -1,5 +1,7 @@
 //! A writable mount with `--recover` goes on after the end of its process: each change is made once.
 
+use crate::fsx;
+use crate::installed_tool::tool;
 use crate::recover::{end_server, server, wait_for_server};
 use crate::world::*;
 use crate::writable_group::Group;
@@ -407,6 +409,45 @@ fn writers_through_nodes_go_on_when_the_process_of_their_mount_dies() {
     let other = group.mount("other", 1, &["--attr-cache", "0s"]);
     writers_survive(&group.world, &group.source, mount, &other, 13);
     other.unmount();
+}
+
+/// Random operations on one file, each read compared, while processes of the mount die. `SPURLINE_FSX_OPS` asks for more of them.
+fn fsx_survives(nodes: usize, words: &[&str]) {
+    let Some(program) = tool("fsx").filter(|_| can_mount()) else { return };
+    let Some(group) = Group::start_in_memory(nodes, "64m") else { return };
+    let config = group.world.file("fsx.toml", fsx::OPERATIONS.as_bytes());
+    let mut mount = group.mount("mnt", 0, &[&["--recover"], words].concat());
+    let ops = fsx::more_operations().unwrap_or(8_000).to_string();
+    let mut command = Command::new(program);
+    command.args(["-N", &ops, "-S", "18", "-f"]).arg(config).arg("-P").arg(group.world.dir("left"));
+    let log = File::create(group.world.path("fsx.log")).unwrap();
+    command.arg(mount.path("file")).stdout(log.try_clone().unwrap()).stderr(log);
+    let mut running = command.spawn().unwrap();
+    let mut ends = 0;
+    let status = loop {
+        // Five processes in a row that die within a second are a crash loop.
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        if let Some(status) = running.try_wait().unwrap() {
+            break status;
+        }
+        ends = end_server(&group.world, &mount.at, Signal::KILL);
+        wait_for_server(&group.world, &mount.at, ends);
+    };
+    assert!(status.success(), "{}", fs::read_to_string(group.world.path("fsx.log")).unwrap());
+    println!("{nodes} nodes {words:?}: {ops} operations during {ends} ends");
+    let out = group.world.run(&["umount", mount.at.to_str().unwrap()]);
+    assert!(out.status.success(), "{out:?}");
+    mount.process_mut().wait();
+}
+
+#[test]
+fn fsx_finds_no_wrong_byte_while_processes_of_the_mount_die() {
+    fsx_survives(0, &["--no-passthrough"]);
+}
+
+#[test]
+fn fsx_through_nodes_finds_no_wrong_byte_while_processes_of_the_mount_die() {
+    fsx_survives(2, &[]);
 }
 
 /// Appends numbered lines, and syncs each; returns those that were synced. An error of the sync is that of bytes which a node may

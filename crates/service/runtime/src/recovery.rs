@@ -173,12 +173,6 @@ impl MountRecovery {
             let device = device.ok_or_else(|| Fault::failed("the mount ended while it started", ""))?;
             let state = state.duplicate_file().map_err(lost)?;
             link.report_mounted(KeptDescriptors { device, state }).map_err(lost)?;
-            if config.volume.writes.is_some() && config.volume.group.is_some() {
-                tracing::warn!(
-                    "--recover with --rw through nodes: a change that is under way at the end of the mount's process may be made \
-                     twice, in rare cases (see SEMANTICS, The mount's process ends)"
-                );
-            }
         }
         link.report_ready().map_err(lost)?;
         let view = Arc::clone(&self.view);
