@@ -2,7 +2,7 @@
 
 The source comes with ``storage_options``: ``{"source": "s3://datasets", "registry": "coordinator://head:7400"}`` and all other
 settings of :func:`spurline.open`; or from the variables ``SPURLINE_SOURCE``, ``SPURLINE_REGISTRY`` and
-``SPURLINE_GROUP_TOKEN_FILE``."""
+``SPURLINE_GROUP_TOKEN_FILE``, and for writing ``SPURLINE_WRITABLE=1``."""
 
 import errno as _errno
 import io
@@ -18,6 +18,8 @@ _VARIABLES = {
     "registry": "SPURLINE_REGISTRY",
     "token_file": "SPURLINE_GROUP_TOKEN_FILE",
 }
+#: Values of a variable for no.
+_SWITCHED_OFF = {"", "0", "false", "no", "off"}
 #: Bytes of the buffer of an open file: small reads of a parser come from there.
 _BUFFER_BYTES = 1 << 20
 
@@ -36,6 +38,8 @@ class SpurlineFileSystem(AbstractFileSystem):
         for name, variable in _VARIABLES.items():
             if name not in settings and os.environ.get(variable):
                 settings[name] = os.environ[variable]
+        if "writable" not in settings:
+            settings["writable"] = os.environ.get("SPURLINE_WRITABLE", "") not in _SWITCHED_OFF
         if "source" not in settings:
             raise ValueError("spurline:// needs a source: storage_options={'source': 's3://BUCKET'}, or SPURLINE_SOURCE")
         source = settings.pop("source")

@@ -12,6 +12,9 @@ const TOOLS: [&str; 3] = ["pytest==9.2.0", "numpy==2.4.6", "fsspec==2026.9.0"];
 /// Libraries above fsspec, for the nightly run.
 const LIBRARIES: [&str; 4] = ["pandas==3.1.1", "pyarrow==26.0.1", "zarr==3.1.6", "safetensors==0.8.0"];
 
+/// torch without code for GPUs, which comes from an index of its own.
+const TORCH: [&str; 1] = ["torch==2.15.0+cpu"];
+
 /// The folder of the package's files.
 fn package_files() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../python")
@@ -120,17 +123,28 @@ fn reads_a_bucket() {
     run_pytest(&world, &python, &["test_s3.py"], &variables);
 }
 
-/// pandas, Arrow, Zarr and safetensors; `SPURLINE_DATA_LIBRARIES=1` runs the test.
-#[test]
-fn data_libraries() {
-    if std::env::var_os("SPURLINE_DATA_LIBRARIES").is_none() {
+/// Runs pytest beside a node with packages besides the tools, if `variable` is set.
+fn run_with_packages(variable: &str, packages: &[&str], files: &[&str]) {
+    if std::env::var_os(variable).is_none() {
         return;
     }
-    let Some(python) = python_with(&[&TOOLS[..], &LIBRARIES].concat()) else { return };
+    let Some(python) = python_with(&[&TOOLS[..], packages].concat()) else { return };
     let world = World::new();
     let source = world.dir("source");
     let node = start_node(&world, &source, "cache");
     let registry = format!("static:{}", node.address);
     let variables = [("SPURLINE_TEST_SOURCE", source.to_str().unwrap()), ("SPURLINE_TEST_REGISTRY", registry.as_str())];
-    run_pytest(&world, &python, &["test_libraries.py", "test_example.py"], &variables);
+    run_pytest(&world, &python, files, &variables);
+}
+
+/// pandas, Arrow, Zarr and safetensors; `SPURLINE_DATA_LIBRARIES=1` runs the test.
+#[test]
+fn data_libraries() {
+    run_with_packages("SPURLINE_DATA_LIBRARIES", &LIBRARIES, &["test_libraries.py", "test_example.py"]);
+}
+
+/// Loaders and distributed checkpoints of torch; `SPURLINE_TORCH=1` runs the test, and `PIP_EXTRA_INDEX_URL` names torch's index.
+#[test]
+fn torch_reads_and_writes() {
+    run_with_packages("SPURLINE_TORCH", &TORCH, &["test_data.py", "test_torch.py"]);
 }
