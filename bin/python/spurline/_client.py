@@ -347,7 +347,7 @@ class Client:
 
         Ctrl-C ends the call; buffers stay in use until the reads under way have ended.
         """
-        plan = _ReadPlan(self, items, errors)
+        plan = _ReadPlan(self, _items_of(items), errors)
         return plan.read(into)
 
     def _start_read(self, stat, offset, length, view):
@@ -387,7 +387,7 @@ class Client:
         """Started plans of consecutive items, with the number of the first."""
         first = 0
         batch = []
-        for batch in _batches(items, _ITER_RANGES):
+        for batch in _batches(_items_of(items), _ITER_RANGES):
             whole = _ReadPlan(self, batch, errors)
             start = 0
             for end in whole.ends_of_groups(group_bytes):
@@ -489,6 +489,13 @@ def _buffer_of(data):
             raise ValueError(f"a tensor on {data.device}; give memory of the CPU")
         return data.detach().numpy()
     return data
+
+
+def _items_of(items):
+    """Items of a read; one path alone is a mistake, and no list of paths of one letter."""
+    if isinstance(items, (str, bytes, os.PathLike, FileStat)):
+        raise TypeError(f"items is a list of paths and ranges; give [{items!r}] for one file")
+    return items
 
 
 def _batches(items, most):

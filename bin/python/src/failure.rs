@@ -1,5 +1,7 @@
 //! Failures as Python exceptions: an `OSError` with errno, sentence and path. Knows no call that fails.
 
+use crate::settings::with_names_of_settings;
+use crate::source_paths::normal_path;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use rustix::io::Errno;
@@ -27,9 +29,12 @@ impl CallFailure {
         PyErr::from(self).into_value(py).into_bound(py).into_any()
     }
 
-    /// The same failure, of `path`.
+    /// The same failure, of `path`. Python shows errno and path beside the sentence, which repeats neither then.
     pub fn of_path(self, path: &[u8]) -> Self {
-        CallFailure { path: Some(path.to_owned()), ..self }
+        let shown = format!("'{}': ", String::from_utf8_lossy(&normal_path(path)));
+        let sentence = self.sentence.strip_prefix(&shown).unwrap_or(&self.sentence);
+        let sentence = sentence.strip_suffix(&format!(" (os error {})", self.errno)).unwrap_or(sentence).to_owned();
+        CallFailure { path: Some(path.to_owned()), sentence, ..self }
     }
 }
 
@@ -53,7 +58,7 @@ impl From<Fault> for CallFailure {
             ExitKind::Missing => Errno::HOSTDOWN,
             ExitKind::Failed => Errno::IO,
         };
-        CallFailure::new(errno, fault.to_string())
+        CallFailure::new(errno, with_names_of_settings(&fault.to_string()))
     }
 }
 

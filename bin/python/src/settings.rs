@@ -88,6 +88,42 @@ impl ClientSettings {
     }
 }
 
+/// The flags of messages of the runtime, and the settings of Python with the same meaning.
+const FLAGS_OF_SETTINGS: [(&str, &str); 23] = [
+    ("--registry", "registry"),
+    ("--cache-group", "cache_group"),
+    ("--zone", "zone"),
+    ("--group-token-file", "token_file"),
+    ("--tls-cert", "tls_cert"),
+    ("--tls-key", "tls_key"),
+    ("--tls-ca", "tls_ca"),
+    ("--tls", "tls"),
+    ("--replicas", "replicas"),
+    ("--group-network", "group_network"),
+    ("--rdma-network", "rdma_network"),
+    ("--transport", "transport"),
+    ("--nconnect", "nconnect"),
+    ("--peer-timeout", "peer_timeout"),
+    ("--cache-dir", "cache_dir"),
+    ("--cache-size", "cache_size"),
+    ("--block-size", "block_size"),
+    ("--free-space-ratio", "free_space_ratio"),
+    ("--buffer-size", "memory"),
+    ("--endpoint-url", "endpoint_url"),
+    ("--anonymous", "anonymous"),
+    ("--origin-timeout", "origin_timeout"),
+    ("--max-downloads", "max_downloads"),
+];
+
+/// A message of the runtime with the names that Python has for settings, in place of flags.
+pub(crate) fn with_names_of_settings(message: &str) -> String {
+    let mut message = message.to_owned();
+    for (flag, setting) in FLAGS_OF_SETTINGS {
+        message = message.replace(flag, setting);
+    }
+    message
+}
+
 fn parse_value<T: FromStr<Err: ToString>>(name: &str, value: &str) -> Result<T, CallFailure> {
     value.parse().map_err(|why: T::Err| {
         CallFailure::new(Errno::INVAL, format!("{name}={value:?}: {}; see help(spurline.open)", why.to_string()))

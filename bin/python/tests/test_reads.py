@@ -55,7 +55,7 @@ def test_symbolic_links(client):
 def test_failures_are_oserrors(client, source):
     with pytest.raises(FileNotFoundError) as absent:
         client.stat("absent")
-    assert absent.value.errno == errno.ENOENT and absent.value.filename == "absent" and absent.value.strerror
+    assert str(absent.value) == "[Errno 2] No such file or directory: 'absent'" and absent.value.filename == "absent"
     with pytest.raises(NotADirectoryError):
         list(client.scandir("empty"))
     with pytest.raises(IsADirectoryError):
@@ -71,6 +71,14 @@ def test_failures_are_oserrors(client, source):
         assert wrong.value.errno == errno.EINVAL
     with pytest.raises(OSError):
         spurline.open(source / "absent")
+    # Messages have the names of settings, and no flags of the command line.
+    with pytest.raises(OSError, match="^.Errno 22. memory 1K is too small.* give memory .* block_size"):
+        spurline.open(source, memory="1K")
+    with pytest.raises(OSError, match="^.Errno 112. token_file /absent: "):
+        spurline.open(source, registry="static:127.0.0.1:1", token_file="/absent")
+    for read in [client.read_many, lambda path: list(client.iter_many(path))]:
+        with pytest.raises(TypeError, match="give .'empty'. for one file"):
+            read("empty")
 
 
 def test_files(client):
