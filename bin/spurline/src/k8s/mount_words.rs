@@ -217,7 +217,8 @@ mod tests {
             ("/src", Some("static:a:1"), true),
             // Open files of the source are lost with the keeper.
             ("/src", None, false),
-            ("s3://b", Some("static:a:1"), false),
+            ("s3://b", Some("static:a:1"), true),
+            ("s3://b", None, false),
         ] {
             let made = words_of(source, registry, &["rw"], None).unwrap();
             assert_eq!(made.recovers, recovers, "{source} {registry:?}");

@@ -10,6 +10,8 @@ mod fsx;
 #[path = "../common/installed_tool.rs"]
 mod installed_tool;
 mod locks;
+#[path = "../common/mount_process.rs"]
+mod mount_process;
 mod nodes;
 mod objects;
 #[allow(dead_code, reason = "each test program uses a part")]
@@ -19,6 +21,7 @@ mod programs;
 mod promises;
 #[path = "../common/python_packages.rs"]
 mod python_packages;
+mod recover;
 mod renames;
 mod rules;
 #[allow(dead_code, reason = "each test program uses a part")]

@@ -27,6 +27,8 @@ mod lan;
 mod load;
 mod lone;
 mod members;
+#[path = "../common/mount_process.rs"]
+mod mount_process;
 mod networks;
 mod outage;
 mod probe;

@@ -2,7 +2,7 @@
 
 use crate::fsx;
 use crate::installed_tool::tool;
-use crate::recover::{end_server, server, wait_for_server};
+use crate::mount_process::{SERVICE_BETWEEN_ENDS, end_server, server, wait_for_server};
 use crate::world::*;
 use crate::writable_group::Group;
 use rustix::fs::FlockOperation;
@@ -331,8 +331,7 @@ fn writers_survive(world: &World, origin: &Path, mut mount: Mount, other: &Mount
         removed.check(u64::from(draw[0]));
         held.check();
         if ends > 4 {
-            // Five processes in a row that die within a second are a crash loop.
-            std::thread::sleep(std::time::Duration::from_millis(1100));
+            std::thread::sleep(SERVICE_BETWEEN_ENDS);
         }
     }
     work.stop.store(true, Ordering::SeqCst);
@@ -425,8 +424,7 @@ fn fsx_survives(nodes: usize, words: &[&str]) {
     let mut running = command.spawn().unwrap();
     let mut ends = 0;
     let status = loop {
-        // Five processes in a row that die within a second are a crash loop.
-        std::thread::sleep(std::time::Duration::from_millis(1100));
+        std::thread::sleep(SERVICE_BETWEEN_ENDS);
         if let Some(status) = running.try_wait().unwrap() {
             break status;
         }

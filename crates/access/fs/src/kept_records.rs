@@ -61,6 +61,8 @@ pub struct KeptHandle {
     pub directory: bool,
     /// It was opened to be written past the kernel's pages.
     pub direct_writer: bool,
+    /// The process whose close publishes the changes; 0 for any process.
+    pub opener: u32,
     /// The user and the group that opened it, where a node has the file.
     pub owner: [u32; 2],
     /// Where a node has the file.
@@ -160,6 +162,9 @@ pub trait KeptRecords: Send + Sync {
 
     /// The kernel has so many references less.
     fn sub_lookups(&self, slot: RecordSlot, n: u64);
+
+    /// The file of this handle, which a node has, is being closed.
+    fn note_closing(&self, slot: RecordSlot);
 
     /// Removes a record.
     fn remove_record(&self, slot: RecordSlot);

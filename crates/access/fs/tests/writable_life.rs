@@ -83,6 +83,8 @@ impl KeptRecords for Keeper {
         }
     }
 
+    fn note_closing(&self, _slot: RecordSlot) {}
+
     fn remove_record(&self, slot: RecordSlot) {
         if slot > 0 && slot < RecordSlot::MAX && !self.has_ended() {
             self.records.lock()[slot as usize - 1] = None;

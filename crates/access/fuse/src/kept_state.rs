@@ -63,6 +63,12 @@ const CHANGE_WORDS: usize = 4 + IDENTITY_WORDS + 3 + 2 * KNOWN_WORDS;
 const AT_SENT: usize = 5 + IDENTITY_WORDS;
 /// Words of an object that may be there.
 const KNOWN_WORDS: usize = 1 + IDENTITY_WORDS;
+/// The number of a process has 22 bits at most, and is above the flags of a handle.
+const OPENER_SHIFT: u32 = 40;
+/// The word of a handle with its flags, from the header.
+const AT_HANDLE_FLAGS: usize = 5;
+/// The mark of a handle whose file a node is about to close.
+const HANDLE_CLOSING: u64 = 1 << 35;
 /// States of a change.
 const CHANGE_NONE: u64 = 0;
 const CHANGE_BEGUN: u64 = 1;
@@ -443,7 +449,8 @@ impl KeptState {
         let flags = u64::from(handle.flags.cast_unsigned())
             | u64::from(handle.directory) << 32
             | u64::from(handle.direct_writer) << 33
-            | u64::from(handle.held.is_some()) << 34;
+            | u64::from(handle.held.is_some()) << 34
+            | u64::from(handle.opener) << OPENER_SHIFT;
         let numbers = [handle.fh, handle.ino, backing, handle.request, flags];
         let Some(held) = handle.held else { return self.add_block(KIND_HANDLE, &numbers, &[]) };
         let [uid, gid] = handle.owner.map(u64::from);
@@ -452,10 +459,15 @@ impl KeptState {
     }
 
     fn read_handle(&self, at: usize) -> KeptHandle {
-        let flags = self.word(at + 5);
+        let flags = self.word(at + AT_HANDLE_FLAGS);
         let is_held = flags >> 34 & 1 != 0;
         let owner = if is_held { self.word(at + 6) } else { 0 };
-        let held = || HeldFile { number: self.word(at + 7), node: self.word(at + 8), process: self.word(at + 9) };
+        let held = || HeldFile {
+            number: self.word(at + 7),
+            node: self.word(at + 8),
+            process: self.word(at + 9),
+            closing: flags & HANDLE_CLOSING != 0,
+        };
         KeptHandle {
             owner: [(owner >> 32) as u32, owner as u32],
             held: is_held.then(held),
@@ -466,6 +478,7 @@ impl KeptState {
             flags: (flags as u32).cast_signed(),
             directory: flags >> 32 & 1 != 0,
             direct_writer: flags >> 33 & 1 != 0,
+            opener: (flags >> OPENER_SHIFT) as u32,
         }
     }
 
@@ -622,6 +635,12 @@ impl KeptRecords for KeptState {
         }
     }
 
+    fn note_closing(&self, slot: RecordSlot) {
+        if slot != 0 {
+            self.words[slot as usize + AT_HANDLE_FLAGS].fetch_or(HANDLE_CLOSING, Ordering::Relaxed);
+        }
+    }
+
     fn remove_record(&self, slot: RecordSlot) {
         if slot == 0 {
             return;
@@ -757,13 +776,11 @@ mod tests {
         state.note_change(&KeptChange { request: 6, ..KeptChange::default() });
         state.note_change(&KeptChange { made: None, ..change });
         state.note_change(&change);
-        std::thread::scope(|scope| {
-            scope.spawn(|| state.note_change(&KeptChange { request: 8, before: 1, ..KeptChange::default() }));
-        });
-        // The record of a thread that has ended serves the next.
-        std::thread::scope(|scope| {
-            scope.spawn(|| state.note_change(&KeptChange { request: 10, before: 2, ..KeptChange::default() }));
-        });
+        // The record of a thread that has ended, which a join waits for, serves the next.
+        for (request, before) in [(8, 1), (10, 2)] {
+            let change = KeptChange { request, before, ..KeptChange::default() };
+            std::thread::scope(|scope| scope.spawn(|| state.note_change(&change)).join().unwrap());
+        }
         let next = KeptState::open(state.duplicate_file().unwrap()).unwrap();
         let mut seen = Vec::new();
         next.for_each(&mut |_, record| seen.push(format!("{record:?}")));

@@ -26,6 +26,8 @@ pub struct HeldFile {
     pub node: u64,
     /// The random number of the node's process.
     pub process: u64,
+    /// The client was about to close the file there.
+    pub closing: bool,
 }
 
 /// What a client begins with.

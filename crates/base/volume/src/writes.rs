@@ -741,7 +741,7 @@ pub trait WritableVolume: Send + Sync {
     /// Continues with a file that a node has open for a process that has ended, with the flags of the open.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` where no node has files.
+    /// `EBADF` for a file that was closed; `EOPNOTSUPP` where no node has files.
     fn adopt_held(
         &self,
         _held: &HeldFile,

@@ -176,13 +176,14 @@ pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault
 /// Checks that what `--recover` promises holds for this mount.
 pub(crate) fn check_recovery(args: &RawFuse, changed: Option<&RawVolume>) -> Result<(), Fault> {
     let Some(volume) = changed.filter(|_| args.recover) else { return check_recoverable_io(args) };
-    if volume.source.scheme() != "file" {
+    if volume.source.scheme() != "file" && volume.group.registry.is_none() {
         return Err(Fault::usage(
             format!(
-                "--recover does not go with --rw and {} yet: changes that are not published are lost with the mount's process",
+                "--recover does not go with --rw and {} without nodes: changes that are not published are lost with the mount's \
+                 process",
                 volume.source
             ),
-            "leave --recover or --rw out",
+            "give the nodes of a group by --registry, or leave --recover or --rw out",
         ));
     }
     check_recoverable_io(args)

@@ -202,7 +202,7 @@ impl WritableFileSystem {
         if is_adopted {
             self.stats.fuse.open_handles.add(1);
             mount.repeats.lock().opens.insert(kept.request, kept.fh);
-        } else {
+        } else if !kept.held.is_some_and(|held| held.closing) {
             tracing::warn!(ino = kept.ino, fh = kept.fh, "an open file of the process before is lost");
         }
         is_adopted

@@ -387,6 +387,7 @@ impl WritableFileSystem {
             flags: file.flags,
             directory: false,
             direct_writer: file.direct_writer,
+            opener: file.opener.as_ref().map_or(0, FileOpener::kept),
             owner: [caller.uid, caller.gid],
             held: file.file.held(),
         });
@@ -401,7 +402,7 @@ impl WritableFileSystem {
         file: Box<dyn WritableFile>,
         register: Option<&dyn RegisterBacking>,
     ) -> bool {
-        let KeptHandle { fh, ino, backing_id, flags, direct_writer, .. } = *kept;
+        let KeptHandle { fh, ino, backing_id, flags, direct_writer, opener, .. } = *kept;
         let kernel_size = self.nodes.kernel_size(ino);
         if let Ok(attr) = file.stat() {
             kernel_size.note_sent(attr.size);
@@ -415,7 +416,7 @@ impl WritableFileSystem {
             passthrough,
             direct_writer,
             record: AtomicU32::new(record),
-            opener: None,
+            opener: Some(FileOpener::of_kept(opener)),
             kernel_size,
             version_reads: None,
             locks,
@@ -423,6 +424,7 @@ impl WritableFileSystem {
         if !self.files.adopt(fh, Arc::clone(&file)) {
             return false;
         }
+        self.follow_identity(&file);
         file.locks.set_handle(fh);
         let open = Arc::clone(self.opens.lock().entry(ino).or_default());
         let mut state = open.state.lock();
@@ -534,6 +536,9 @@ impl WritableFileSystem {
         let record = file.record.load(Ordering::Relaxed);
         if let Some(life) = self.life.get() {
             life.files.drop_file(KeptFileKey::File(fh));
+        }
+        if let Some(life) = self.life.get() {
+            life.records.note_closing(record);
         }
         // Closed outside of the locks: both may take long.
         drop((unused, file));

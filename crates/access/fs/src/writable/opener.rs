@@ -9,6 +9,16 @@ use super::groups::{status_field, status_of};
 pub(super) struct FileOpener(Option<u32>);
 
 impl FileOpener {
+    /// As [`FileOpener::kept`] has it.
+    pub fn of_kept(process: u32) -> FileOpener {
+        FileOpener(Some(process).filter(|process| *process != 0))
+    }
+
+    /// The process, for a record; 0 where it is not known.
+    pub fn kept(&self) -> u32 {
+        self.0.unwrap_or(0)
+    }
+
     /// The process of the thread `pid`.
     pub fn of_thread(pid: u32) -> FileOpener {
         FileOpener(process_of(pid))

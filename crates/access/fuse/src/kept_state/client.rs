@@ -121,9 +121,12 @@ mod tests {
         let state = KeptState::create(0).unwrap();
         assert_eq!(state.begin(5), ClientStart { session: 5, ..ClientStart::default() });
         assert_eq!((state.reserve_numbers(10), state.reserve_numbers(10)), (0, 10));
-        let held = Some(HeldFile { number: 1, node: 2, process: u64::MAX });
-        let handle = KeptHandle { fh: 9, ino: 5, owner: [u32::MAX, 7], held, ..KeptHandle::default() };
-        state.keep_handle(&handle);
+        let held = Some(HeldFile { number: 1, node: 2, process: u64::MAX, closing: true });
+        let handle =
+            KeptHandle { fh: 9, ino: 5, opener: 4_194_303, owner: [u32::MAX, 7], held, ..KeptHandle::default() };
+        let slot =
+            state.keep_handle(&KeptHandle { held: held.map(|held| HeldFile { closing: false, ..held }), ..handle });
+        state.note_closing(slot);
         set_thread_request(RequestNumber { number: 6, repeated: false });
         let known = [Some(FileIdentity::from_number(3)), None];
         let sent = SentChange { number: 11, process: 0, place: 77, known };

@@ -106,11 +106,20 @@ impl RemoteFile {
         let lose_privileges = lose_privileges.map(|caller| (caller.uid, caller.gid));
         let owner = self.opened.number();
         let mapped = place == WritePlace::MappedPages;
-        // Where only this mount has the changes, the end is known.
         let publishes = self.files.publishes();
+        let mut drawn = if appends { self.files.calls.draw_for_append(offset, &self.opened.home()) } else { None };
+        let mut offset = offset;
+        if publishes && let Some(drawn) = drawn.take() {
+            // Only this mount has the changes, so the bytes have a place, and need no number.
+            self.files.calls.end_number(drawn.number);
+            if drawn.repeated && self.has_bytes(drawn.place, data)? {
+                return Ok(());
+            }
+        }
         let appended = appends && !publishes;
-        let drawn = if appended { self.files.calls.draw_for_append(offset, &self.opened.home()) } else { None };
-        let offset = drawn.map_or(offset, |drawn| drawn.place);
+        if let Some(drawn) = drawn {
+            offset = drawn.place;
+        }
         let change = drawn.map(|drawn| drawn.number);
         let before = drawn.map_or(MaybeExecuted::Nowhere, |drawn| drawn.before);
         let new = NewBytes { owner, offset, data, appended, mapped, lose_privileges, awaited: false, change, before };
@@ -123,6 +132,15 @@ impl RemoteFile {
             }
         }
         Ok(())
+    }
+
+    /// Whether a process before has written these bytes.
+    fn has_bytes(&self, place: u64, data: &[u8]) -> Result<bool> {
+        if self.opened.bytes.end() < place + data.len() as u64 {
+            return Ok(false);
+        }
+        let mut found = vec![0; data.len()];
+        Ok(self.read_at(place, &mut found)? == data.len() && found == data)
     }
 
     /// As [`WritableFile::allocate`], where changes are published: freed space reads as zeros, which are written.

@@ -29,7 +29,7 @@ use known::KnownObjects;
 use open_file::{AdoptedFile, FileOpening, FilePlace, OpenFile, OpenFiles, call_attr_open, change_open};
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_sys::join_path;
-use spurline_types::errno::{EEXIST, EIO, ENODATA, ENOENT, ENOTEMPTY, EXDEV};
+use spurline_types::errno::{EBADF, EEXIST, EIO, ENODATA, ENOENT, ENOTEMPTY, EXDEV};
 use spurline_types::open_flags::O_EXCL;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::capabilities::WriteCapabilities;
@@ -330,10 +330,20 @@ impl WritableVolume for GroupWrites {
             return Err(Error::new(ErrorKind::Invalid, "an open file has an identity"));
         };
         let home = self.calls.find_process(held);
+        if held.closing && !self.files.is_open_at(&home, held.number) {
+            return Err(Error::new(ErrorKind::Io(EBADF), "the node has closed the file"));
+        }
         let adopted = AdoptedFile { number: held.number, identity, flags, caller, home };
         let file = self.files.adopt_file(at.path.to_vec(), adopted);
+        if self.files.publishes() {
+            file.begin_adoption();
+        }
         let attr = file.stat_open(&self.files)?;
         file.bytes.raise_end(attr.size);
+        if self.files.publishes() {
+            file.end_adoption(at.path.is_empty());
+            self.files.adopt_identity(&file.bytes, attr.identity);
+        }
         Ok(Box::new(RemoteFile::new(Arc::clone(&self.files), file, attr, CacheVersion::JustChanged)))
     }
 

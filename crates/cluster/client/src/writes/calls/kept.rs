@@ -14,6 +14,8 @@ pub(crate) struct DrawnAppend {
     pub place: u64,
     /// The processes that may have executed it.
     pub before: MaybeExecuted,
+    /// A process before has drawn it.
+    pub repeated: bool,
 }
 
 /// A hash of a node's name, as [`HeldFile::node`] has it.
@@ -77,11 +79,15 @@ impl WriteCalls {
         let repeated = kept.take_repeated();
         let drawn = match repeated {
             Some(sent) => {
-                DrawnAppend { number: sent.number, place: sent.place, before: MaybeExecuted::of_kept(sent.process) }
+                let before = MaybeExecuted::of_kept(sent.process);
+                DrawnAppend { number: sent.number, place: sent.place, before, repeated: true }
             }
-            None => DrawnAppend { number: self.numbers.draw_raw(), place, before: MaybeExecuted::Nowhere },
+            None => {
+                let number = self.numbers.draw_raw();
+                DrawnAppend { number, place, before: MaybeExecuted::Nowhere, repeated: false }
+            }
         };
-        let DrawnAppend { number, place, before } = drawn;
+        let DrawnAppend { number, place, before, .. } = drawn;
         let maybe_executed = match before {
             MaybeExecuted::Nowhere => MaybeExecuted::At(home.instance),
             before => before,

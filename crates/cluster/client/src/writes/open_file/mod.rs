@@ -147,7 +147,7 @@ impl OpenFile {
     /// Where it is, for the next process of this client.
     pub fn held(&self) -> HeldFile {
         let home = self.home();
-        HeldFile { number: self.number, node: node_hash(&home.node), process: home.instance }
+        HeldFile { number: self.number, node: node_hash(&home.node), process: home.instance, closing: false }
     }
 
     /// Continues with a lock that a process before has set. Whether it was lost meanwhile is known at the next answer.

@@ -16,6 +16,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// The number of a pending version that no process has under this number.
+const UNKNOWN_VERSION: u64 = u64::MAX;
+
 impl OpenFiles {
     /// Whether the source shows the changes of a file when they are published.
     pub fn publishes(&self) -> bool {
@@ -197,8 +200,7 @@ impl OpenFiles {
             if open.flags.is_none() || !open.is_below(path) || open.bytes.unpublished.is_removed() {
                 continue;
             }
-            // No process has the file under this number.
-            open.bytes.unpublished.hold_place().number = u64::MAX;
+            open.bytes.unpublished.hold_place().number = UNKNOWN_VERSION;
             let home = open.home();
             let deadline = self.calls.begin();
             match open.move_on(self, &home, deadline) {
@@ -344,6 +346,30 @@ impl OpenFile {
             tracing::info!("{bytes} bytes of {} are sent again, to another node", self.logged_path());
         }
         Ok(())
+    }
+
+    /// A process before has opened the file, and may have changed it: this one does not know the number of its pending version.
+    pub fn begin_adoption(&self) {
+        self.end_earlier_bytes();
+        self.bytes.unpublished.hold_place().number = UNKNOWN_VERSION;
+    }
+
+    /// The file has attributes now: of the process that has its changes, unless that is gone and another one has opened the file.
+    pub fn end_adoption(&self, is_removed: bool) {
+        let unpublished = &self.bytes.unpublished;
+        if is_removed {
+            unpublished.note_removed();
+        }
+        if !self.writes() {
+            return;
+        }
+        if unpublished.hold_place().number == UNKNOWN_VERSION {
+            unpublished.note_change();
+            unpublished.note_incomplete();
+        } else {
+            let why = "the node of the file and the process of this mount ended at the same time; changes that were not published are lost";
+            unpublished.fail(Error::new(ErrorKind::Io(EIO), why));
+        }
     }
 
     /// The identity now.

@@ -5,7 +5,7 @@ use crate::remote::GroupClient;
 use crate::writes::bytes::{FileBytes, SendQueue, WriteMemory};
 use crate::writes::calls::{CallTarget, HomeProcess, WriteCalls};
 use parking_lot::Mutex;
-use spurline_proto::{LOCK_TIMES, MAX_WRITE, OpenFlags, WriteCall};
+use spurline_proto::{LOCK_TIMES, MAX_WRITE, OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::open_flags::{O_SYNC, O_TRUNC};
 use spurline_types::{Error, Result};
 use spurline_volume::delayed::WriteLosses;
@@ -187,6 +187,13 @@ impl OpenFiles {
     pub fn add_file(&self, path: Vec<u8>, opened: FileOpening<'_>) -> Arc<OpenFile> {
         let bytes = self.bytes_of(opened.attr.identity);
         self.add_file_of(bytes, path, opened)
+    }
+
+    /// Whether a process of a node has the file open; false if the process does not answer.
+    pub fn is_open_at(&self, home: &HomeProcess, number: u64) -> bool {
+        let call = WriteCall::StatOpen { file: number };
+        let sent = self.calls.query(CallTarget::Process(home), &call, &Caller::default(), self.calls.begin());
+        sent.is_ok_and(|sent| sent.answer != WriteAnswer::UnknownFile)
     }
 
     /// Adds a file that a node has open for an earlier process.
