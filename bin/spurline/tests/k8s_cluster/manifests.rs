@@ -9,7 +9,7 @@ use std::process::Command;
 /// Names that no other test of the cluster uses.
 const NAMES: [&str; 2] = ["namespace=elsewhere", "storageClass.name=elsewhere"];
 /// Parts that are off by default are on, and the other way round.
-const OTHERS: [&str; 19] = [
+const OTHERS: [&str; 20] = [
     "nodes.priorityClassName=system-node-critical",
     "nodes.hostNetwork=false",
     "csi.hostNetwork=false",
@@ -20,6 +20,7 @@ const OTHERS: [&str; 19] = [
     "nodes.rdmaResource=rdma/ib",
     "nodes.credentialsSecret=keys",
     "nodes.endpointUrl=http://minio:9000",
+    "nodes.writable=true",
     "coordinator.storage=1Gi",
     "devicePlugin.nfdLabel=true",
     "devicePlugin.useCdi=true",

@@ -113,6 +113,7 @@ fn helm_makes_the_same_objects() {
         "nodes.rdmaResource=rdma/ib",
         "nodes.credentialsSecret=keys",
         "nodes.endpointUrl=http://minio:9000",
+        "nodes.writable=true",
         "coordinator.storage=1Gi",
         "devicePlugin.nfdLabel=true",
         "devicePlugin.useCdi=true",

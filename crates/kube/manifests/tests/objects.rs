@@ -18,7 +18,7 @@ fn object(settings: &[&str], kind: &str, name: &str) -> Value {
 }
 
 #[test]
-fn a_node_with_rdma_has_privileges_or_a_device_for_each_name() {
+fn a_node_follows_its_values() {
     let node = |settings: &[&str]| object(settings, "DaemonSet", "spurline-node")["spec"]["template"]["spec"].clone();
     let container = |settings: &[&str]| node(settings)["containers"][0].clone();
     // A privileged container may escalate: the API server refuses anything else.
@@ -35,6 +35,8 @@ fn a_node_with_rdma_has_privileges_or_a_device_for_each_name() {
     let tainted = node(&["nodes.tolerations=[{key: gpu, operator: Exists}]", "nodes.priorityClassName=high"]);
     assert_eq!(tainted["tolerations"], json!([{ "key": "gpu", "operator": "Exists" }]));
     assert_eq!(tainted["priorityClassName"], "high");
+    let writable = container(&["nodes.writable=true"]);
+    assert!(writable["args"].as_array().unwrap().contains(&json!("--writable")));
 }
 
 #[test]
