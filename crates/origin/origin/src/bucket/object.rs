@@ -33,7 +33,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 /// Least length of a part that is copied, as S3 has it for all parts but the last.
 const LEAST_COPY: u64 = 5 << 20;
@@ -41,6 +41,8 @@ const LEAST_COPY: u64 = 5 << 20;
 const PARTS_IN_FLIGHT: usize = 4;
 /// Bytes that readers of a file are expected to read at a time.
 const HOT_PIECE: usize = 1 << 20;
+/// Pause before a read that the origin does not serve now.
+const ORIGIN_DOWN_PAUSE: Duration = Duration::from_millis(200);
 /// How often a publication sends parts that are missing; each request is repeated until its own deadline.
 const PART_ROUNDS: u32 = 2;
 
@@ -344,10 +346,19 @@ impl OpenObject {
     /// Fills `dst` from the object.
     fn read_object(&self, object: Option<&ObjectRef>, offset: u64, dst: &mut [u8]) -> Result<()> {
         let Some(object) = object else { return Ok(()) };
+        let deadline = self.context.requests.read_deadline();
         let mut read = 0;
         while read < dst.len() {
             let at = offset + read as u64;
-            let count = match self.context.reads.read(object, at, &mut dst[read..])? {
+            let found = match self.context.reads.read(object, at, &mut dst[read..]) {
+                // A node says so at once, for readers that have other nodes; this file is only here.
+                Err(error) if error.kind() == ErrorKind::OriginDown && Instant::now() < deadline => {
+                    std::thread::sleep(ORIGIN_DOWN_PAUSE);
+                    continue;
+                }
+                found => found?,
+            };
+            let count = match found {
                 ReadData::Copied(count) => count,
                 ReadData::Shared(slice) => {
                     let count = slice.len().min(dst.len() - read);

@@ -180,6 +180,11 @@ impl BucketRequests {
         self.bucket.backend.describe()
     }
 
+    /// The deadline of a read that begins now.
+    pub fn read_deadline(&self) -> Instant {
+        self.deadline(0)
+    }
+
     fn deadline(&self, len: u64) -> Instant {
         Instant::now() + self.bucket.config.timeout + Duration::from_secs(len / LEAST_RATE)
     }
