@@ -616,6 +616,12 @@ pub trait WritableFile: WritableObject {
     /// is only closed then.
     fn discard(&self) {}
 
+    /// Whether the mount has to open the file anew: another one of its open files of the path, which it has continued here, has taken the
+    /// place of this one.
+    fn is_outdated(&self) -> bool {
+        false
+    }
+
     /// The identity of the file now, where a change of the bytes is another object for the source; `None` where the identity
     /// stays.
     fn new_identity(&self) -> Option<FileIdentity> {

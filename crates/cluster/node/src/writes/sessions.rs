@@ -196,9 +196,10 @@ impl WriteSession {
         }
     }
 
-    /// The open object with this number.
+    /// The open object with this number; `None` for a file that the mount has to open anew.
     pub fn open_object(&self, file: u64) -> Option<OpenObject> {
-        self.files.read().get(&file).cloned()
+        let found = self.files.read().get(&file).cloned();
+        found.filter(|object| !matches!(object, OpenObject::File(file) if file.is_outdated()))
     }
 
     /// Adds an object that the change `number` has opened.

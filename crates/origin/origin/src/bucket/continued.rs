@@ -50,9 +50,12 @@ impl BucketFiles {
         let node = found.map_or(OpenedNode::New(FileAttrs::default()), OpenedNode::Found);
         let object = self.new_object(at.path.to_vec(), node).continuing(pending, expected);
         let object = Arc::new(object);
+        let mut open = self.open.lock();
+        let outdated = open.find(at.path);
+        open.insert(at.path.to_vec(), &object);
+        drop(open);
         // Changes of an earlier time are out of date.
-        self.forget_open(at.path);
-        self.open.lock().insert(at.path.to_vec(), &object);
+        outdated.iter().for_each(|outdated| outdated.note_outdated());
         Ok(Some((object, false)))
     }
 

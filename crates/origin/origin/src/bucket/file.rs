@@ -208,6 +208,10 @@ impl WritableFile for BucketFile {
         self.object.discard();
     }
 
+    fn is_outdated(&self) -> bool {
+        self.object.is_outdated()
+    }
+
     fn new_identity(&self) -> Option<FileIdentity> {
         Some(self.object.identity())
     }

@@ -73,6 +73,8 @@ struct ObjectFacts {
     mtime_is_set: bool,
     /// Removed or replaced by this process, or its changes were dropped: nothing is published any more.
     removed: bool,
+    /// Another open file of the mount has taken the place of this one in the process: what this one has may be out of date.
+    outdated: bool,
     /// Another writer has changed the object; every later call that publishes fails with this.
     conflict: Option<Error>,
     /// Bytes of a program are missing: nothing is published until they are cut off.
@@ -99,6 +101,7 @@ impl ObjectFacts {
             attrs_changed: false,
             mtime_is_set: false,
             removed: false,
+            outdated: false,
             conflict: None,
             lost_write: None,
             failure_reported: false,
@@ -291,6 +294,17 @@ impl OpenObject {
         self.facts.lock().removed = true;
         let upload = self.changes.lock().upload.take();
         self.abort(upload);
+    }
+
+    /// Another open file of the mount takes the place of this one.
+    pub fn note_outdated(&self) {
+        self.facts.lock().outdated = true;
+        self.note_removed();
+    }
+
+    /// Whether the mount has to open the file anew.
+    pub fn is_outdated(&self) -> bool {
+        self.facts.lock().outdated
     }
 
     /// Drops the changes. The name leads to the published object, if there is one, and the next open begins there.
