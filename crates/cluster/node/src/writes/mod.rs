@@ -431,7 +431,11 @@ impl ServedWrite<'_> {
                 None => WriteAnswer::UnknownFile,
             },
             WriteCall::Sync { file, data_only } => match self.session.open_object(file) {
-                Some(open) => sync_open(&open, data_only)?,
+                Some(open) => match sync_open(&open, data_only) {
+                    // The mount opens the file anew, above what it has published through another process.
+                    Err(_) if self.session.open_object(file).is_none() => WriteAnswer::UnknownFile,
+                    synced => synced?,
+                },
                 None => WriteAnswer::UnknownFile,
             },
             WriteCall::StatOpen { file } | WriteCall::SetAttrOpen { file, .. } | WriteCall::AttrOpen { file, .. } => {

@@ -17,7 +17,7 @@ use super::found::{FoundObject, OpenedNode};
 use super::names::{content_type_of, identity_of, key_of, random_identity};
 use super::part_upload::{FIRST_PART, PartState, PartUpload, part_at, part_range};
 use super::published::{PublishedBytes, PublishedTimes};
-use super::requests::{BucketRequests, NewObject, mark_of, marked, marked_as};
+use super::requests::{BucketRequests, NewObject, is_made_by, mark_of, marked, marked_as};
 use super::staged::{StagedBytes, StagingSpace};
 use super::unpublished::{EndingFile, EndingFiles};
 use crate::object_origin::object_attr;
@@ -649,6 +649,12 @@ impl OpenObject {
         if self.join_published(&mut changes) {
             return Ok(());
         }
+        if self.is_published_by_mount() {
+            // By a process that had the file before, after the mount has continued it here: the mount continues above that version.
+            drop(changes);
+            self.note_outdated();
+            return Err(conflict);
+        }
         tracing::error!("{conflict}");
         self.facts.lock().conflict = Some(conflict.clone());
         let upload = changes.upload.take();
@@ -667,6 +673,13 @@ impl OpenObject {
             .run(async { Ok(self.context.requests.find_conflict(&key, &condition).await) })
             .ok()
             .flatten()
+    }
+
+    /// Whether the mount has made the object that the name leads to.
+    fn is_published_by_mount(&self) -> bool {
+        let requests = &self.context.requests;
+        let found = self.key().and_then(|key| requests.run(requests.head(&key)));
+        found.is_ok_and(|found| is_made_by(&found.attributes, self.context.options.mount))
     }
 
     /// What must be true of the object when the file is published.
