@@ -11,8 +11,10 @@ use std::time::{Duration, SystemTime};
 
 /// One object, as a listing or a head describes it.
 #[derive(Debug, Clone)]
-pub(crate) struct RawObject {
+pub struct RawObject {
+    /// The key.
     pub key: String,
+    /// Length in bytes.
     pub size: u64,
     /// Whole seconds: some answers have no finer ones, and an object must look the same in all of them.
     pub mtime: SystemTime,
@@ -22,16 +24,20 @@ pub(crate) struct RawObject {
 
 /// A page of a listing.
 #[derive(Debug, Default)]
-pub(crate) struct RawPage {
+pub struct RawPage {
+    /// In the order of their keys.
     pub objects: Vec<RawObject>,
     /// Common prefixes, each with its trailing delimiter.
     pub prefixes: Vec<String>,
+    /// The token of the next page.
     pub next: Option<String>,
 }
 
 /// The start of the answer to a read.
-pub(crate) struct RawBody {
+pub struct RawBody {
+    /// As the store returned it.
     pub etag: Option<String>,
+    /// Whole seconds.
     pub mtime: Option<SystemTime>,
     /// Length of the whole object, where the answer states it.
     pub total: Option<u64>,
@@ -39,19 +45,22 @@ pub(crate) struct RawBody {
     pub range: Option<Range<u64>>,
     /// It is an answer to a request for a range.
     pub partial: bool,
+    /// The bytes.
     pub stream: BoxStream<'static, Result<Bytes, RequestFailure>>,
 }
 
 /// The failure of one attempt: the error to report, and whether another attempt may help.
 #[derive(Debug, Clone)]
-pub(crate) struct RequestFailure {
+pub struct RequestFailure {
+    /// What is reported if no further attempt is made.
     pub error: Error,
+    /// Whether another attempt may help.
     pub advice: RetryHint,
 }
 
 /// Whether, and when, another attempt may succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RetryHint {
+pub enum RetryHint {
     /// Another attempt fails likewise.
     Never,
     /// After the usual pause.
@@ -77,10 +86,12 @@ impl RawPage {
 }
 
 impl RequestFailure {
-    pub(crate) fn fatal(kind: ErrorKind, message: String) -> Self {
+    /// Another attempt fails likewise.
+    pub fn fatal(kind: ErrorKind, message: String) -> Self {
         RequestFailure { error: Error::new(kind, message), advice: RetryHint::Never }
     }
-    pub(crate) fn transient(kind: ErrorKind, message: String) -> Self {
+    /// Another attempt may succeed.
+    pub fn transient(kind: ErrorKind, message: String) -> Self {
         RequestFailure { error: Error::new(kind, message), advice: RetryHint::AfterPause }
     }
 
@@ -107,7 +118,7 @@ impl RequestFailure {
 }
 
 /// One object store and bucket, one attempt at a time. Dropping a future or a stream cancels its request.
-pub(crate) trait ObjectBackend: Send + Sync {
+pub trait ObjectBackend: Send + Sync {
     /// Endpoint, region and style, for messages.
     fn describe(&self) -> String;
 
@@ -119,6 +130,11 @@ pub(crate) trait ObjectBackend: Send + Sync {
     /// The changing side; `None` where there is none.
     fn writes(&self) -> Option<&dyn ObjectWriteBackend> {
         None
+    }
+
+    /// Whether requests wait for sockets. If not, all waits of the bucket's threads are those for locks and clocks.
+    fn uses_sockets(&self) -> bool {
+        true
     }
 
     /// Sets the runtime that lives as long as the store, for work that must not run on a transfer runtime.

@@ -61,13 +61,15 @@ mod writable_directory;
 mod writable_file;
 mod write_backend;
 
+pub use backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint};
 pub use bucket::{BucketWriteOptions, PublishedBytes, PublishingOrigin, WritableBucket};
 pub use cached::{CachedOrigin, MetadataConfig};
 pub use caller_identity::Squash;
 pub use config::{AwsCredentials, EnvironmentSource, OriginOptions};
-pub use shared_buckets::SharedBuckets;
+pub use shared_buckets::{HeldBucket, SharedBuckets};
 pub use source::{SourceLocation, SourceScheme, normal_url};
 pub use writable_directory::WritableSource;
+pub use write_backend::{CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition};
 
 use shared_buckets::SharedBucket;
 use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result, Stats};

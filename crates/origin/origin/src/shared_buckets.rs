@@ -22,6 +22,9 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 #[derive(Clone, Default)]
 pub struct SharedBuckets(Arc<BucketRegistry>);
 
+/// A bucket that stays open.
+pub struct HeldBucket(#[expect(dead_code, reason = "its life counts")] Arc<SharedBucket>);
+
 #[derive(Default)]
 struct BucketRegistry {
     buckets: Mutex<HashMap<(SourceScheme, String), Weak<SharedBucket>>>,
@@ -60,6 +63,20 @@ impl SharedBuckets {
         let made = make()?;
         buckets.insert(key, Arc::downgrade(&made));
         Ok(made)
+    }
+
+    /// Has all origins of the bucket of `source` use this store, as long as the result lives.
+    ///
+    /// # Errors
+    /// `Unavailable` when the threads of the bucket can't be started.
+    pub fn open_over(
+        &self,
+        source: &SourceLocation,
+        config: &OriginOptions,
+        stats: Arc<Stats>,
+        store: Box<dyn ObjectBackend>,
+    ) -> Result<HeldBucket> {
+        self.get_or_open(source, || SharedBucket::new(config, stats, store)).map(HeldBucket)
     }
 
     /// A holder's count changes from `before` to `now`. Returns the sum over all holders.
@@ -110,14 +127,17 @@ impl SharedBucket {
             n => n,
         };
         let cpus = ThreadCpus::of_current_thread();
-        let runtime = tokio::runtime::Builder::new_multi_thread()
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        runtime
             .worker_threads(threads)
             .thread_name("under-net")
             // Threads for name resolution start on demand.
             .on_thread_start(move || cpus.apply_to_current_thread())
-            .enable_all()
-            .build()
-            .map_err(|e| Error::io("starting the threads for the object store", &e))?;
+            .enable_time();
+        if backend.uses_sockets() {
+            runtime.enable_io();
+        }
+        let runtime = runtime.build().map_err(|e| Error::io("starting the threads for the object store", &e))?;
         backend.attach_runtime(runtime.handle());
         let places = config.max_downloads.clamp(1, Semaphore::MAX_PERMITS);
         let bucket = Arc::new(SharedBucket {

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// What must be true of an object when a request changes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum WriteCondition {
+pub enum WriteCondition {
     /// Nothing.
     None,
     /// No object has the name.
@@ -21,7 +21,7 @@ pub(crate) enum WriteCondition {
 
 /// The attributes that are stored with an object and that a copy keeps.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct ObjectAttributes {
+pub struct ObjectAttributes {
     /// Those of [`CONTENT_HEADERS`] that the object has.
     pub content: Vec<(&'static str, String)>,
     /// Names, without the store's prefix, and values.
@@ -62,21 +62,26 @@ impl ObjectAttributes {
 
 /// An object with its attributes.
 #[derive(Debug, Clone)]
-pub(crate) struct StoredObject {
+pub struct StoredObject {
+    /// The object as a head describes it.
     pub raw: RawObject,
+    /// The attributes that are stored with it.
     pub attributes: ObjectAttributes,
 }
 
 /// A part that the store has acknowledged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct UploadedPart {
+pub struct UploadedPart {
+    /// From 1.
     pub number: u32,
+    /// Bare.
     pub etag: String,
 }
 
 /// The source of a copy within the bucket.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct CopySource<'a> {
+pub struct CopySource<'a> {
+    /// The key of the object that is copied.
     pub key: &'a str,
     /// The version to copy; the newest without one.
     pub etag: Option<&'a str>,
@@ -85,7 +90,7 @@ pub(crate) struct CopySource<'a> {
 /// The changing side of one bucket, one attempt at a time. Etags are bare. A condition that does not hold is a failure of
 /// kind `Stale`, or `NotFound` where no object has the name. Dropping a future cancels its request, which the store may
 /// execute nevertheless.
-pub(crate) trait ObjectWriteBackend: Send + Sync {
+pub trait ObjectWriteBackend: Send + Sync {
     /// One object with its attributes.
     fn head_all<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<StoredObject, RequestFailure>>;
 

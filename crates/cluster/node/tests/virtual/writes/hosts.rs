@@ -1,8 +1,8 @@
 //! Nodes and mounts of a writable source in one process: real services, real clients with all their threads, and links in memory
 //! that fail on demand. Times and limits are those of the product.
 
-use super::source::{ProcessSource, SharedSource};
-use crate::sim::{BLOCK, SOURCE, Under};
+use crate::sim::BLOCK;
+use crate::world::Dice;
 use parking_lot::Mutex;
 use spurline_cache::CacheContext;
 use spurline_client::placement::{CopyCounts, ReaderLocation};
@@ -17,6 +17,8 @@ use spurline_origin::OriginStore;
 use spurline_proto::{LOCK_TIMES, RailInfo, RailLink};
 use spurline_transport::{Channel, Connector, DemandConfig, DemandPool, PathTiming, TransportKind};
 use spurline_types::{Member, Result, Stats};
+use spurline_volume::Volume;
+use spurline_volume::writes::WritableVolume;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -32,10 +34,29 @@ const RAIL_CHANNELS: usize = 4;
 /// As the pauses before a failed rail is tried again, and until a rail that returned is used.
 const RAIL_TIMING: PathTiming = PathTiming { retry: Duration::from_millis(500), settle: Duration::from_secs(1) };
 
+/// The source of a cluster.
+pub trait SimSource: Send + Sync {
+    fn url(&self) -> &'static str;
+    /// The source as a new process of a host has it.
+    fn start_process(&self, host: usize) -> Arc<dyn SourceOfProcess>;
+    /// Draws new trouble of the source; returns a description.
+    fn disturb(&self, dice: &mut Dice) -> String;
+    /// Ends all trouble of the source.
+    fn heal(&self);
+}
+
+/// The source as one process has it: nothing that the process does after its end has an effect.
+pub trait SourceOfProcess: Send + Sync {
+    fn open_reads(&self) -> Result<Arc<dyn OriginStore>>;
+    fn open_writes(&self, reads: &Arc<dyn Volume>) -> Result<Arc<dyn WritableVolume>>;
+    /// The process ends; with `power`, its host as well.
+    fn end(&self, power: bool);
+}
+
 /// A running process of a node.
 struct NodeProcess {
     sim: SimNode,
-    source: ProcessSource,
+    source: Arc<dyn SourceOfProcess>,
     node: Arc<CacheNode>,
     ended: Arc<AtomicBool>,
 }
@@ -50,20 +71,20 @@ pub struct NodeHost {
     pub link: SimRail,
     /// Number of RDMA rails.
     rails: usize,
-    source: SharedSource,
+    source: Arc<dyn SimSource>,
     process: Mutex<Option<NodeProcess>>,
     stopped: AtomicBool,
 }
 
 impl NodeHost {
-    fn start(number: usize, rails: usize, source: &SharedSource) -> Arc<NodeHost> {
+    fn start(number: usize, rails: usize, source: &Arc<dyn SimSource>) -> Arc<NodeHost> {
         let host = Arc::new(NodeHost {
             name: format!("n{number}"),
             number,
             plan: Arc::new(FaultPlan::new(number as u64 + 1, FaultRates::default())),
             link: SimRail::new(),
             rails,
-            source: source.clone(),
+            source: Arc::clone(source),
             process: Mutex::default(),
             stopped: AtomicBool::new(false),
         });
@@ -81,12 +102,12 @@ impl NodeHost {
         let stats = Arc::new(Stats::default());
         let tier = MemTier::new(BufferPool::new(NODE_BLOCKS * BLOCK, BLOCK as usize).expect("memory"));
         let shared = CacheContext::new(tier, None, BLOCK, 4, Duration::from_secs(60), false, stats);
-        let under: Arc<dyn OriginStore> = Arc::new(Under::default());
-        let open = move |_: &str| Ok(Arc::clone(&under));
-        let node = CacheNode::new(&self.name, shared, vec![SOURCE.into()], Box::new(open));
+        let reads = Arc::clone(&source);
+        let open = move |_: &str| reads.open_reads();
+        let node = CacheNode::new(&self.name, shared, vec![self.source.url().into()], Box::new(open));
         node.announce_rails((0..self.rails).map(|rail| rail_info(rail, 2)).collect());
-        let changes = source.clone();
-        node.accept_writes(Box::new(move |_| Ok(Arc::new(changes.clone()))));
+        let changes = Arc::clone(&source);
+        node.accept_writes(Box::new(move |volume| changes.open_writes(volume)));
         let ended = Arc::new(AtomicBool::new(false));
         let (host, checked, until) = (Arc::clone(self), Arc::clone(&node), Arc::clone(&ended));
         std::thread::spawn(move || {
@@ -200,22 +221,22 @@ impl SimMount {
 
 /// Nodes, mounts and their source.
 pub struct WriteCluster {
-    pub source: SharedSource,
+    pub source: Arc<dyn SimSource>,
     pub hosts: Vec<Arc<NodeHost>>,
     pub mounts: Vec<Arc<SimMount>>,
 }
 
 impl WriteCluster {
-    pub fn start(nodes: usize, mounts: usize, rails: usize) -> WriteCluster {
-        let source = SharedSource::new();
+    pub fn start(source: Arc<dyn SimSource>, nodes: usize, mounts: usize, rails: usize) -> WriteCluster {
         let hosts: Vec<_> = (0..nodes).map(|number| NodeHost::start(number, rails, &source)).collect();
         let mounts = (0..mounts).map(|number| {
             // Its threads are a group of their own, as those of a process.
             let hosts = &hosts;
+            let url = source.url();
             std::thread::scope(|scope| {
                 let start = move || {
                     spurline_vtime::set_group(number as u64 + 1);
-                    start_mount(number, hosts, rails)
+                    start_mount(number, url, hosts, rails)
                 };
                 scope.spawn(start).join().expect("the mount starts")
             })
@@ -242,11 +263,11 @@ impl WriteCluster {
             all.for_each(|link| link.set_mode(RailMode::Up));
         }
         self.mounts.iter().for_each(|mount| spurline_vtime::pause_group(mount.thread_group(), Duration::ZERO));
-        *self.source.latency.lock() = Duration::ZERO;
+        self.source.heal();
     }
 }
 
-fn start_mount(number: usize, hosts: &[Arc<NodeHost>], rails: usize) -> Arc<SimMount> {
+fn start_mount(number: usize, url: &'static str, hosts: &[Arc<NodeHost>], rails: usize) -> Arc<SimMount> {
     let stats = Arc::new(Stats::default());
     let rails: Vec<Vec<SimRail>> = hosts.iter().map(|_| (0..rails).map(|_| SimRail::new()).collect()).collect();
     let links: Vec<SimRail> = hosts.iter().map(|_| SimRail::new()).collect();
@@ -263,9 +284,9 @@ fn start_mount(number: usize, hosts: &[Arc<NodeHost>], rails: usize) -> Arc<SimM
     let roster = GroupMembers::new(&members, move |member| {
         let way = ways.iter().find(|(name, _)| *name == member.name).map(|(_, way)| Arc::clone(way));
         let way = way.expect("a way to each node");
-        GroupPeer::new(DemandPool::new(way, &name, SOURCE, DemandConfig::default(), Arc::clone(&counted)), member)
+        GroupPeer::new(DemandPool::new(way, &name, url, DemandConfig::default(), Arc::clone(&counted)), member)
     });
-    let monitor = follow_rails(number, &roster, hosts, &rails, &stats);
+    let monitor = follow_rails(number, url, &roster, hosts, &rails, &stats);
     let config = GroupVolumeConfig {
         patience: RequestPatience::new(ANSWER_TIMEOUT),
         fetchers: 1,
@@ -275,7 +296,7 @@ fn start_mount(number: usize, hosts: &[Arc<NodeHost>], rails: usize) -> Arc<SimM
         silence: PEER_SILENCE,
         hedge_after: Duration::ZERO,
     };
-    let volume = GroupVolume::connect(SOURCE, roster, config, Arc::clone(&stats), |block| {
+    let volume = GroupVolume::connect(url, roster, config, Arc::clone(&stats), |block| {
         Ok(MemTier::new(BufferPool::new(16 * block, block as usize)?))
     });
     let volume = volume.expect("the nodes answer");
@@ -286,6 +307,7 @@ fn start_mount(number: usize, hosts: &[Arc<NodeHost>], rails: usize) -> Arc<SimM
 /// Lets requests to each host go over its rails.
 fn follow_rails(
     number: usize,
+    url: &'static str,
     roster: &Arc<GroupMembers>,
     hosts: &[Arc<NodeHost>],
     rails: &[Vec<SimRail>],
@@ -309,7 +331,7 @@ fn follow_rails(
             channels: RAIL_CHANNELS,
             connect_timeout: Duration::from_secs(5),
             name: format!("mount-{number}"),
-            source: SOURCE.into(),
+            source: url.into(),
             seed: number as u64,
             loads: Arc::default(),
         };

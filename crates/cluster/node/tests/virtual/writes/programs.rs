@@ -94,23 +94,23 @@ impl Drop for StopOnPanic<'_> {
 }
 
 /// Whether nothing is known about the outcome of a call: no node could be reached, or one was lost. Other errors are answers.
-fn is_outage(error: &Error) -> bool {
+pub(super) fn is_outage(error: &Error) -> bool {
     match error.kind() {
-        ErrorKind::Timeout | ErrorKind::Unavailable | ErrorKind::Throttled => true,
+        ErrorKind::Timeout | ErrorKind::Unavailable | ErrorKind::Throttled | ErrorKind::OriginFailed => true,
         ErrorKind::Io(errno) => matches!(errno, EIO | ESTALE),
         _ => false,
     }
 }
 
-fn root() -> Caller {
+pub(super) fn root() -> Caller {
     Caller::default()
 }
 
-fn path(path: &str) -> NodePath<'_> {
+pub(super) fn path(path: &str) -> NodePath<'_> {
     NodePath { path: path.as_bytes(), expected: None }
 }
 
-fn name(name: &str) -> NamePath<'_> {
+pub(super) fn name(name: &str) -> NamePath<'_> {
     NamePath { directory: path(""), name: name.as_bytes() }
 }
 
@@ -131,7 +131,7 @@ pub struct Program<'a> {
     pub number: usize,
     pub mount: &'a SimMount,
     pub shared: &'a Shared,
-    dice: Dice,
+    pub(super) dice: Dice,
     turn: u64,
     /// Its log, and the records that no sync has covered.
     own_log: Option<(String, Box<dyn WritableFile>, Vec<String>)>,
@@ -180,7 +180,7 @@ impl<'a> Program<'a> {
         self.sync_logs();
     }
 
-    fn volume(&self) -> &'a dyn WritableVolume {
+    pub(super) fn volume(&self) -> &'a dyn WritableVolume {
         &*self.mount.writes
     }
 
@@ -189,16 +189,16 @@ impl<'a> Program<'a> {
         self.shared.power.load(Ordering::Relaxed)
     }
 
-    fn pause(&mut self, most_ms: usize) {
+    pub(super) fn pause(&mut self, most_ms: usize) {
         std::thread::sleep(Duration::from_millis(self.dice.below(most_ms) as u64));
     }
 
-    fn tell(&self, what: std::fmt::Arguments<'_>) {
+    pub(super) fn tell(&self, what: std::fmt::Arguments<'_>) {
         self.shared.tell(format_args!("program {} on mount {}: {what}", self.number, self.mount.number));
     }
 
     /// Makes a call, and notes how long it takes.
-    fn call<T>(&self, what: std::fmt::Arguments<'_>, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(super) fn call<T>(&self, what: std::fmt::Arguments<'_>, run: impl FnOnce() -> Result<T>) -> Result<T> {
         let begun = Instant::now();
         let answer = run();
         let took = begun.elapsed();
@@ -213,7 +213,8 @@ impl<'a> Program<'a> {
             self.shared.outages.fetch_add(1, Ordering::Relaxed);
             self.tell(format_args!("{what} failed after {took:?}: {error}"));
         } else {
-            self.tell(format_args!("{what} took {took:?}"));
+            let refused = answer.as_ref().err().map(|error| format!(", refused: {error}")).unwrap_or_default();
+            self.tell(format_args!("{what} took {took:?}{refused}"));
         }
         let mut longest = locked(&self.shared.longest);
         if took > longest.0 {
@@ -225,7 +226,7 @@ impl<'a> Program<'a> {
     }
 
     /// As [`Program::call`], for calls that nothing but an outage can fail.
-    fn made<T>(&self, what: std::fmt::Arguments<'_>, run: impl FnOnce() -> Result<T>) -> Option<T> {
+    pub(super) fn made<T>(&self, what: std::fmt::Arguments<'_>, run: impl FnOnce() -> Result<T>) -> Option<T> {
         match self.call(what, run) {
             Ok(value) => Some(value),
             Err(error) if is_outage(&error) => None,
@@ -233,12 +234,12 @@ impl<'a> Program<'a> {
         }
     }
 
-    fn create(&self, file: &str, flags: u32) -> Result<Box<dyn WritableFile>> {
+    pub(super) fn create(&self, file: &str, flags: u32) -> Result<Box<dyn WritableFile>> {
         let created = self.volume().create(name(file), O_RDWR | O_CREAT | flags, 0o644, &root());
         created.map(|created| created.file)
     }
 
-    fn read_all(&self, file: &dyn WritableFile) -> Result<Vec<u8>> {
+    pub(super) fn read_all(&self, file: &dyn WritableFile) -> Result<Vec<u8>> {
         let mut bytes = vec![0; 200_000];
         let len = file.read_at(0, &mut bytes)?;
         bytes.truncate(len);
@@ -287,12 +288,12 @@ impl<'a> Program<'a> {
         self.with_mount_locks(file_name, |known| known.remove_owner(lock.owner()));
     }
 
-    fn with_mount_locks<T>(&self, file: &'static str, run: impl FnOnce(&mut KnownLocks) -> T) -> T {
+    pub(super) fn with_mount_locks<T>(&self, file: &'static str, run: impl FnOnce(&mut KnownLocks) -> T) -> T {
         run(locked(&self.shared.mount_locks).entry((self.mount.number, file)).or_default())
     }
 
     /// Waits for a lock, as the file system above does; false if it is not to be had.
-    fn wait_lock(&mut self, file: &'static str, open: &dyn WritableFile, lock: &FileLock) -> bool {
+    pub(super) fn wait_lock(&mut self, file: &'static str, open: &dyn WritableFile, lock: &FileLock) -> bool {
         let begun = Instant::now();
         loop {
             let refused = || Error::new(ErrorKind::Io(EAGAIN), "another program of the mount has it");
@@ -318,7 +319,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    fn unlock(&self, open: &dyn WritableFile, lock: &FileLock) -> bool {
+    pub(super) fn unlock(&self, open: &dyn WritableFile, lock: &FileLock) -> bool {
         let all = FileLock { kind: LockKind::Unlock, range: LockRange { start: 0, end: LAST_BYTE }, ..*lock };
         self.made(format_args!("unlock"), || open.set_lock(&all, &root())).is_some()
     }
@@ -533,11 +534,11 @@ impl<'a> Program<'a> {
         self.change(format_args!("unlink {c}"), &Change::Unlink { at: name(c) })
     }
 
-    fn look_up(&self, file: &str) -> Option<NodeAttr> {
+    pub(super) fn look_up(&self, file: &str) -> Option<NodeAttr> {
         self.made(format_args!("lookup of {file}"), || self.volume().lookup(name(file), &root()))
     }
 
-    fn change(&self, what: std::fmt::Arguments<'_>, change: &Change<'_>) -> Option<()> {
+    pub(super) fn change(&self, what: std::fmt::Arguments<'_>, change: &Change<'_>) -> Option<()> {
         self.made(what, || self.volume().change(change, &root())).map(drop)
     }
 

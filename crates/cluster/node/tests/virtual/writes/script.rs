@@ -1,7 +1,8 @@
 //! What happens to nodes, links and mounts in a run, drawn from a seed, and what has to be true at its end.
 
-use super::hosts::WriteCluster;
+use super::hosts::{SimMount, WriteCluster};
 use super::programs::{Program, RANGE_SLOTS, SETTLED_AFTER, Shared, StopOnPanic, locked, open_file};
+use super::source::SharedSource;
 use crate::world::Dice;
 use spurline_net_sim::{FaultRates, RailMode};
 use spurline_types::ErrorKind;
@@ -22,21 +23,21 @@ const KEPT_FILES: usize = 6;
 
 /// What a run consists of.
 #[derive(Debug)]
-struct RunPlan {
-    nodes: usize,
-    mounts: usize,
-    programs: usize,
-    steps: usize,
+pub struct RunPlan {
+    pub nodes: usize,
+    pub mounts: usize,
+    pub programs: usize,
+    pub steps: usize,
     /// A node without trouble, if there is one.
-    well: Option<usize>,
+    pub well: Option<usize>,
     /// Hosts can lose their power.
-    power: bool,
+    pub power: bool,
     /// RDMA rails between each mount and each node.
-    rails: usize,
+    pub rails: usize,
     /// How long a call of the source takes at first.
     latency: Duration,
     /// Kinds of trouble of this run.
-    kinds: Vec<usize>,
+    pub kinds: Vec<usize>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -54,15 +55,23 @@ const HOLDER_LENGTHS_S: [u64; 6] = [1, 2, 4, 6, 12, 25];
 
 /// Kinds of [`Trouble`] of all runs, restarts without a pause, stopped mounts, a slow source, and a mount with a lock, or the others, cut off.
 const KINDS: usize = 10;
+/// The kind of trouble of the source.
+pub const SOURCE_TROUBLE: usize = 7;
 /// The kind of trouble of runs with rails.
 const RAIL_TROUBLE: usize = KINDS;
 
-struct WriteScript<'a> {
+pub struct WriteScript<'a> {
     dice: Dice,
     cluster: &'a WriteCluster,
     shared: &'a Shared,
     plan: &'a RunPlan,
     sick: Vec<(usize, Trouble, Instant)>,
+}
+
+impl<'a> WriteScript<'a> {
+    pub fn new(dice: Dice, cluster: &'a WriteCluster, shared: &'a Shared, plan: &'a RunPlan) -> WriteScript<'a> {
+        WriteScript { dice, cluster, shared, plan, sick: Vec::new() }
+    }
 }
 
 impl WriteScript<'_> {
@@ -118,10 +127,9 @@ impl WriteScript<'_> {
                 self.shared.tell(format_args!("mount {mount} is stopped for {length:?}"));
                 spurline_vtime::pause_group(self.cluster.mounts[mount].thread_group(), length);
             }
-            7 => {
-                let latency = Duration::from_millis([0, 1, 20, 300][self.dice.below(4)]);
-                self.shared.tell(format_args!("the source takes {latency:?}"));
-                *self.cluster.source.latency.lock() = latency;
+            SOURCE_TROUBLE => {
+                let trouble = self.cluster.source.disturb(&mut self.dice);
+                self.shared.tell(format_args!("{trouble}"));
             }
             8 => self.disturb_holder(),
             9 => self.disturb_others(),
@@ -241,7 +249,7 @@ impl WriteScript<'_> {
     }
 }
 
-fn draw_plan(dice: &mut Dice, rails: usize) -> RunPlan {
+pub fn draw_plan(dice: &mut Dice, rails: usize) -> RunPlan {
     let nodes = 1 + dice.below(3);
     let well = dice.below(nodes);
     // Few kinds at a time show more of what each does.
@@ -268,13 +276,30 @@ pub fn run(seed: u64, events: &Arc<Shared>) {
     // In every second run, each mount reaches each node over one or two rails too.
     let rails = Dice::new(!seed).below(4).saturating_sub(1);
     let plan = draw_plan(&mut dice, rails);
-    let cluster = WriteCluster::start(plan.nodes, plan.mounts, plan.rails);
+    let source = SharedSource::new();
+    let cluster = WriteCluster::start(Arc::new(source.clone()), plan.nodes, plan.mounts, plan.rails);
     let shared = &**events;
     *locked(&shared.began) = Some(Instant::now());
     shared.power.store(plan.power, Ordering::Relaxed);
-    *cluster.source.latency.lock() = plan.latency;
+    *source.latency.lock() = plan.latency;
     shared.tell(format_args!("{plan:?}"));
-    let mut script = WriteScript { dice, cluster: &cluster, shared, plan: &plan, sick: Vec::new() };
+    let script = WriteScript::new(dice, &cluster, shared, &plan);
+    let start_program = |number: usize, mount: &SimMount, dice: Dice| Program::new(number, mount, shared, dice).run();
+    let kept = run_programs(seed, script, &start_program);
+    wait_closed(&cluster, &source, kept.len());
+    drop(kept);
+    wait_closed(&cluster, &source, 0);
+    check_end(&cluster, &source, shared);
+    cluster.end();
+}
+
+/// Runs programs on all mounts while trouble comes and goes, and for a while after its end. Returns files that are still open.
+pub fn run_programs(
+    seed: u64,
+    mut script: WriteScript<'_>,
+    run_program: &(dyn Fn(usize, &SimMount, Dice) + Sync),
+) -> Vec<Box<dyn WritableFile>> {
+    let WriteScript { cluster, shared, plan, .. } = script;
     let mut kept = Vec::new();
     std::thread::scope(|scope| {
         let _stop = StopOnPanic(shared);
@@ -282,7 +307,7 @@ pub fn run(seed: u64, events: &Arc<Shared>) {
             let dice = Dice::new(seed ^ (number as u64 + 1) << 40);
             scope.spawn(move || {
                 spurline_vtime::set_group(mount.thread_group());
-                Program::new(number, mount, shared, dice).run();
+                run_program(number, mount, dice);
             });
         }
         for _ in 0..plan.steps {
@@ -295,15 +320,11 @@ pub fn run(seed: u64, events: &Arc<Shared>) {
         cluster.heal();
         shared.tell(format_args!("all trouble has ended"));
         *locked(&shared.healed) = Some(Instant::now());
-        kept = keep_sessions(&cluster);
+        kept = keep_sessions(cluster);
         std::thread::sleep(SETTLED_AFTER + Duration::from_secs(10));
         shared.stop.store(true, Ordering::Release);
     });
-    wait_closed(&cluster, kept.len());
-    drop(kept);
-    wait_closed(&cluster, 0);
-    check_end(&cluster, shared);
-    cluster.end();
+    kept
 }
 
 /// Files with locks that stay open: their mounts renew the sessions, so that no node closes what a mount has forgotten.
@@ -323,11 +344,11 @@ fn keep_sessions(cluster: &WriteCluster) -> Vec<Box<dyn WritableFile>> {
 }
 
 /// No program runs any more; waits until this many files are open, with a lock each at most.
-fn wait_closed(cluster: &WriteCluster, kept: usize) {
+fn wait_closed(cluster: &WriteCluster, source: &SharedSource, kept: usize) {
     let until = Instant::now() + CLOSED_AFTER;
     let open_files = || cluster.hosts.iter().map(|host| host.open_files()).sum::<u64>();
     loop {
-        let (files, locks) = cluster.source.in_use();
+        let (files, locks) = source.in_use();
         // A stopped mount loses locks, and has its files open again without them.
         if files == kept && locks <= kept && open_files() == kept as u64 {
             return;
@@ -336,14 +357,14 @@ fn wait_closed(cluster: &WriteCluster, kept: usize) {
             Instant::now() < until,
             "{files} files and {locks} locks of the source are still in use, and {} files on nodes: programs have {kept}; open: {:?}",
             open_files(),
-            cluster.source.open_names()
+            source.open_names()
         );
         std::thread::sleep(Duration::from_secs(1));
     }
 }
 
 /// What the source has after the run.
-fn check_end(cluster: &WriteCluster, shared: &Shared) {
+fn check_end(cluster: &WriteCluster, source: &SharedSource, shared: &Shared) {
     let mut programs_know = 0;
     for mount in &cluster.mounts {
         shared.failovers.fetch_add(mount.stats.rdma.failovers.get(), Ordering::Relaxed);
@@ -354,7 +375,7 @@ fn check_end(cluster: &WriteCluster, shared: &Shared) {
         assert_eq!(mount.writes.memory().0, 0, "mount {} keeps written bytes of closed files", mount.number);
     }
     let value_at = |file: &str, place: usize| {
-        let content = cluster.source.content(file).unwrap_or_default();
+        let content = source.content(file).unwrap_or_default();
         content.get(place..place + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
     };
     for slot in 0..RANGE_SLOTS as usize {
@@ -366,10 +387,10 @@ fn check_end(cluster: &WriteCluster, shared: &Shared) {
     whole.check(value_at("whole", 0));
     programs_know += whole.acknowledged();
     let log = locked(&shared.log);
-    log.check("log", &cluster.source.content("log").unwrap_or_default());
+    log.check("log", &source.content("log").unwrap_or_default());
     programs_know += log.acknowledged();
     for (file, log) in &*locked(&shared.own_logs) {
-        log.check(file, &cluster.source.content(file).unwrap_or_default());
+        log.check(file, &source.content(file).unwrap_or_default());
         programs_know += log.acknowledged();
     }
     for (number, contest) in locked(&shared.contests).iter().enumerate() {
@@ -379,10 +400,7 @@ fn check_end(cluster: &WriteCluster, shared: &Shared) {
         let document = locked(document);
         let file = format!("document-{number}-{}", document.generation);
         if document.exists {
-            assert!(
-                cluster.source.content(&file).unwrap_or_default() == document.content,
-                "{file} is not as it was closed"
-            );
+            assert!(source.content(&file).unwrap_or_default() == document.content, "{file} is not as it was closed");
         }
     }
     shared.tell(format_args!("{programs_know} acknowledged values and appends are there, once"));

@@ -8,11 +8,22 @@ const SEED_OF_PROCESS: &str = "SPURLINE_SEED_OF_PROCESS";
 /// The beginning of the line with the counts.
 const COUNTS: &str = "counts of the run:";
 
+/// A test that runs seeds.
+#[derive(Clone, Copy)]
+pub struct SeededTest {
+    pub name: &'static str,
+    /// The word that selects the test on a command line.
+    pub filter: &'static str,
+    /// Seeds of a run without `SPURLINE_SEEDS`.
+    pub seeds: u64,
+}
+
 /// What a run counts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RunCounts {
     /// Of all thread switches and their times.
     pub trace: u64,
+    pub runs: u64,
     pub calls: u64,
     pub outages: u64,
     pub lost_locks: u64,
@@ -25,7 +36,7 @@ pub struct RunCounts {
 impl RunCounts {
     /// Prints them for the process that has started this one.
     pub fn print(&self) {
-        let RunCounts { trace, calls, outages, lost_locks, failovers, failbacks, longest_ms, longest_call } = self;
+        let RunCounts { trace, calls, outages, lost_locks, failovers, failbacks, longest_ms, longest_call, .. } = self;
         println!("{COUNTS} {trace} {calls} {outages} {lost_locks} {failovers} {failbacks} {longest_ms} {longest_call}");
     }
 
@@ -34,6 +45,7 @@ impl RunCounts {
         let mut number = || words.next()?.parse().ok();
         Some(RunCounts {
             trace: number()?,
+            runs: 1,
             calls: number()?,
             outages: number()?,
             lost_locks: number()?,
@@ -54,9 +66,9 @@ pub fn seed_of_process() -> Option<u64> {
 ///
 /// # Panics
 /// When the run fails.
-pub fn run_in_process(test: &str, seed: u64, shown: bool) -> RunCounts {
+pub fn run_in_process(test: SeededTest, seed: u64, shown: bool) -> RunCounts {
     let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
-    command.args([test, "--exact", "--nocapture"]).env(SEED_OF_PROCESS, seed.to_string());
+    command.args([test.name, "--exact", "--nocapture"]).env(SEED_OF_PROCESS, seed.to_string());
     spurline_vtime::fix_addresses(&mut command);
     let Output { status, stdout, stderr } = command.output().expect("this program starts");
     let text = String::from_utf8_lossy(&stdout);
@@ -67,7 +79,8 @@ pub fn run_in_process(test: &str, seed: u64, shown: bool) -> RunCounts {
     assert!(
         status.success(),
         "seed {seed} failed ({status}), its events are above; this runs it again: \
-         SPURLINE_SEED={seed} cargo test -p spurline-node --test virtual writers -- --nocapture"
+         SPURLINE_SEED={seed} cargo test -p spurline-node --test virtual {} -- --nocapture",
+        test.filter
     );
     text.lines().find_map(RunCounts::parse).expect("a run prints its counts")
 }

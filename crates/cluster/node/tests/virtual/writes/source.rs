@@ -2,12 +2,17 @@
 //! bytes of a host that no sync covered end with its power. Locks end with the process that has them. Why not a real
 //! directory: a seed decides everything here, also what a host loses and how long a call takes.
 
+use super::hosts::{SimSource, SourceOfProcess};
+use crate::sim::{SOURCE, Under};
+use crate::world::Dice;
 use parking_lot::Mutex;
+use spurline_origin::OriginStore;
 use spurline_types::errno::{
     EAGAIN, EEXIST, EINVAL, EIO, EISDIR, ENODATA, ENOENT, ENOSYS, ENOTDIR, EOPNOTSUPP, ESTALE,
 };
 use spurline_types::open_flags::{O_APPEND, O_DSYNC, O_EXCL, O_TRUNC};
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::Volume;
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange, mark_access_time, outcome_by_names};
@@ -291,15 +296,6 @@ impl SharedSource {
         source
     }
 
-    /// The directory as a new process of a host has it.
-    pub fn start_process(&self, host: usize) -> ProcessSource {
-        let mut state = self.state.lock();
-        state.last_process += 1;
-        let process = state.last_process;
-        state.processes.insert(process);
-        ProcessSource { source: self.clone(), process, host }
-    }
-
     /// The bytes of a file by its name.
     pub fn content(&self, name: &str) -> Option<Vec<u8>> {
         let state = self.state.lock();
@@ -329,7 +325,31 @@ impl SharedSource {
     }
 }
 
-/// The directory as one process has it: nothing that it does after its end has an effect.
+impl SimSource for SharedSource {
+    fn url(&self) -> &'static str {
+        SOURCE
+    }
+
+    fn start_process(&self, host: usize) -> Arc<dyn SourceOfProcess> {
+        let mut state = self.state.lock();
+        state.last_process += 1;
+        let process = state.last_process;
+        state.processes.insert(process);
+        Arc::new(ProcessSource { source: self.clone(), process, host })
+    }
+
+    fn disturb(&self, dice: &mut Dice) -> String {
+        let latency = Duration::from_millis([0, 1, 20, 300][dice.below(4)]);
+        *self.latency.lock() = latency;
+        format!("the source takes {latency:?}")
+    }
+
+    fn heal(&self) {
+        *self.latency.lock() = Duration::ZERO;
+    }
+}
+
+/// The directory as one process has it.
 #[derive(Clone)]
 pub struct ProcessSource {
     source: SharedSource,
@@ -338,23 +358,6 @@ pub struct ProcessSource {
 }
 
 impl ProcessSource {
-    /// The process ends: its files are closed. With `power`, its host is lost, and with it what no sync covered.
-    pub fn end(&self, power: bool) {
-        let mut state = self.source.state.lock();
-        state.processes.remove(&self.process);
-        let numbers: Vec<u64> = state.objects.keys().copied().collect();
-        for number in numbers {
-            let Some(object) = state.objects.get_mut(&number) else { continue };
-            let opened: Vec<u64> =
-                object.opened.iter().filter(|(_, by)| **by == self.process).map(|(opened, _)| *opened).collect();
-            opened.into_iter().for_each(|opened| object.close(opened));
-            if power {
-                object.lose_host(self.host);
-            }
-            state.forget_unused(number);
-        }
-    }
-
     fn call<T>(&self, run: impl FnOnce(&mut SourceState) -> Answer<T>) -> Result<T> {
         let mut state = self.source.state.lock();
         if !state.processes.contains(&self.process) {
@@ -420,6 +423,33 @@ impl ProcessSource {
         let opened = state.last_opened;
         state.object(number)?.opened.insert(opened, self.process);
         Ok(MemoryFile { process: self.clone(), object: number, opened, flags })
+    }
+}
+
+impl SourceOfProcess for ProcessSource {
+    fn open_reads(&self) -> Result<Arc<dyn OriginStore>> {
+        Ok(Arc::new(Under::default()))
+    }
+
+    fn open_writes(&self, _: &Arc<dyn Volume>) -> Result<Arc<dyn WritableVolume>> {
+        Ok(Arc::new(self.clone()))
+    }
+
+    fn end(&self, power: bool) {
+        // Its files are closed. With its power a host loses what no sync covered.
+        let mut state = self.source.state.lock();
+        state.processes.remove(&self.process);
+        let numbers: Vec<u64> = state.objects.keys().copied().collect();
+        for number in numbers {
+            let Some(object) = state.objects.get_mut(&number) else { continue };
+            let opened: Vec<u64> =
+                object.opened.iter().filter(|(_, by)| **by == self.process).map(|(opened, _)| *opened).collect();
+            opened.into_iter().for_each(|opened| object.close(opened));
+            if power {
+                object.lose_host(self.host);
+            }
+            state.forget_unused(number);
+        }
     }
 }
 

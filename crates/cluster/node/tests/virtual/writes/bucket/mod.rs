@@ -1,0 +1,127 @@
+//! A written bucket on virtual time: the real bucket layer in each node, over a store in memory whose requests fail as a seed draws.
+//!
+//! Each version of an object is one that a program has published, or a stranger has written, whole. What a close, a sync or the
+//! release of a lock has acknowledged is there. Nothing replaces the change of a stranger, an exclusive creation has one winner,
+//! no update under a lock is lost, and no publication fails for a conflict that does not exist.
+
+mod models;
+mod programs;
+mod script;
+mod store;
+
+use super::hosts::{SimSource, SourceOfProcess};
+use super::seeds::{SeededTest, run_in_process, seed_of_process};
+use super::{run_here, run_seeds};
+use crate::world::Dice;
+use spurline_origin::{
+    BucketWriteOptions, HeldBucket, OriginOptions, OriginStore, PublishedBytes, PublishingOrigin, SourceLocation,
+    WritableBucket,
+};
+use spurline_types::{Result, Stats};
+use spurline_volume::Volume;
+use spurline_volume::writes::WritableVolume;
+use std::sync::Arc;
+use store::{SimStore, StoreAccess, StoreFaults};
+
+const URL: &str = "s3://bucket";
+/// Space for changed bytes of a node.
+const STAGING_BYTES: u64 = 256 << 20;
+
+const BUCKET: SeededTest = SeededTest {
+    name: "writes::bucket::a_bucket_has_what_was_published_through_all_trouble",
+    filter: "a_bucket_has",
+    seeds: 30,
+};
+
+/// A bucket that nodes serve.
+struct BucketSource {
+    store: SimStore,
+}
+
+impl SimSource for BucketSource {
+    fn url(&self) -> &'static str {
+        URL
+    }
+
+    fn start_process(&self, _host: usize) -> Arc<dyn SourceOfProcess> {
+        let process = self.store.start_process();
+        let options = OriginOptions { net_threads: 1, ..OriginOptions::default() };
+        let stats = Arc::<Stats>::default();
+        let access = StoreAccess { store: self.store.clone(), process };
+        let location = SourceLocation::parse(URL).expect("a URL");
+        let held = options.shared_buckets.open_over(&location, &options, Arc::clone(&stats), Box::new(access));
+        let held = held.expect("threads");
+        Arc::new(BucketOfProcess {
+            store: self.store.clone(),
+            process,
+            options,
+            published: Arc::default(),
+            stats,
+            _held: held,
+        })
+    }
+
+    fn disturb(&self, dice: &mut Dice) -> String {
+        let faults = if dice.below(4) == 0 { StoreFaults::default() } else { StoreFaults::draw(dice) };
+        self.store.set_faults(faults);
+        format!("the store has {faults:?}")
+    }
+
+    fn heal(&self) {
+        self.store.set_faults(StoreFaults::default());
+    }
+}
+
+/// The bucket as a process of a node has it.
+struct BucketOfProcess {
+    store: SimStore,
+    process: u64,
+    options: OriginOptions,
+    published: Arc<PublishedBytes>,
+    stats: Arc<Stats>,
+    _held: HeldBucket,
+}
+
+impl SourceOfProcess for BucketOfProcess {
+    fn open_reads(&self) -> Result<Arc<dyn OriginStore>> {
+        let origin = spurline_origin::open(URL, &self.options, Arc::clone(&self.stats))?;
+        Ok(Arc::new(PublishingOrigin::new(origin, Arc::clone(&self.published))))
+    }
+
+    fn open_writes(&self, reads: &Arc<dyn Volume>) -> Result<Arc<dyn WritableVolume>> {
+        let mut options = BucketWriteOptions::new(0, 0);
+        options.staging_max = STAGING_BYTES;
+        let published = Arc::clone(&self.published);
+        // A node whose store fails at its start ends at once.
+        self.store.set_starting(self.process, true);
+        let opened =
+            WritableBucket::open(URL, &self.options, options, Arc::clone(reads), published, Arc::clone(&self.stats));
+        self.store.set_starting(self.process, false);
+        Ok(opened?)
+    }
+
+    fn end(&self, _power: bool) {
+        self.store.end_process(self.process);
+    }
+}
+
+/// Thirty seeds. `SPURLINE_SEEDS=n` runs the first n, `SPURLINE_SEEDS=n..m` others, `SPURLINE_SEED=n` one with all its calls.
+#[test]
+fn a_bucket_has_what_was_published_through_all_trouble() {
+    if let Some(seed) = seed_of_process() {
+        return run_here(seed, script::run);
+    }
+    run_seeds(BUCKET);
+}
+
+#[test]
+fn a_seed_of_a_bucket_runs_the_same_way_again() {
+    if !spurline_vtime::can_fix_addresses() {
+        println!("SKIP: this system does not let a program choose that its addresses are not random");
+        return;
+    }
+    for seed in [9551, 9556] {
+        let first = run_in_process(BUCKET, seed, false);
+        assert_eq!(run_in_process(BUCKET, seed, false), first, "seed {seed}");
+    }
+}
