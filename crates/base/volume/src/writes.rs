@@ -616,8 +616,7 @@ pub trait WritableFile: WritableObject {
     /// is only closed then.
     fn discard(&self) {}
 
-    /// Whether the mount has to open the file anew: another one of its open files of the path, which it has continued here, has taken the
-    /// place of this one.
+    /// Whether the mount has to open the file anew: another one of its open files has taken the place of this one.
     fn is_outdated(&self) -> bool {
         false
     }

@@ -52,7 +52,7 @@ pub struct RawBody {
 /// The failure of one attempt: the error to report, and whether another attempt may help.
 #[derive(Debug, Clone)]
 pub struct RequestFailure {
-    /// What is reported if no further attempt is made.
+    /// The error to report if no further attempt is made.
     pub error: Error,
     /// Whether another attempt may help.
     pub advice: RetryHint,

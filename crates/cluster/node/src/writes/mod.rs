@@ -432,7 +432,7 @@ impl ServedWrite<'_> {
             },
             WriteCall::Sync { file, data_only } => match self.session.open_object(file) {
                 Some(open) => match sync_open(&open, data_only) {
-                    // The mount opens the file anew, above what it has published through another process.
+                    // The mount opens the file anew, above its publication through another process.
                     Err(_) if self.session.open_object(file).is_none() => WriteAnswer::UnknownFile,
                     synced => synced?,
                 },

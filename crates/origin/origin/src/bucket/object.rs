@@ -8,6 +8,7 @@
 //!    appears under the condition that no other writer has changed it.
 //! 5. Then the file is again one without changes, of the new version, and the cache gets its blocks from the local file.
 
+mod below;
 mod following;
 
 use super::BucketWriteOptions;
@@ -17,7 +18,7 @@ use super::found::{FoundObject, OpenedNode};
 use super::names::{content_type_of, identity_of, key_of, random_identity};
 use super::part_upload::{FIRST_PART, PartState, PartUpload, part_at, part_range};
 use super::published::{PublishedBytes, PublishedTimes};
-use super::requests::{BucketRequests, NewObject, is_made_by, mark_of, marked, marked_as};
+use super::requests::{BucketRequests, NewObject, mark_of, marked, marked_as};
 use super::staged::{StagedBytes, StagingSpace};
 use super::unpublished::{EndingFile, EndingFiles};
 use crate::object_origin::object_attr;
@@ -26,14 +27,14 @@ use crate::write_backend::{CopySource, ObjectAttributes, UploadedPart, WriteCond
 use bytes::Bytes;
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectRef, Result};
+use spurline_volume::Volume;
 use spurline_volume::repeated::ChangeMark;
 use spurline_volume::writes::{FileIdentity, PendingVersion};
-use spurline_volume::{ReadData, Volume};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 /// Least length of a part that is copied, as S3 has it for all parts but the last.
 const LEAST_COPY: u64 = 5 << 20;
@@ -41,8 +42,6 @@ const LEAST_COPY: u64 = 5 << 20;
 const PARTS_IN_FLIGHT: usize = 4;
 /// Bytes that readers of a file are expected to read at a time.
 const HOT_PIECE: usize = 1 << 20;
-/// Pause before a read that the origin does not serve now.
-const ORIGIN_DOWN_PAUSE: Duration = Duration::from_millis(200);
 /// How often a publication sends parts that are missing; each request is repeated until its own deadline.
 const PART_ROUNDS: u32 = 2;
 
@@ -73,7 +72,7 @@ struct ObjectFacts {
     mtime_is_set: bool,
     /// Removed or replaced by this process, or its changes were dropped: nothing is published any more.
     removed: bool,
-    /// Another open file of the mount has taken the place of this one in the process: what this one has may be out of date.
+    /// Another open file of the mount has taken the place of this file in the process, whose changes may be out of date.
     outdated: bool,
     /// Another writer has changed the object; every later call that publishes fails with this.
     conflict: Option<Error>,
@@ -296,17 +295,6 @@ impl OpenObject {
         self.abort(upload);
     }
 
-    /// Another open file of the mount takes the place of this one.
-    pub fn note_outdated(&self) {
-        self.facts.lock().outdated = true;
-        self.note_removed();
-    }
-
-    /// Whether the mount has to open the file anew.
-    pub fn is_outdated(&self) -> bool {
-        self.facts.lock().outdated
-    }
-
     /// Drops the changes. The name leads to the published object, if there is one, and the next open begins there.
     pub fn discard(&self) {
         self.note_removed();
@@ -355,38 +343,6 @@ impl OpenObject {
     /// The key of the object.
     fn key(&self) -> Result<String> {
         key_of(&self.context.options.root, &self.facts.lock().path)
-    }
-
-    /// Fills `dst` from the object.
-    fn read_object(&self, object: Option<&ObjectRef>, offset: u64, dst: &mut [u8]) -> Result<()> {
-        let Some(object) = object else { return Ok(()) };
-        let deadline = self.context.requests.read_deadline();
-        let mut read = 0;
-        while read < dst.len() {
-            let at = offset + read as u64;
-            let found = match self.context.reads.read(object, at, &mut dst[read..]) {
-                // A node says so at once, for readers that have other nodes; this file is only here.
-                Err(error) if error.kind() == ErrorKind::OriginDown && Instant::now() < deadline => {
-                    std::thread::sleep(ORIGIN_DOWN_PAUSE);
-                    continue;
-                }
-                found => found?,
-            };
-            let count = match found {
-                ReadData::Copied(count) => count,
-                ReadData::Shared(slice) => {
-                    let count = slice.len().min(dst.len() - read);
-                    dst[read..read + count].copy_from_slice(&slice[..count]);
-                    count
-                }
-            };
-            if count == 0 {
-                let why = format!("the object ends at {at}, before its length of {}", object.size);
-                return Err(Error::new(ErrorKind::Corrupt, why));
-            }
-            read += count;
-        }
-        Ok(())
     }
 
     /// The bytes above the object, for a change.
@@ -673,13 +629,6 @@ impl OpenObject {
             .run(async { Ok(self.context.requests.find_conflict(&key, &condition).await) })
             .ok()
             .flatten()
-    }
-
-    /// Whether the mount has made the object that the name leads to.
-    fn is_published_by_mount(&self) -> bool {
-        let requests = &self.context.requests;
-        let found = self.key().and_then(|key| requests.run(requests.head(&key)));
-        found.is_ok_and(|found| is_made_by(&found.attributes, self.context.options.mount))
     }
 
     /// What must be true of the object when the file is published.

@@ -1,7 +1,9 @@
-//! An open file without changes goes over to the object that another mount has published. Knows no locks.
+//! An open file without changes goes over to the object that another mount has published; one that the mount has
+//! continued elsewhere is outdated. Knows no locks.
 
 use super::{ObjectChanges, ObjectFacts, OpenObject};
 use crate::bucket::found::{FoundObject, found_object};
+use crate::bucket::requests::is_made_by;
 use spurline_types::FileKind;
 
 impl OpenObject {
@@ -58,6 +60,24 @@ impl OpenObject {
         }
         follow(changes, &mut self.facts.lock(), found);
         true
+    }
+
+    /// Another open file of the mount takes the place of this one.
+    pub fn note_outdated(&self) {
+        self.facts.lock().outdated = true;
+        self.note_removed();
+    }
+
+    /// Whether the mount has to open the file anew.
+    pub fn is_outdated(&self) -> bool {
+        self.facts.lock().outdated
+    }
+
+    /// Whether the mount has made the object that the name leads to.
+    pub(super) fn is_published_by_mount(&self) -> bool {
+        let requests = &self.context.requests;
+        let found = self.key().and_then(|key| requests.run(requests.head(&key)));
+        found.is_ok_and(|found| is_made_by(&found.attributes, self.context.options.mount))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a bucket may hold, and what it has to hold. Knows neither mounts nor faults.
+//! Contents that a bucket may have, and those that have to be there. Knows neither mounts nor faults.
 
 use super::super::programs::locked;
 use super::store::{SimStore, hash_of};
@@ -10,7 +10,7 @@ pub const DOCUMENTS: usize = 3;
 /// A file that one program at a time writes, and that strangers replace.
 #[derive(Default)]
 pub struct DocumentModel {
-    /// A name for each time that a call failed: what the file has then is one of several contents.
+    /// A name for each time that a call failed: the file has one of several contents then.
     pub generation: u32,
     pub exists: bool,
     pub content: Vec<u8>,
@@ -20,7 +20,7 @@ pub struct DocumentModel {
     pub strangers: u64,
 }
 
-/// The bucket of a run, and what programs know about it.
+/// The bucket of a run, and the knowledge of its programs.
 pub struct BucketModel {
     pub store: SimStore,
     pub documents: [Mutex<DocumentModel>; DOCUMENTS],

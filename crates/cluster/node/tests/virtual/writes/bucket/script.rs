@@ -85,7 +85,7 @@ fn wait_closed(cluster: &WriteCluster, kept: usize) {
     }
 }
 
-/// What the bucket has after the run.
+/// Checks the bucket after the run.
 fn check_end(cluster: &WriteCluster, shared: &Shared, model: &BucketModel) {
     for mount in &cluster.mounts {
         mount.writes.finish_closing();

@@ -51,7 +51,7 @@ impl StoreFaults {
     }
 }
 
-/// What happens to a request.
+/// The fate of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RequestFate {
     Answered,
