@@ -8,6 +8,8 @@
 //! | the condition does not hold | yes | done, if the object has the mark of this change; else the failure |
 //! | the upload does not exist | yes | done, if the object has the mark of this change; else the failure |
 //! | none until the deadline | any | done, if the object has the mark of this change; else the failure |
+//!
+//! The outcome of a change whose object can't be looked at is not known: the failure is that of the look then.
 
 use super::upload_record::record_upload;
 use crate::backend::{ObjectBackend, RawObject, RequestFailure, RetryHint};
@@ -234,10 +236,16 @@ impl BucketRequests {
     }
 
     /// Whether the object is the one that the change with these attributes made; its etag then.
-    async fn find_own(&self, backend: &dyn ObjectBackend, object: &NewObject<'_>) -> Option<String> {
-        let found = self.head_over(backend, object.key).await.ok()?;
+    ///
+    /// # Errors
+    /// The store's: the outcome is not known then.
+    async fn find_own(&self, backend: &dyn ObjectBackend, object: &NewObject<'_>) -> Result<Option<String>> {
+        let found = match self.head_over(backend, object.key).await {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            found => found?,
+        };
         let is_own = found.attributes.get(MARK).is_some() && found.attributes.get(MARK) == object.attributes.get(MARK);
-        is_own.then_some(found.raw.etag).flatten().map(|etag| crate::s3_wire::bare_etag(&etag).to_owned())
+        Ok(is_own.then_some(found.raw.etag).flatten().map(|etag| crate::s3_wire::bare_etag(&etag).to_owned()))
     }
 
     /// The result of a change, after a failure that may have come after its execution.
@@ -248,7 +256,7 @@ impl BucketRequests {
         failure: ChangeFailure,
     ) -> Result<String> {
         if failure.maybe_executed
-            && let Some(etag) = self.find_own(backend, object).await
+            && let Some(etag) = self.find_own(backend, object).await?
         {
             return Ok(etag);
         }
