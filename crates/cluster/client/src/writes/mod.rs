@@ -416,7 +416,9 @@ impl WritableVolume for GroupWrites {
         let NodeAnswer { answer, home, .. } = self.open_at(&change, at.path, call, caller)?;
         let version = cache_version_of(&answer);
         let attr = attr_of(answer)?;
-        let file = self.files.add_file(at.path.to_vec(), FileOpening { number, attr, flags, caller, home });
+        let opening = FileOpening { number, attr, flags, caller, home };
+        let bytes = self.files.bytes_of_opened(at.path, &opening);
+        let file = self.files.add_file_of(bytes, at.path.to_vec(), opening);
         Ok(Box::new(RemoteFile::new(Arc::clone(&self.files), file, attr, version)))
     }
 

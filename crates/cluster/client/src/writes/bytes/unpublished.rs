@@ -117,6 +117,12 @@ impl UnpublishedChanges {
         counts.made > counts.published && !counts.removed && counts.failed.is_none()
     }
 
+    /// Whether everything is published, and later changes can be.
+    pub fn is_unchanged(&self) -> bool {
+        let counts = self.counts.lock();
+        counts.made == counts.published && !counts.removed && counts.failed.is_none()
+    }
+
     /// The file is new, and its creation is all that is to be published.
     pub fn is_only_created(&self) -> bool {
         let counts = self.counts.lock();

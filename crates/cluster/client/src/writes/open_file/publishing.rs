@@ -1,7 +1,7 @@
 //! Publishes the changes of files, where a source shows all changes of a file at once: the process of a file makes the changes visible,
 //! and the file has another identity afterwards. Knows neither pieces nor names of the kernel.
 
-use super::{FilePlace, MOVES_PER_CALL_MAX, OpenFile, OpenFiles, change_open};
+use super::{FileOpening, FilePlace, MOVES_PER_CALL_MAX, OpenFile, OpenFiles, change_open};
 use crate::writes::bytes::FileBytes;
 use crate::writes::calls::{
     CallDeadline, CallEnd, CallTarget, HomeProcess, NodeAnswer, RequestContext, WriteCallPlan, attr_of, settle_answer,
@@ -73,6 +73,23 @@ impl OpenFiles {
         self.find_open(|open| {
             open.writes() && open.bytes.unpublished.is_published_by_close() && open.place.lock().path == path
         })
+    }
+
+    /// The bytes of a file that a process has opened. A process has the file of a path once for this mount: open files without changes
+    /// go over to the version that a later open has found.
+    pub fn bytes_of_opened(&self, path: &[u8], opened: &FileOpening<'_>) -> Arc<FileBytes> {
+        let identity = opened.attr.identity;
+        let beside = if self.publishes() { self.open_files() } else { Vec::new() };
+        let is_beside = |open: &OpenFile| {
+            open.flags.is_some()
+                && open.home() == opened.home
+                && open.place.lock().path == path
+                && open.bytes.unpublished.is_unchanged()
+        };
+        let Some(open) = beside.iter().find(|open| is_beside(open)) else { return self.bytes_of(identity) };
+        open.bytes.note_size(opened.attr.size);
+        self.adopt_identity(&open.bytes, identity);
+        Arc::clone(&open.bytes)
     }
 
     /// Publishes the changes of a file.
