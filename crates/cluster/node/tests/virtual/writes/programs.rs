@@ -96,7 +96,11 @@ impl Drop for StopOnPanic<'_> {
 /// Whether nothing is known about the outcome of a call: no node could be reached, or one was lost. Other errors are answers.
 pub(super) fn is_outage(error: &Error) -> bool {
     match error.kind() {
-        ErrorKind::Timeout | ErrorKind::Unavailable | ErrorKind::Throttled | ErrorKind::OriginFailed => true,
+        ErrorKind::Timeout
+        | ErrorKind::Unavailable
+        | ErrorKind::Throttled
+        | ErrorKind::OriginFailed
+        | ErrorKind::Stale => true,
         ErrorKind::Io(errno) => matches!(errno, EIO | ESTALE),
         _ => false,
     }

@@ -73,8 +73,12 @@ impl OpenObject {
         self.facts.lock().outdated
     }
 
-    /// Whether the mount has made the object that the name leads to.
+    /// Whether the mount has made the object that the name leads to, by another open file or process.
     pub(super) fn is_published_by_mount(&self) -> bool {
+        // Another program of the mount has won an exclusive creation.
+        if self.is_exclusive && self.is_new() {
+            return false;
+        }
         let requests = &self.context.requests;
         let found = self.key().and_then(|key| requests.run(requests.head(&key)));
         found.is_ok_and(|found| is_made_by(&found.attributes, self.context.options.mount))
