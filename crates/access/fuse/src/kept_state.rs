@@ -67,6 +67,8 @@ const KNOWN_WORDS: usize = 1 + IDENTITY_WORDS;
 const OPENER_SHIFT: u32 = 40;
 /// The word of a handle with its flags, from the header.
 const AT_HANDLE_FLAGS: usize = 5;
+/// The first word of a handle about the file at a node: its number, node and process.
+const AT_HELD: usize = 7;
 /// The mark of a handle whose file a node is about to close.
 const HANDLE_CLOSING: u64 = 1 << 35;
 /// States of a change.
@@ -463,9 +465,9 @@ impl KeptState {
         let is_held = flags >> 34 & 1 != 0;
         let owner = if is_held { self.word(at + 6) } else { 0 };
         let held = || HeldFile {
-            number: self.word(at + 7),
-            node: self.word(at + 8),
-            process: self.word(at + 9),
+            number: self.word(at + AT_HELD),
+            node: self.word(at + AT_HELD + 1),
+            process: self.word(at + AT_HELD + 2),
             closing: flags & HANDLE_CLOSING != 0,
         };
         KeptHandle {

@@ -55,6 +55,9 @@ pub trait KeptClient: Send + Sync {
     /// The request that this thread serves is about to send a change.
     fn note_sending(&self, change: &SentChange);
 
+    /// The node that has the file of this record, from now on; 0 is no record.
+    fn note_held(&self, record: u32, held: &HeldFile);
+
     /// This process is about to get the change, if the change is that of the thread's request.
     fn note_sent(&self, number: u64, process: u64);
 }

@@ -606,6 +606,9 @@ pub trait WritableFile: WritableObject {
         None
     }
 
+    /// A record shows where a node has the file, and follows its moves; 0 ends that.
+    fn keep_record(&self, _record: u32) {}
+
     /// Whether a flush shows the bytes to others. Then only a close by the process that opened the file counts: every program
     /// that this process starts closes copies too.
     fn publishes_at_flush(&self) -> bool {

@@ -392,6 +392,7 @@ impl WritableFileSystem {
             held: file.file.held(),
         });
         file.record.store(record, Ordering::Relaxed);
+        file.file.keep_record(record);
     }
 
     /// Continues with an open file of the process before; false if its number is in use.
@@ -425,6 +426,7 @@ impl WritableFileSystem {
             return false;
         }
         self.follow_identity(&file);
+        file.file.keep_record(record);
         file.locks.set_handle(fh);
         let open = Arc::clone(self.opens.lock().entry(ino).or_default());
         let mut state = open.state.lock();
@@ -539,6 +541,8 @@ impl WritableFileSystem {
         }
         if let Some(life) = self.life.get() {
             life.records.note_closing(record);
+            // The record serves others soon.
+            file.file.keep_record(0);
         }
         // Closed outside of the locks: both may take long.
         drop((unused, file));

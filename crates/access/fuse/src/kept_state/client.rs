@@ -1,9 +1,9 @@
 //! What a client of nodes keeps in the state of a mount: session, numbers, and what was sent for each request. Knows neither nodes
 //! nor changes.
 
-use super::{AT_CLIENTS, AT_NUMBERS, AT_SENT, AT_SESSION, KIND_CHANGE, KNOWN_WORDS, KeptState, store_known};
+use super::{AT_CLIENTS, AT_HELD, AT_NUMBERS, AT_SENT, AT_SESSION, KIND_CHANGE, KNOWN_WORDS, KeptState, store_known};
 use spurline_fs::{KeptChange, RequestNumber};
-use spurline_volume::kept_client::{ClientStart, KeptClient, SentChange};
+use spurline_volume::kept_client::{ClientStart, HeldFile, KeptClient, SentChange};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -101,6 +101,14 @@ impl KeptClient for KeptState {
         self.write_sent(slot, change);
     }
 
+    fn note_held(&self, record: u32, held: &HeldFile) {
+        if record != 0 {
+            let words = &self.words[record as usize + AT_HELD..];
+            words[1].store(held.node, Ordering::Relaxed);
+            words[2].store(held.process, Ordering::Relaxed);
+        }
+    }
+
     fn note_sent(&self, number: u64, process: u64) {
         let slot = self.present_change() as usize;
         if slot != 0 && self.word(slot + AT_SENT) == number {
@@ -113,7 +121,6 @@ impl KeptClient for KeptState {
 mod tests {
     use super::*;
     use spurline_fs::{KeptHandle, KeptRecord, KeptRecords as _};
-    use spurline_volume::kept_client::HeldFile;
     use spurline_volume::writes::FileIdentity;
 
     #[test]
@@ -121,11 +128,18 @@ mod tests {
         let state = KeptState::create(0).unwrap();
         assert_eq!(state.begin(5), ClientStart { session: 5, ..ClientStart::default() });
         assert_eq!((state.reserve_numbers(10), state.reserve_numbers(10)), (0, 10));
-        let held = Some(HeldFile { number: 1, node: 2, process: u64::MAX, closing: true });
-        let handle =
-            KeptHandle { fh: 9, ino: 5, opener: 4_194_303, owner: [u32::MAX, 7], held, ..KeptHandle::default() };
+        let held = HeldFile { number: 1, node: 2, process: u64::MAX, closing: true };
+        let handle = KeptHandle {
+            fh: 9,
+            ino: 5,
+            opener: 4_194_303,
+            owner: [u32::MAX, 7],
+            held: Some(held),
+            ..KeptHandle::default()
+        };
         let slot =
-            state.keep_handle(&KeptHandle { held: held.map(|held| HeldFile { closing: false, ..held }), ..handle });
+            state.keep_handle(&KeptHandle { held: Some(HeldFile { number: 1, ..HeldFile::default() }), ..handle });
+        state.note_held(slot, &held);
         state.note_closing(slot);
         set_thread_request(RequestNumber { number: 6, repeated: false });
         let known = [Some(FileIdentity::from_number(3)), None];

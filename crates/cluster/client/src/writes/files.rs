@@ -458,6 +458,10 @@ impl WritableFile for RemoteFile {
         }
     }
 
+    fn keep_record(&self, record: u32) {
+        self.opened.keep_record(&self.files, record);
+    }
+
     fn new_identity(&self) -> Option<FileIdentity> {
         if self.files.publishes() { self.opened.identity() } else { None }
     }

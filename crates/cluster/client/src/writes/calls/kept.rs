@@ -96,6 +96,13 @@ impl WriteCalls {
         Some(drawn)
     }
 
+    /// The node of an open file is another one.
+    pub fn note_held(&self, record: u32, held: &HeldFile) {
+        if let Some(kept) = &self.kept {
+            kept.note_held(record, held);
+        }
+    }
+
     /// The process that has a file open for an earlier process.
     pub fn find_process(&self, held: &HeldFile) -> HomeProcess {
         let view = self.client.members().snapshot();

@@ -171,6 +171,8 @@ mod tests {
 
         fn note_sending(&self, _change: &SentChange) {}
 
+        fn note_held(&self, _record: u32, _held: &spurline_volume::kept_client::HeldFile) {}
+
         fn note_sent(&self, _number: u64, _process: u64) {}
     }
 

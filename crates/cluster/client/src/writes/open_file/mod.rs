@@ -103,6 +103,8 @@ pub(crate) struct OpenFile {
     used: AtomicBool,
     /// An earlier process may have written bytes that are not durable, and that this process can't send again.
     has_earlier_bytes: AtomicBool,
+    /// The record that shows where it is; 0 for none.
+    record: Mutex<u32>,
 }
 
 impl OpenFile {
@@ -141,7 +143,20 @@ impl OpenFile {
             failed_close: AtomicBool::new(false),
             used: AtomicBool::new(false),
             has_earlier_bytes: AtomicBool::new(false),
+            record: Mutex::new(0),
         }
+    }
+
+    /// This record shows where it is from now on.
+    pub fn keep_record(&self, files: &OpenFiles, record: u32) {
+        *self.record.lock() = record;
+        self.note_held(files);
+    }
+
+    /// For the next process of this client.
+    fn note_held(&self, files: &OpenFiles) {
+        let record = self.record.lock();
+        files.calls.note_held(*record, &self.held());
     }
 
     /// Where it is, for the next process of this client.

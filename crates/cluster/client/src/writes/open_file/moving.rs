@@ -99,7 +99,10 @@ impl OpenFile {
                 return Err(late_move());
             }
             match step {
-                MoveStep::Done => return Ok(()),
+                MoveStep::Done => {
+                    self.note_held(files);
+                    return Ok(());
+                }
                 MoveStep::Closed => return Err(Error::new(ErrorKind::Unavailable, "the file was closed")),
                 MoveStep::OpenNext { lock_lost } => self.enter_opened(files, lost, lock_lost, deadline)?,
                 MoveStep::SetLocks { next, locks } => {
