@@ -1,10 +1,76 @@
 //! The known locks of a file: byte ranges by owner, replaced, split and merged as `fcntl(2)` does. Calls no source and waits for
 //! nothing.
 
-use crate::writes::{FileLock, LockConflict, LockFamily, LockKind, LockRange};
-
 /// The last byte of any file.
 pub const LAST_BYTE: u64 = u64::MAX >> 1;
+
+/// A range of bytes for a lock; `end` is included, and [`LAST_BYTE`] is the end of any file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LockRange {
+    /// First byte.
+    pub start: u64,
+    /// Last byte.
+    pub end: u64,
+}
+
+/// The type of a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockKind {
+    /// Shared.
+    Read,
+    /// Exclusive.
+    Write,
+    /// None: unlocks.
+    Unlock,
+}
+
+/// A lock that is in the way of another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LockConflict {
+    /// The type.
+    pub kind: LockKind,
+    /// The range.
+    pub range: LockRange,
+    /// The process, or 0 where not known.
+    pub pid: u32,
+}
+
+/// A lock family: `fcntl(2)` locks ranges for an owner, `flock(2)` locks files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LockFamily {
+    /// `fcntl(2)`.
+    Posix,
+    /// `flock(2)`.
+    Flock,
+}
+
+/// A lock to set or to test, or a range to unlock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileLock {
+    /// The family.
+    pub family: LockFamily,
+    /// The number of the owner: locks of the same owner are never in each other's way.
+    pub owner: u64,
+    /// The range; of no meaning for `flock(2)`.
+    pub range: LockRange,
+    /// The type.
+    pub kind: LockKind,
+}
+
+impl FileLock {
+    /// The owner.
+    pub fn owner(&self) -> LockOwner {
+        LockOwner { family: self.family, number: self.owner }
+    }
+
+    /// The range, which is the whole file for `flock(2)`.
+    pub fn whole_if_flock(&self) -> LockRange {
+        match self.family {
+            LockFamily::Posix => self.range,
+            LockFamily::Flock => LockRange { start: 0, end: LAST_BYTE },
+        }
+    }
+}
 
 /// The owner of locks: a process for `fcntl(2)`, an open file for `flock(2)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
