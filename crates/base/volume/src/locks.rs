@@ -63,6 +63,16 @@ impl FileLock {
         LockOwner { family: self.family, number: self.owner }
     }
 
+    /// Whether this lock of another owner is in the way of `wanted`.
+    pub fn excludes(&self, wanted: &FileLock) -> bool {
+        let range = self.whole_if_flock();
+        let wanted_range = wanted.whole_if_flock();
+        let apart = range.end < wanted_range.start || wanted_range.end < range.start;
+        let shared = self.kind == LockKind::Read && wanted.kind == LockKind::Read;
+        let locks = self.kind != LockKind::Unlock && wanted.kind != LockKind::Unlock;
+        locks && self.family == wanted.family && !apart && !shared
+    }
+
     /// The range, which is the whole file for `flock(2)`.
     pub fn whole_if_flock(&self) -> LockRange {
         match self.family {
@@ -145,12 +155,12 @@ impl KnownLocks {
 
     /// The locks of other owners that are in the way of `wanted`.
     pub fn conflicts(&self, wanted: FileLock) -> impl Iterator<Item = &KnownLock> {
-        self.locks.iter().filter(move |known| known.lock.owner() != wanted.owner() && excludes(&known.lock, &wanted))
+        self.locks.iter().filter(move |known| known.lock.owner() != wanted.owner() && known.lock.excludes(&wanted))
     }
 
     /// A lock that is in the way of `wanted`, which is of another mount: its owners have numbers of their own.
     pub fn find_exclusion(&self, wanted: &FileLock) -> Option<LockConflict> {
-        self.locks.iter().find(|known| excludes(&known.lock, wanted)).map(KnownLock::as_conflict)
+        self.locks.iter().find(|known| known.lock.excludes(wanted)).map(KnownLock::as_conflict)
     }
 
     /// A lock of another owner that is in the way of `wanted`.
@@ -177,14 +187,6 @@ impl KnownLocks {
     pub fn is_empty(&self) -> bool {
         self.locks.is_empty()
     }
-}
-
-/// Whether the lock of another owner is in the way of `wanted`.
-fn excludes(held: &FileLock, wanted: &FileLock) -> bool {
-    let range = wanted.whole_if_flock();
-    let apart = held.range.end < range.start || range.end < held.range.start;
-    let shared = held.kind == LockKind::Read && wanted.kind == LockKind::Read;
-    wanted.kind != LockKind::Unlock && held.family == wanted.family && !apart && !shared
 }
 
 #[cfg(test)]

@@ -94,8 +94,8 @@ struct LockTableState {
 struct NodeLocks {
     known: KnownLocks,
     carriers: Vec<LockCarrier>,
-    /// Owners with a call under way.
-    busy: Vec<LockOwner>,
+    /// Locks of which a call is under way.
+    busy: Vec<FileLock>,
     /// The records that outlive this process, several of an owner.
     records: Vec<OwnerRecord>,
 }
@@ -174,13 +174,15 @@ impl LockTable {
         is_first
     }
 
-    /// Begins a call for an owner, one at a time. Returns the file that its locks go through, if it has any.
-    fn begin_call(&self, ino: u64, owner: LockOwner) -> Option<LockCarrier> {
+    /// Begins a call about a lock: one of an owner at a time, and one of locks that exclude each other, because two nodes could
+    /// grant these. Returns the file that the owner's locks go through, if there is one.
+    fn begin_call(&self, ino: u64, lock: &FileLock) -> Option<LockCarrier> {
+        let owner = lock.owner();
         let mut state = self.state.lock();
         loop {
             let node = state.files.entry(ino).or_default();
-            if !node.busy.contains(&owner) {
-                node.busy.push(owner);
+            if !node.busy.iter().any(|busy| busy.owner() == owner || busy.excludes(lock)) {
+                node.busy.push(*lock);
                 let carrier = node.carriers.iter().find(|carrier| carrier.owner == owner).copied();
                 self.files.store(state.files.len(), Ordering::Release);
                 return carrier;
@@ -194,7 +196,7 @@ impl LockTable {
     fn end_call(&self, ino: u64, owner: LockOwner, set: Option<(KnownLock, u64)>) {
         let mut state = self.state.lock();
         let Some(node) = state.files.get_mut(&ino) else { return };
-        node.busy.retain(|busy| *busy != owner);
+        node.busy.retain(|busy| busy.owner() != owner);
         let mut released = false;
         if let Some((lock, fh)) = set {
             node.known.set_range(lock);
@@ -472,7 +474,7 @@ impl WritableFileSystem {
         let HandleRef { ino, fh } = handle;
         let lock = &request.lock;
         let unlocks = lock.kind == LockKind::Unlock;
-        let own = self.locks.begin_call(ino, lock.owner());
+        let own = self.locks.begin_call(ino, lock);
         let mut call = OwnerCall { table: &self.locks, ino, owner: lock.owner(), set: None };
         match self.locks.find_conflict(ino, lock, |carrier| self.may_be_closed(carrier, closes_known)) {
             Some(KnownConflict::Held(_)) => return LockAttempt::Held,
@@ -563,7 +565,8 @@ impl WritableFileSystem {
         closes_known: bool,
     ) -> FsResult<Option<KnownConflict>> {
         let HandleRef { ino, fh } = handle;
-        let own = self.locks.begin_call(ino, lock.owner());
+        // A test excludes no lock.
+        let own = self.locks.begin_call(ino, &FileLock { kind: LockKind::Unlock, ..*lock });
         let _call = OwnerCall { table: &self.locks, ino, owner: lock.owner(), set: None };
         let conflict = self.locks.find_conflict(ino, lock, |carrier| self.may_be_closed(carrier, closes_known));
         if conflict.is_some() {
@@ -595,7 +598,7 @@ impl WritableFileSystem {
         self.locks.note_closing(ino, fh, true);
         let range = LockRange { start: 0, end: LAST_BYTE };
         let lock = FileLock { family: LockFamily::Posix, owner, range, kind: LockKind::Unlock };
-        let carrier = self.locks.begin_call(ino, lock.owner());
+        let carrier = self.locks.begin_call(ino, &lock);
         let mut call = OwnerCall { table: &self.locks, ino, owner: lock.owner(), set: None };
         let Some((carrier, file)) = carrier.and_then(|carrier| Some((carrier.fh, self.files.get(carrier.fh)?))) else {
             return;

@@ -43,6 +43,10 @@ pub trait SimSource: Send + Sync {
     fn disturb(&self, dice: &mut Dice) -> String;
     /// Ends all trouble of the source.
     fn heal(&self);
+    /// How long a mount may be cut off from a node that others reach: longer, locks are not promised.
+    fn longest_partition(&self) -> Duration {
+        Duration::MAX
+    }
 }
 
 /// The source as one process has it: nothing that the process does after its end has an effect.

@@ -215,6 +215,8 @@ impl WriteScript<'_> {
     }
 
     fn begin_for(&mut self, node: usize, trouble: Trouble, length: Duration) {
+        let is_partition = matches!(trouble, Trouble::Partition { .. });
+        let length = if is_partition { length.min(self.cluster.source.longest_partition()) } else { length };
         self.shared.tell(format_args!("node {node}: {trouble:?} for {length:?}"));
         let host = &self.cluster.hosts[node];
         match trouble {

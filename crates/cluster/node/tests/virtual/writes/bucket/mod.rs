@@ -17,10 +17,12 @@ use spurline_origin::{
     BucketWriteOptions, HeldBucket, OriginOptions, OriginStore, PublishedBytes, PublishingOrigin, SourceLocation,
     WritableBucket,
 };
+use spurline_proto::LOCK_TIMES;
 use spurline_types::{Result, Stats};
 use spurline_volume::Volume;
 use spurline_volume::writes::WritableVolume;
 use std::sync::Arc;
+use std::time::Duration;
 use store::{SimStore, StoreAccess, StoreFaults};
 
 const URL: &str = "s3://bucket";
@@ -69,6 +71,11 @@ impl SimSource for BucketSource {
 
     fn heal(&self) {
         self.store.set_faults(StoreFaults::default());
+    }
+
+    /// After the grace period, a node that can't be asked keeps no locks.
+    fn longest_partition(&self) -> Duration {
+        LOCK_TIMES.grace - LOCK_TIMES.lock_renewal
     }
 }
 
