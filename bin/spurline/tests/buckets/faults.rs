@@ -71,6 +71,27 @@ fn a_storm_delays_files_and_loses_none() {
     mount.unmount();
 }
 
+/// A store executes a publication and says neither that nor which object there is: the next publication of the file finds its own
+/// object, and goes over it.
+#[test]
+fn an_object_of_a_publication_that_failed_is_no_conflict() {
+    let Some(rig) = BucketRig::start() else { return };
+    let proxy = ChaosProxy::start(rig.server.address()).unwrap();
+    let mount = rig.mount_from("mnt", &proxy.endpoint(), &["--origin-timeout", "1s"]);
+    let file = OpenOptions::new().write(true).create_new(true).open(mount.path("unsure")).unwrap();
+    file.write_all_at(b"first", 0).unwrap();
+    proxy.inject_on(Some("PUT"), "unsure", ProxyFault::LoseAnswer, ALWAYS);
+    proxy.inject_on(Some("HEAD"), "unsure", ProxyFault::Error(500, "InternalError", "try again"), ALWAYS);
+    assert!(file.sync_all().is_err());
+    assert_eq!(rig.object("p/unsure").unwrap(), b"first");
+    file.write_all_at(b"second", 0).unwrap();
+    proxy.clear_faults();
+    file.sync_all().unwrap();
+    assert_eq!(rig.object("p/unsure").unwrap(), b"second");
+    drop(file);
+    mount.unmount();
+}
+
 /// A store that fails each request, does not answer, or is not there: fsync and close report the failure in time, the object is the
 /// one before, and later the same bytes are published.
 #[test]

@@ -30,7 +30,7 @@ use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectRef, Result};
 use spurline_volume::Volume;
 use spurline_volume::repeated::ChangeMark;
 use spurline_volume::writes::{FileIdentity, PendingVersion};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -134,6 +134,8 @@ struct ObjectChanges {
     attributes: Option<ObjectAttributes>,
     /// The mark of the next publication, where the request has a mark.
     mark: Option<ChangeMark>,
+    /// The marks of publications that failed, and that the store may have executed or may execute late; the last ones.
+    failed_marks: VecDeque<String>,
 }
 
 /// What the open files of a bucket have in common.
@@ -605,6 +607,9 @@ impl OpenObject {
         if self.join_published(&mut changes) {
             return Ok(());
         }
+        if self.continue_failed(&changes) {
+            return self.send_all(&mut changes);
+        }
         if self.is_published_by_mount() {
             // By a process that had the file before, after the mount has continued it here: the mount continues above that version.
             drop(changes);
@@ -774,7 +779,7 @@ impl OpenObject {
         let _reserved = requests.run(requests.reserve_body(len))?;
         let body = self.staged_bytes(changes, 0..len)?;
         let object = NewObject { key: &key, attributes: &attributes, condition };
-        let etag = requests.put_here(&object, body)?;
+        let etag = requests.put_here(&object, body).inspect_err(|_| changes.note_failed(&attributes))?;
         self.facts.lock().attrs_changed = false;
         Ok((etag, attributes))
     }

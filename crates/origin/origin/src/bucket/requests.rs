@@ -106,9 +106,14 @@ pub(crate) fn without_mark(mut attributes: ObjectAttributes) -> ObjectAttributes
     attributes
 }
 
+/// The mark of the change that made an object.
+pub(super) fn mark_in(attributes: &ObjectAttributes) -> Option<&str> {
+    attributes.get(MARK)
+}
+
 /// Whether an object was made by the change with this mark.
 pub(super) fn is_marked_as(attributes: &ObjectAttributes, mark: &str) -> bool {
-    attributes.get(MARK) == Some(mark)
+    mark_in(attributes) == Some(mark)
 }
 
 /// A mark that no other change has.

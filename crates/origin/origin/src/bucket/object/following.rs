@@ -3,8 +3,12 @@
 
 use super::{ObjectChanges, ObjectFacts, OpenObject};
 use crate::bucket::found::{FoundObject, found_object};
-use crate::bucket::requests::is_made_by;
+use crate::bucket::requests::{is_made_by, is_marked_as, mark_in};
+use crate::write_backend::ObjectAttributes;
 use spurline_types::FileKind;
+
+/// Failed publications that are remembered: a storm of failures has one program's attempts.
+const FAILED_MARKS_MAX: usize = 16;
 
 impl OpenObject {
     /// Whether the file is new, and not published yet.
@@ -62,6 +66,20 @@ impl OpenObject {
         true
     }
 
+    /// Whether a publication of this file that failed has made the object after all: the next one goes over that.
+    pub(super) fn continue_failed(&self, changes: &ObjectChanges) -> bool {
+        if changes.failed_marks.is_empty() {
+            return false;
+        }
+        let Ok(key) = self.key() else { return false };
+        let Ok(stored) = self.context.requests.run(self.context.requests.head(&key)) else { return false };
+        if !changes.failed_marks.iter().any(|mark| is_marked_as(&stored.attributes, mark)) {
+            return false;
+        }
+        self.facts.lock().published = Some(found_object(stored).attr);
+        true
+    }
+
     /// Another open file of the mount takes the place of this one.
     pub fn note_outdated(&self) {
         self.facts.lock().outdated = true;
@@ -82,6 +100,16 @@ impl OpenObject {
         let requests = &self.context.requests;
         let found = self.key().and_then(|key| requests.run(requests.head(&key)));
         found.is_ok_and(|found| is_made_by(&found.attributes, self.context.options.mount))
+    }
+}
+
+impl ObjectChanges {
+    /// A publication with these attributes failed.
+    pub(super) fn note_failed(&mut self, attributes: &ObjectAttributes) {
+        if self.failed_marks.len() == FAILED_MARKS_MAX {
+            self.failed_marks.pop_front();
+        }
+        self.failed_marks.extend(mark_in(attributes).map(str::to_owned));
     }
 }
 
