@@ -2,7 +2,7 @@
 
 use super::bytes::NewBytes;
 use super::calls::{
-    CallEnd, CallTarget, MaybeExecuted, RequestContext, WriteCallPlan, attr_of, settle_answer, unexpected,
+    CallEnd, CallTarget, DrawnAppend, MaybeExecuted, RequestContext, WriteCallPlan, attr_of, settle_answer, unexpected,
 };
 use super::open_file::{
     FileOpening, OpenCall, OpenFile, OpenFiles, call_attr_open, call_open, change_open, change_open_as, query_open,
@@ -107,24 +107,19 @@ impl RemoteFile {
         let owner = self.opened.number();
         let mapped = place == WritePlace::MappedPages;
         let publishes = self.files.publishes();
-        let mut drawn = if appends { self.files.calls.draw_for_append(offset, &self.opened.home()) } else { None };
-        let mut offset = offset;
-        if publishes && let Some(drawn) = drawn.take() {
-            // Only this mount has the changes, so the bytes have a place, and need no number.
-            self.files.calls.end_number(drawn.number);
-            if drawn.repeated && self.has_bytes(drawn.place, data)? {
-                return Ok(());
-            }
+        let drawn = if appends { self.files.calls.draw_for_append(offset, &self.opened.home()) } else { None };
+        let is_there = publishes && self.was_appended(drawn, data)?;
+        if !is_there {
+            let sent = drawn.filter(|_| !publishes);
+            let offset = sent.map_or(offset, |drawn| drawn.place);
+            let change = sent.map(|drawn| drawn.number);
+            let before = sent.map_or(MaybeExecuted::Nowhere, |drawn| drawn.before);
+            let appended = appends && !publishes;
+            let new =
+                NewBytes { owner, offset, data, appended, mapped, lose_privileges, awaited: false, change, before };
+            self.files.write_behind(&self.opened, new)?;
+            self.opened.bytes.raise_end(offset + data.len() as u64);
         }
-        let appended = appends && !publishes;
-        if let Some(drawn) = drawn {
-            offset = drawn.place;
-        }
-        let change = drawn.map(|drawn| drawn.number);
-        let before = drawn.map_or(MaybeExecuted::Nowhere, |drawn| drawn.before);
-        let new = NewBytes { owner, offset, data, appended, mapped, lose_privileges, awaited: false, change, before };
-        self.files.write_behind(&self.opened, new)?;
-        self.opened.bytes.raise_end(offset + data.len() as u64);
         if publishes {
             self.opened.bytes.unpublished.note_change();
             if self.opened.writes_durably() && !mapped {
@@ -134,9 +129,12 @@ impl RemoteFile {
         Ok(())
     }
 
-    /// Whether a process before has written these bytes.
-    fn has_bytes(&self, place: u64, data: &[u8]) -> Result<bool> {
-        if self.opened.bytes.end() < place + data.len() as u64 {
+    /// Whether a process before has appended these bytes, where only this mount has the changes: bytes have a place then, and need no
+    /// number.
+    fn was_appended(&self, drawn: Option<DrawnAppend>, data: &[u8]) -> Result<bool> {
+        let Some(DrawnAppend { number, place, repeated, .. }) = drawn else { return Ok(false) };
+        self.files.calls.end_number(number);
+        if !repeated || self.opened.bytes.end() < place + data.len() as u64 {
             return Ok(false);
         }
         let mut found = vec![0; data.len()];

@@ -36,7 +36,7 @@ use crate::placement::{FIRST_HOLDERS, WantedBlock};
 use crate::remote::{GroupClient, SCRATCH};
 use close_queue::CloseQueue;
 pub(super) use close_queue::FailedClose;
-pub(super) use kept::node_hash;
+pub(super) use kept::{DrawnAppend, node_hash};
 pub(super) use numbers::ChangeNumber;
 use numbers::ChangeNumbers;
 use parking_lot::Mutex;
