@@ -3,7 +3,9 @@
 use crate::file_locks::{add_one, open};
 use crate::fsx;
 use crate::installed_tool::tool;
-use crate::mount_process::{SERVICE_BETWEEN_ENDS, end_server, server, wait_for_server};
+use crate::mount_process::{
+    SERVICE_BETWEEN_ENDS, end_server, kill_servers_beside, server, unmount_kept, wait_for_server,
+};
 use crate::nodes::{BUCKET, NodesRig};
 use crate::world::*;
 use rustix::process::Signal;
@@ -87,12 +89,6 @@ fn end_processes(rig: &NodesRig, at: &Path, writers: &Writers) {
     println!("{ends} ends");
 }
 
-fn unmount(rig: &NodesRig, mut mount: Mount) {
-    let out = rig.world.run(&["umount", mount.at.to_str().unwrap()]);
-    assert!(out.status.success(), "{out:?}");
-    assert!(mount.process_mut().wait().success(), "the keeper ends with the mount");
-}
-
 #[test]
 fn writers_of_a_bucket_go_on_when_the_process_of_their_mount_dies() {
     let Some(rig) = NodesRig::start_with(2, &[]) else { return };
@@ -129,7 +125,7 @@ fn writers_of_a_bucket_go_on_when_the_process_of_their_mount_dies() {
         (saver.join().unwrap(), logger.join().unwrap(), counted)
     });
     drop(log);
-    unmount(&rig, mount);
+    unmount_kept(&rig.world, mount);
     other.unmount();
     println!("rounds: {saved} {logged} {counted}");
     assert!(rig.server.bytes(BUCKET, "p/checkpoint").unwrap() == checkpoint(saved - 1));
@@ -147,22 +143,16 @@ fn fsx_finds_no_wrong_byte_in_a_bucket_while_processes_of_the_mount_die() {
     let mount = rig.mount("mnt", &["--recover"]);
     let config = rig.world.file("fsx.toml", fsx::OPERATIONS.as_bytes());
     let ops = fsx::more_operations().map_or(1_500, |ops| ops / 20).to_string();
-    let log = fs::File::create(rig.world.path("fsx.log")).unwrap();
     let mut command = Command::new(program);
-    command.args(["-N", &ops, "-S", "7", "-f"]).arg(config).arg("-P").arg(rig.world.dir("left"));
-    let mut running = command.arg(mount.path("file")).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
-    let mut ends = 0;
-    let status = loop {
-        std::thread::sleep(SERVICE_BETWEEN_ENDS);
-        if let Some(status) = running.try_wait().unwrap() {
-            break status;
-        }
-        ends = end_server(&rig.world, &mount.at, Signal::KILL);
-        wait_for_server(&rig.world, &mount.at, ends);
-    };
-    assert!(status.success(), "{}", fs::read_to_string(rig.world.path("fsx.log")).unwrap());
+    command
+        .args(["-N", &ops, "-S", "7", "-f"])
+        .arg(config)
+        .arg("-P")
+        .arg(rig.world.dir("left"))
+        .arg(mount.path("file"));
+    let ends = kill_servers_beside(&rig.world, &mount.at, &mut command);
     println!("{ops} operations during {ends} ends");
     let text = mount.read("file");
-    unmount(&rig, mount);
+    unmount_kept(&rig.world, mount);
     assert!(rig.server.bytes(BUCKET, "p/file").unwrap() == text);
 }

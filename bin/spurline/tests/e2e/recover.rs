@@ -1,6 +1,6 @@
 //! A mount with `--recover` goes on after the end of its process.
 
-use crate::mount_process::{SERVICE_BETWEEN_ENDS, end_server, server, wait_for_server};
+use crate::mount_process::{SERVICE_BETWEEN_ENDS, end_server, server, unmount_kept, wait_for_server};
 use crate::world::*;
 use rustix::process::Signal;
 use spurline_testkit::S3Server;
@@ -184,7 +184,7 @@ fn last_pause(world: &World, at: &Path) -> u64 {
 
 /// Ends the process of a mount of the files of [`fill`] under readers again and again, with kinds, causes and moments by the seed,
 /// then unmounts. Beside three readers of [`read_on`] there are `more`.
-fn readers_survive(world: &World, mut mount: Mount, seed: u64, more: &[Reader]) {
+fn readers_survive(world: &World, mount: Mount, seed: u64, more: &[Reader]) {
     let mut kills_left = count_of(KILLS_VARIABLE, 3);
     let mut upgrades_left = count_of("SPURLINE_UPGRADES", 1);
     let ends = kills_left + upgrades_left;
@@ -239,9 +239,7 @@ fn readers_survive(world: &World, mut mount: Mount, seed: u64, more: &[Reader]) 
     let shown = String::from_utf8(world.run(&["status", at.to_str().unwrap()]).stdout).unwrap();
     assert!(shown.contains(&format!("{ends} restarts")), "{shown}");
     drop(opened);
-    let out = world.run(&["umount", at.to_str().unwrap()]);
-    assert!(out.status.success(), "{out:?}");
-    assert!(mount.process_mut().wait().success(), "the keeper ends with the mount");
+    unmount_kept(world, mount);
 }
 
 /// Clones, reads of cached files past the process, and all other readers.

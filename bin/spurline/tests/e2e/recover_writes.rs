@@ -2,7 +2,9 @@
 
 use crate::fsx;
 use crate::installed_tool::tool;
-use crate::mount_process::{SERVICE_BETWEEN_ENDS, end_server, server, wait_for_server};
+use crate::mount_process::{
+    SERVICE_BETWEEN_ENDS, end_server, kill_servers_beside, server, unmount_kept, wait_for_server,
+};
 use crate::world::*;
 use crate::writable_group::Group;
 use rustix::fs::FlockOperation;
@@ -298,7 +300,7 @@ fn rounds_of(threads: Vec<JoinHandle<u64>>) -> Vec<u64> {
 
 /// Ends the mount's process under writers, with causes and moments by the seed, then checks every byte at the source. Programs in
 /// `other`, another mount of the source, count under the same locks.
-fn writers_survive(world: &World, origin: &Path, mut mount: Mount, other: &Mount, seed: u64) {
+fn writers_survive(world: &World, origin: &Path, mount: Mount, other: &Mount, seed: u64) {
     let ends: u64 = std::env::var("SPURLINE_KILLS").map_or(4, |kills| kills.parse().unwrap());
     let draws = bytes(seed, ends as usize * 2);
     let work = Work { at: mount.at.clone(), stop: Arc::default(), rounds: Arc::default() };
@@ -347,9 +349,7 @@ fn writers_survive(world: &World, origin: &Path, mut mount: Mount, other: &Mount
     drop(removed);
     let shown = pauses(&mount.process().log());
     println!("{ends} ends: pauses {shown:?} ms; rounds: {slots} {appended:?} {named:?} {flocked:?} {ranged:?}");
-    let out = world.run(&["umount", at.to_str().unwrap()]);
-    assert!(out.status.success(), "{out:?}");
-    assert!(mount.process_mut().wait().success(), "the keeper ends with the mount");
+    unmount_kept(world, mount);
     let mut text = Vec::new();
     File::open(origin.join("slots")).unwrap().read_to_end(&mut text).unwrap();
     for round in slots.saturating_sub(SLOTS)..slots {
@@ -415,27 +415,13 @@ fn fsx_survives(nodes: usize, words: &[&str]) {
     let Some(program) = tool("fsx").filter(|_| can_mount()) else { return };
     let Some(group) = Group::start_in_memory(nodes, "64m") else { return };
     let config = group.world.file("fsx.toml", fsx::OPERATIONS.as_bytes());
-    let mut mount = group.mount("mnt", 0, &[&["--recover"], words].concat());
+    let mount = group.mount("mnt", 0, &[&["--recover"], words].concat());
     let ops = fsx::more_operations().unwrap_or(8_000).to_string();
     let mut command = Command::new(program);
     command.args(["-N", &ops, "-S", "18", "-f"]).arg(config).arg("-P").arg(group.world.dir("left"));
-    let log = File::create(group.world.path("fsx.log")).unwrap();
-    command.arg(mount.path("file")).stdout(log.try_clone().unwrap()).stderr(log);
-    let mut running = command.spawn().unwrap();
-    let mut ends = 0;
-    let status = loop {
-        std::thread::sleep(SERVICE_BETWEEN_ENDS);
-        if let Some(status) = running.try_wait().unwrap() {
-            break status;
-        }
-        ends = end_server(&group.world, &mount.at, Signal::KILL);
-        wait_for_server(&group.world, &mount.at, ends);
-    };
-    assert!(status.success(), "{}", fs::read_to_string(group.world.path("fsx.log")).unwrap());
+    let ends = kill_servers_beside(&group.world, &mount.at, command.arg(mount.path("file")));
     println!("{nodes} nodes {words:?}: {ops} operations during {ends} ends");
-    let out = group.world.run(&["umount", mount.at.to_str().unwrap()]);
-    assert!(out.status.success(), "{out:?}");
-    mount.process_mut().wait();
+    unmount_kept(&group.world, mount);
 }
 
 #[test]

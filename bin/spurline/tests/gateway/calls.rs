@@ -320,6 +320,11 @@ fn objects_of_a_directory_are_written_whole() {
     assert_eq!(at.get("/data/parts/whole").body, b"by another program");
 }
 
+/// An empty file that was written so long ago.
+fn create_old(path: &Path, age: Duration) {
+    fs::File::create(path).unwrap().set_modified(SystemTime::now() - age).unwrap();
+}
+
 #[test]
 fn uploads_end_with_their_endpoint_and_leave_nothing() {
     let world = World::new();
@@ -342,12 +347,8 @@ fn uploads_end_with_their_endpoint_and_leave_nothing() {
     assert_eq!(at.get("/data/d/x").body, b"before");
 
     // Files that endpoints have left which were killed while they wrote into the directory.
-    let written_before = |name: &str, age: Duration| {
-        let file = fs::File::create(data.join("d").join(name)).unwrap();
-        file.set_modified(SystemTime::now() - age).unwrap();
-    };
-    written_before(".spurline-upload-old", Duration::from_secs(25 * 3600));
-    written_before(".spurline-upload-new", Duration::from_secs(3600));
+    create_old(&data.join("d/.spurline-upload-old"), Duration::from_secs(25 * 3600));
+    create_old(&data.join("d/.spurline-upload-new"), Duration::from_secs(3600));
     assert_eq!(at.get("/data?list-type=2").elements("Key"), ["d/x"]);
     let mut left: Vec<_> = fs::read_dir(data.join("d")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();

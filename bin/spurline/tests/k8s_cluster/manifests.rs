@@ -9,7 +9,7 @@ use std::process::Command;
 /// Names that no other test of the cluster uses.
 const NAMES: [&str; 2] = ["namespace=elsewhere", "storageClass.name=elsewhere"];
 /// Parts that are off by default are on, and the other way round.
-const OTHERS: [&str; 20] = [
+const OTHER_SETTINGS: [&str; 20] = [
     "nodes.priorityClassName=system-node-critical",
     "nodes.hostNetwork=false",
     "csi.hostNetwork=false",
@@ -55,7 +55,8 @@ fn a_server_takes_all_forms() {
     let mut counts = Vec::new();
     // Nodes with the device nodes of the host.
     let privileged = [&NAMES[..], &["nodes.rdmaNetwork=ib0:ib1"]].concat();
-    for (number, settings) in [&NAMES[..], &[&NAMES[..], &OTHERS].concat(), &privileged].into_iter().enumerate() {
+    for (number, settings) in [&NAMES[..], &[&NAMES[..], &OTHER_SETTINGS].concat(), &privileged].into_iter().enumerate()
+    {
         let at = |form: &str| dir.path().join(format!("{form}-{number}"));
         let plain = render(settings, "yaml", &at("yaml"));
         let base = render(settings, "kustomize", &at("kustomize"));

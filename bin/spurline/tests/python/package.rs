@@ -13,7 +13,7 @@ const TOOLS: [&str; 3] = ["pytest==9.2.0", "numpy==2.4.6", "fsspec==2026.9.0"];
 const LIBRARIES: [&str; 4] = ["pandas==3.1.1", "pyarrow==26.0.1", "zarr==3.1.6", "safetensors==0.8.0"];
 
 /// torch without code for GPUs, which comes from an index of its own.
-const TORCH: [&str; 1] = ["torch==2.15.0+cpu"];
+const TORCH_PACKAGES: [&str; 1] = ["torch==2.15.0+cpu"];
 
 /// The folder of the package's files.
 fn package_files() -> PathBuf {
@@ -146,5 +146,5 @@ fn data_libraries() {
 /// Loaders and distributed checkpoints of torch; `SPURLINE_TORCH=1` runs the test, and `PIP_EXTRA_INDEX_URL` names torch's index.
 #[test]
 fn torch_reads_and_writes() {
-    run_with_packages("SPURLINE_TORCH", &TORCH, &["test_data.py", "test_torch.py"]);
+    run_with_packages("SPURLINE_TORCH", &TORCH_PACKAGES, &["test_data.py", "test_torch.py"]);
 }

@@ -464,15 +464,15 @@ impl KeptState {
         let flags = self.word(at + AT_HANDLE_FLAGS);
         let is_held = flags >> 34 & 1 != 0;
         let owner = if is_held { self.word(at + 6) } else { 0 };
-        let held = || HeldFile {
+        let held = is_held.then(|| HeldFile {
             number: self.word(at + AT_HELD),
             node: self.word(at + AT_HELD + 1),
             process: self.word(at + AT_HELD + 2),
             closing: flags & HANDLE_CLOSING != 0,
-        };
+        });
         KeptHandle {
             owner: [(owner >> 32) as u32, owner as u32],
-            held: is_held.then(held),
+            held,
             fh: self.word(at + 1),
             ino: self.word(at + 2),
             backing_id: (self.word(at + 3) as u32).cast_signed(),

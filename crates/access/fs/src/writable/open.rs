@@ -538,8 +538,6 @@ impl WritableFileSystem {
         let record = file.record.load(Ordering::Relaxed);
         if let Some(life) = self.life.get() {
             life.files.drop_file(KeptFileKey::File(fh));
-        }
-        if let Some(life) = self.life.get() {
             life.records.note_closing(record);
             // The record serves others soon.
             file.file.keep_record(0);

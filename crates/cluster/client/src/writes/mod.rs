@@ -330,7 +330,7 @@ impl WritableVolume for GroupWrites {
             return Err(Error::new(ErrorKind::Invalid, "an open file has an identity"));
         };
         let home = self.calls.find_process(held);
-        if held.closing && !self.files.is_open_at(&home, held.number) {
+        if held.closing && self.files.is_open_at(&home, held.number, self.calls.begin()) != Some(true) {
             return Err(Error::new(ErrorKind::Io(EBADF), "the node has closed the file"));
         }
         let adopted = AdoptedFile { number: held.number, identity, flags, caller, home };

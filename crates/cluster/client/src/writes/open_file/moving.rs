@@ -110,7 +110,7 @@ impl OpenFile {
                     self.apply(files, &why, |file| file.note_locks(&locks, end, Instant::now()));
                 }
                 MoveStep::AskLost => {
-                    let open = self.is_open_at(files, lost, deadline);
+                    let open = files.is_open_at(lost, self.number, deadline);
                     if open == Some(true) {
                         let path = self.logged_path();
                         tracing::info!(node = %lost.node, "a node with locks of {path} is reached again");
@@ -199,13 +199,6 @@ impl OpenFile {
             let why = format!("it was renamed, and can't be locked under its new name: {error}");
             self.apply(files, &why, |file| file.note_forgotten(&home));
         }
-    }
-
-    /// Whether a process has this file open; `None` if it can't be reached.
-    fn is_open_at(&self, files: &OpenFiles, process: &HomeProcess, deadline: CallDeadline) -> Option<bool> {
-        let call = WriteCall::StatOpen { file: self.number };
-        let sent = files.calls.query(CallTarget::Process(process), &call, &Caller::default(), deadline);
-        sent.ok().map(|sent| sent.answer != WriteAnswer::UnknownFile)
     }
 
     fn reclaim_lock(

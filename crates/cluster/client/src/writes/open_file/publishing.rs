@@ -79,14 +79,16 @@ impl OpenFiles {
     /// go over to the version that a later open has found.
     pub fn bytes_of_opened(&self, path: &[u8], opened: &FileOpening<'_>) -> Arc<FileBytes> {
         let identity = opened.attr.identity;
-        let beside = if self.publishes() { self.open_files() } else { Vec::new() };
-        let is_beside = |open: &OpenFile| {
+        if !self.publishes() {
+            return self.bytes_of(identity);
+        }
+        let beside = self.open_files().into_iter().find(|open| {
             open.flags.is_some()
                 && open.home() == opened.home
                 && open.place.lock().path == path
                 && open.bytes.unpublished.is_unchanged()
-        };
-        let Some(open) = beside.iter().find(|open| is_beside(open)) else { return self.bytes_of(identity) };
+        });
+        let Some(open) = beside else { return self.bytes_of(identity) };
         open.bytes.note_size(opened.attr.size);
         self.adopt_identity(&open.bytes, identity);
         Arc::clone(&open.bytes)

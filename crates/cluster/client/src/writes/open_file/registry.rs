@@ -3,7 +3,7 @@
 use super::{AdoptedFile, FileOpening, LockGrace, OpenFile, renew_locks};
 use crate::remote::GroupClient;
 use crate::writes::bytes::{FileBytes, SendQueue, WriteMemory};
-use crate::writes::calls::{CallTarget, HomeProcess, WriteCalls};
+use crate::writes::calls::{CallDeadline, CallTarget, HomeProcess, WriteCalls};
 use parking_lot::Mutex;
 use spurline_proto::{LOCK_TIMES, MAX_WRITE, OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::open_flags::{O_SYNC, O_TRUNC};
@@ -189,11 +189,11 @@ impl OpenFiles {
         self.add_file_of(bytes, path, opened)
     }
 
-    /// Whether a process of a node has the file open; false if the process does not answer.
-    pub fn is_open_at(&self, home: &HomeProcess, number: u64) -> bool {
+    /// Whether a process has the file with this number open; `None` if it can't be reached.
+    pub fn is_open_at(&self, process: &HomeProcess, number: u64, deadline: CallDeadline) -> Option<bool> {
         let call = WriteCall::StatOpen { file: number };
-        let sent = self.calls.query(CallTarget::Process(home), &call, &Caller::default(), self.calls.begin());
-        sent.is_ok_and(|sent| sent.answer != WriteAnswer::UnknownFile)
+        let sent = self.calls.query(CallTarget::Process(process), &call, &Caller::default(), deadline);
+        sent.ok().map(|sent| sent.answer != WriteAnswer::UnknownFile)
     }
 
     /// Adds a file that a node has open for an earlier process.

@@ -25,11 +25,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use store::{SimStore, StoreAccess, StoreFaults};
 
-const URL: &str = "s3://bucket";
+const BUCKET_URL: &str = "s3://bucket";
 /// Space for changed bytes of a node.
 const STAGING_BYTES: u64 = 256 << 20;
 
-const BUCKET: SeededTest = SeededTest {
+const BUCKET_TEST: SeededTest = SeededTest {
     name: "writes::bucket::a_bucket_has_what_was_published_through_all_trouble",
     filter: "a_bucket_has",
     seeds: 30,
@@ -42,7 +42,7 @@ struct BucketSource {
 
 impl SimSource for BucketSource {
     fn url(&self) -> &'static str {
-        URL
+        BUCKET_URL
     }
 
     fn start_process(&self, _host: usize) -> Arc<dyn SourceOfProcess> {
@@ -50,7 +50,7 @@ impl SimSource for BucketSource {
         let options = OriginOptions { net_threads: 1, ..OriginOptions::default() };
         let stats = Arc::<Stats>::default();
         let access = StoreAccess { store: self.store.clone(), process };
-        let location = SourceLocation::parse(URL).expect("a URL");
+        let location = SourceLocation::parse(BUCKET_URL).expect("a BUCKET_URL");
         let held = options.shared_buckets.open_over(&location, &options, Arc::clone(&stats), Box::new(access));
         let held = held.expect("threads");
         Arc::new(BucketOfProcess {
@@ -91,7 +91,7 @@ struct BucketOfProcess {
 
 impl SourceOfProcess for BucketOfProcess {
     fn open_reads(&self) -> Result<Arc<dyn OriginStore>> {
-        let origin = spurline_origin::open(URL, &self.options, Arc::clone(&self.stats))?;
+        let origin = spurline_origin::open(BUCKET_URL, &self.options, Arc::clone(&self.stats))?;
         Ok(Arc::new(PublishingOrigin::new(origin, Arc::clone(&self.published))))
     }
 
@@ -101,8 +101,14 @@ impl SourceOfProcess for BucketOfProcess {
         let published = Arc::clone(&self.published);
         // A node whose store fails at its start ends at once.
         self.store.set_starting(self.process, true);
-        let opened =
-            WritableBucket::open(URL, &self.options, options, Arc::clone(reads), published, Arc::clone(&self.stats));
+        let opened = WritableBucket::open(
+            BUCKET_URL,
+            &self.options,
+            options,
+            Arc::clone(reads),
+            published,
+            Arc::clone(&self.stats),
+        );
         self.store.set_starting(self.process, false);
         Ok(opened?)
     }
@@ -118,7 +124,7 @@ fn a_bucket_has_what_was_published_through_all_trouble() {
     if let Some(seed) = seed_of_process() {
         return run_here(seed, script::run);
     }
-    run_seeds(BUCKET);
+    run_seeds(BUCKET_TEST);
 }
 
 #[test]
@@ -128,7 +134,7 @@ fn a_seed_of_a_bucket_runs_the_same_way_again() {
         return;
     }
     for seed in [9551, 9556] {
-        let first = run_in_process(BUCKET, seed, false);
-        assert_eq!(run_in_process(BUCKET, seed, false), first, "seed {seed}");
+        let first = run_in_process(BUCKET_TEST, seed, false);
+        assert_eq!(run_in_process(BUCKET_TEST, seed, false), first, "seed {seed}");
     }
 }

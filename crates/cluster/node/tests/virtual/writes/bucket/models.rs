@@ -5,7 +5,7 @@ use super::store::{SimStore, hash_of};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
-pub const DOCUMENTS: usize = 3;
+pub const DOCUMENT_COUNT: usize = 3;
 
 /// A file that one program at a time writes, and that strangers replace.
 #[derive(Default)]
@@ -23,7 +23,7 @@ pub struct DocumentModel {
 /// The bucket of a run, and the knowledge of its programs.
 pub struct BucketModel {
     pub store: SimStore,
-    pub documents: [Mutex<DocumentModel>; DOCUMENTS],
+    pub documents: [Mutex<DocumentModel>; DOCUMENT_COUNT],
     /// The hashes of all contents that a program was about to publish under a name.
     contents: Mutex<BTreeMap<String, BTreeSet<u64>>>,
     /// The content of each exclusive creation that was acknowledged.

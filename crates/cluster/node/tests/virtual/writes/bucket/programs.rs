@@ -4,7 +4,7 @@
 use super::super::hosts::SimMount;
 use super::super::models::{ContestModel, version_content};
 use super::super::programs::{Program, Shared, StopOnPanic, is_outage, locked, name, path, root};
-use super::models::{BucketModel, DOCUMENTS, DocumentModel};
+use super::models::{BucketModel, DOCUMENT_COUNT, DocumentModel};
 use crate::world::Dice;
 use spurline_types::errno::{EEXIST, ENOENT, ESTALE};
 use spurline_types::open_flags::{O_EXCL, O_RDWR, O_TRUNC};
@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 /// The longest document that is written in one request, and a length that takes several parts.
 const SMALL_DOCUMENT: usize = 60_000;
 const LARGE_DOCUMENT: usize = 9 << 20;
-const COUNTER: &str = "counter";
+const COUNTER_FILE: &str = "counter";
 
 /// Whether another writer has changed the object.
 fn is_conflict(error: &Error) -> bool {
@@ -92,7 +92,7 @@ impl<'a> BucketProgram<'a> {
         let shared = self.base.dice.below(5) == 0;
         let kind = if shared { LockKind::Read } else { LockKind::Write };
         let lock = FileLock { family: LockFamily::Flock, owner, range, kind };
-        if self.base.wait_lock(COUNTER, &*open, &lock) {
+        if self.base.wait_lock(COUNTER_FILE, &*open, &lock) {
             for _ in 0..1 + self.base.dice.below(2) {
                 let done = if shared { self.look(&*open) } else { self.add(&*open) };
                 if done.is_err() {
@@ -102,19 +102,19 @@ impl<'a> BucketProgram<'a> {
             }
         }
         drop(open);
-        self.base.with_mount_locks(COUNTER, |known| known.remove_owner(lock.owner()));
+        self.base.with_mount_locks(COUNTER_FILE, |known| known.remove_owner(lock.owner()));
     }
 
     /// Opens the counter as the kernel does: a name that a lookup does not find is created.
     fn open_counter(&self) -> Option<Box<dyn WritableFile>> {
         let volume = self.base.volume();
-        match self.base.call(format_args!("lookup of {COUNTER}"), || volume.lookup(name(COUNTER), &root())) {
+        match self.base.call(format_args!("lookup of {COUNTER_FILE}"), || volume.lookup(name(COUNTER_FILE), &root())) {
             Ok(found) => {
-                let at = NodePath { path: COUNTER.as_bytes(), expected: Some(found.identity) };
-                self.base.made(format_args!("open {COUNTER}"), || volume.open(at, O_RDWR, &root()))
+                let at = NodePath { path: COUNTER_FILE.as_bytes(), expected: Some(found.identity) };
+                self.base.made(format_args!("open {COUNTER_FILE}"), || volume.open(at, O_RDWR, &root()))
             }
             Err(error) if error.kind() == ErrorKind::NotFound || error.kind() == ErrorKind::Io(ENOENT) => {
-                self.base.made(format_args!("create {COUNTER}"), || self.base.create(COUNTER, 0))
+                self.base.made(format_args!("create {COUNTER_FILE}"), || self.base.create(COUNTER_FILE, 0))
             }
             Err(_) => None,
         }
@@ -142,8 +142,8 @@ impl<'a> BucketProgram<'a> {
         self.next_value += 1;
         let value = (self.base.number as u64 + 1) << 32 | self.next_value;
         locked(&self.base.shared.whole).begin_write(value, before);
-        self.model.note_content(COUNTER, &value.to_le_bytes());
-        self.model.note_content(COUNTER, b"");
+        self.model.note_content(COUNTER_FILE, &value.to_le_bytes());
+        self.model.note_content(COUNTER_FILE, b"");
         self.base
             .call(format_args!("write {value:x} over {before:x}"), || open.write_at(0, &value.to_le_bytes(), None))?;
         self.base.call(format_args!("sync of {value:x}"), || open.sync(true))?;
@@ -163,7 +163,7 @@ impl<'a> BucketProgram<'a> {
     // Documents.
 
     fn write_document(&mut self) {
-        let number = self.base.dice.below(DOCUMENTS);
+        let number = self.base.dice.below(DOCUMENT_COUNT);
         let model = &self.model.documents[number];
         let (mut session, exists) = {
             let mut document = locked(model);
@@ -316,7 +316,7 @@ impl<'a> BucketProgram<'a> {
     }
 
     fn read_document(&mut self) {
-        let number = self.base.dice.below(DOCUMENTS);
+        let number = self.base.dice.below(DOCUMENT_COUNT);
         let (file, content) = {
             let mut document = locked(&self.model.documents[number]);
             if document.writing || !document.exists {
@@ -376,11 +376,13 @@ impl<'a> BucketProgram<'a> {
     /// Makes, renames and removes names that no other program uses: each call can only succeed.
     fn rename_own(&mut self) {
         let base = format!("own-{}-{}", self.base.number, self.turn);
-        let (a, b, d) = (format!("{base}a"), format!("{base}b"), format!("{base}d"));
-        if self.rename_steps(&a, &b, &d).is_none() {
+        let file = format!("{base}a");
+        let renamed = format!("{base}b");
+        let folder = format!("{base}d");
+        if self.rename_steps(&file, &renamed, &folder).is_none() {
             return;
         }
-        for gone in [&a, &b, &d] {
+        for gone in [&file, &renamed, &folder] {
             let volume = self.base.volume();
             let found = self.base.call(format_args!("lookup of {gone}"), || volume.lookup(name(gone), &root()));
             if let Ok(found) = found {

@@ -4,7 +4,7 @@ use super::super::hosts::WriteCluster;
 use super::super::programs::{Shared, StopOnPanic, locked};
 use super::super::script::{SOURCE_TROUBLE, WriteScript, draw_plan, run_programs};
 use super::BucketSource;
-use super::models::{BucketModel, DOCUMENTS};
+use super::models::{BucketModel, DOCUMENT_COUNT};
 use super::programs::BucketProgram;
 use super::store::SimStore;
 use crate::world::Dice;
@@ -55,7 +55,7 @@ pub fn run(seed: u64, events: &Arc<Shared>) {
 fn run_stranger(mut dice: Dice, shared: &Shared, model: &BucketModel) {
     while !shared.is_over() {
         std::thread::sleep(Duration::from_millis(500 + dice.below(20_000) as u64));
-        let number = dice.below(DOCUMENTS);
+        let number = dice.below(DOCUMENT_COUNT);
         let mut document = locked(&model.documents[number]);
         if document.readers > 0 || !document.exists && !document.writing {
             continue;
