@@ -94,7 +94,8 @@ def open(source: str | os.PathLike, *, connect: bool = True, **settings: Any) ->
 
     With ``connect=False`` the source is opened at the first call, in the process that makes it: nothing has to survive a fork.
 
-    Raises ``OSError``: ``EINVAL`` for a setting, ``EHOSTDOWN`` when the source or the group does not answer.
+    Raises ``OSError``: ``EINVAL`` for a setting, ``ENOENT`` for a directory that does not exist, ``EHOSTDOWN`` and ``ETIMEDOUT``
+    when the source or the group does not answer; a node whose directory is missing answers with ``EHOSTDOWN``.
     """
     client = Client(source, settings)
     if connect:

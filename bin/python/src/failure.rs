@@ -33,8 +33,15 @@ impl CallFailure {
     pub fn of_path(self, path: &[u8]) -> Self {
         let shown = format!("'{}': ", String::from_utf8_lossy(&normal_path(path)));
         let sentence = self.sentence.strip_prefix(&shown).unwrap_or(&self.sentence);
-        let sentence = sentence.strip_suffix(&format!(" (os error {})", self.errno)).unwrap_or(sentence).to_owned();
-        CallFailure { path: Some(path.to_owned()), sentence, ..self }
+        CallFailure { path: Some(path.to_owned()), sentence: sentence.to_owned(), ..self }.without_number()
+    }
+
+    /// The same failure, whose sentence does not repeat the number of the errno.
+    fn without_number(mut self) -> Self {
+        let number = format!(" (os error {})", self.errno);
+        let length = self.sentence.strip_suffix(&number).map_or(self.sentence.len(), str::len);
+        self.sentence.truncate(length);
+        self
     }
 }
 
@@ -53,12 +60,16 @@ impl From<FsError> for CallFailure {
 
 impl From<Fault> for CallFailure {
     fn from(fault: Fault) -> Self {
+        let sentence = with_names_of_settings(&fault.to_string());
+        if let Some(kind) = fault.kind {
+            return CallFailure::from(Error::new(kind, sentence)).without_number();
+        }
         let errno = match fault.code {
             ExitKind::Usage => Errno::INVAL,
             ExitKind::Missing => Errno::HOSTDOWN,
             ExitKind::Failed => Errno::IO,
         };
-        CallFailure::new(errno, with_names_of_settings(&fault.to_string()))
+        CallFailure::new(errno, sentence)
     }
 }
 

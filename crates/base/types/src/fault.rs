@@ -1,5 +1,6 @@
 //! An error that ends the program: the fault with the evidence, the remedy, and the exit code.
 
+use crate::ErrorKind;
 use std::fmt;
 
 /// Why the program ends; the value is the exit code.
@@ -22,20 +23,26 @@ pub struct Fault {
     pub what: String,
     /// What to do; may be empty when `what` says so.
     pub remedy: String,
+    /// The kind of the library error, for callers that have an errno for each kind; `None` for other faults.
+    pub kind: Option<ErrorKind>,
 }
 
 impl Fault {
     /// Failure (exit 1).
     pub fn failed(what: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Fault { code: ExitKind::Failed, what: what.into(), remedy: remedy.into() }
+        Fault::new(ExitKind::Failed, what.into(), remedy.into())
     }
     /// Usage error (exit 2).
     pub fn usage(what: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Fault { code: ExitKind::Usage, what: what.into(), remedy: remedy.into() }
+        Fault::new(ExitKind::Usage, what.into(), remedy.into())
     }
     /// Missing prerequisite (exit 3).
     pub fn missing(what: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Fault { code: ExitKind::Missing, what: what.into(), remedy: remedy.into() }
+        Fault::new(ExitKind::Missing, what.into(), remedy.into())
+    }
+
+    fn new(code: ExitKind, what: String, remedy: String) -> Self {
+        Fault { code, what, remedy, kind: None }
     }
 }
 
@@ -52,9 +59,9 @@ impl fmt::Display for Fault {
 impl std::error::Error for Fault {}
 
 impl From<crate::Error> for Fault {
-    /// Keeps a library error's sentence; the kind decides the exit code.
+    /// Keeps a library error's sentence and kind; the kind decides the exit code.
     fn from(error: crate::Error) -> Self {
-        use crate::ErrorKind as Kind;
+        use ErrorKind as Kind;
         let code = match error.kind() {
             Kind::Invalid => ExitKind::Usage,
             // No answer in time counts as missing.
@@ -63,7 +70,7 @@ impl From<crate::Error> for Fault {
             }
             _ => ExitKind::Failed,
         };
-        Fault { code, what: error.message().to_owned(), remedy: String::new() }
+        Fault { kind: Some(error.kind()), ..Fault::new(code, error.message().to_owned(), String::new()) }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::shared_folder::SharedCacheFolder;
 use spurline_config as config;
-use spurline_config::{CacheSize, Fault, IorpcMode};
+use spurline_config::{CacheSize, ExitKind, Fault, IorpcMode};
 use spurline_mem::{BufferPool, MemTier};
 use spurline_observe::documents;
 use spurline_origin::{CachedOrigin, MetadataConfig, OriginOptions, OriginStore, SharedBuckets, SourceScheme};
@@ -85,12 +85,23 @@ pub(crate) fn origin_options(config: &config::OriginConfig, in_common: &SharedBu
 /// Checks that the origin answers and can be listed.
 ///
 /// # Errors
-/// When the origin can't be reached within `limit`, or refuses; a usage error when the path is no directory.
+/// When the origin can't be reached within `limit`, or refuses; a usage error when the path is no directory. A directory that does
+/// not exist has the kind `NotFound`.
 pub fn check_origin(under: &dyn OriginStore, limit: Duration) -> Result<(), Fault> {
     under.check(Instant::now() + limit).map_err(|error| match error.kind() {
-        ErrorKind::NotADirectory => Fault::usage(error.message(), ""),
+        ErrorKind::NotADirectory => Fault { code: ExitKind::Usage, ..error.into() },
+        // Later, when files are known, a source without its directory is unavailable: no file is reported as deleted.
+        ErrorKind::Unavailable if is_absent_directory(under.source_url()) => {
+            Fault { kind: Some(ErrorKind::NotFound), ..error.into() }
+        }
         _ => error.into(),
     })
+}
+
+/// Whether the source is a directory whose path does not exist.
+fn is_absent_directory(source: &str) -> bool {
+    let Ok(location) = spurline_origin::SourceLocation::parse(source) else { return false };
+    location.scheme() == SourceScheme::Directory && matches!(location.path().try_exists(), Ok(false))
 }
 
 /// The state of a process by the origins: `up`, or the reason against.
