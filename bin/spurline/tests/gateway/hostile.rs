@@ -80,6 +80,18 @@ fn clients_that_stop_in_the_middle_leave_nothing_and_delay_no_others() {
     assert_eq!(names.len(), 2, "{names:?}");
 }
 
+/// The status of the answer to these bytes; `None` without an answer.
+fn status_of(at: &Endpoint, request: &[u8]) -> Option<u16> {
+    let mut stream = TcpStream::connect(&at.address).unwrap();
+    // The endpoint may close the connection before all is sent.
+    let _ = stream.write_all(request);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    assert!(!String::from_utf8_lossy(&answer).contains("outside"));
+    let words = String::from_utf8_lossy(&answer).into_owned();
+    words.split(' ').nth(1).and_then(|word| word.parse().ok())
+}
+
 #[test]
 fn malformed_requests_get_an_answer_and_no_bytes() {
     let world = World::new();
@@ -87,28 +99,13 @@ fn malformed_requests_get_an_answer_and_no_bytes() {
     make_files(&data, &[("x", b"inside")]);
     world.file("outside", b"outside");
     let at = Endpoint::gateway(&world, data.to_str().unwrap(), &["--writable"]);
-    let huge = "h".repeat(200_000);
-    let status = |request: &[u8]| {
-        let mut stream = TcpStream::connect(&at.address).unwrap();
-        // The endpoint may close the connection before all is sent.
-        let _ = stream.write_all(request);
-        let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer);
-        assert!(!String::from_utf8_lossy(&answer).contains("outside"));
-        let words = String::from_utf8_lossy(&answer).into_owned();
-        words.split(' ').nth(1).and_then(|word| word.parse::<u16>().ok())
-    };
     let head = |line: &str| format!("{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").into_bytes();
-    assert!(matches!(status(b"\x16\x03\x01 hello\r\n\r\n"), Some(400) | None));
-    assert!(matches!(
-        status(format!("GET /data/x HTTP/1.1\r\nHost: x\r\nBig: {huge}\r\n\r\n").as_bytes()),
-        Some(431) | None
-    ));
+    assert!(matches!(status_of(&at, b"\x16\x03\x01 hello\r\n\r\n"), Some(400) | None));
     for path in ["/data/../outside", "/data/%2e%2e/outside", "/data/..%2foutside", "/data/%00", "/data/%ff", "//data/x"]
     {
-        assert!(matches!(status(&head(&format!("GET {path}"))), Some(400 | 403 | 404)), "{path}");
+        assert!(matches!(status_of(&at, &head(&format!("GET {path}"))), Some(400 | 403 | 404)), "{path}");
     }
-    assert!(matches!(status(&head("BREW /data/x")), Some(400..=501)));
+    assert!(matches!(status_of(&at, &head("BREW /data/x")), Some(400..=501)));
     let form = [("Content-Type", "multipart/form-data; boundary=b")];
     at.send("POST /data", &form, b"--b--").expect(501, "NotImplemented");
     at.send("POST /data?delete", &[], b"<Delete><Object>").expect(400, "MalformedXML");
@@ -119,5 +116,32 @@ fn malformed_requests_get_an_answer_and_no_bytes() {
     at.send("PUT /data/y?partNumber=1&uploadId=none", &[], b"x").expect(404, "NoSuchUpload");
     at.put(&format!("/data/{}", "n".repeat(300)), b"x").expect(400, "");
     at.put(&format!("/data/{}", "k/".repeat(600)), b"x").expect(400, "");
+    assert_eq!(at.get("/data/x").expect(200, "").body, b"inside");
+}
+
+#[test]
+fn heads_have_the_limit_of_s3() {
+    let world = World::new();
+    let data = world.dir("data");
+    make_files(&data, &[("x", b"inside")]);
+    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &["--writable"]);
+    let large = |length: usize| "h".repeat(length);
+    at.send("GET /data/x", &[("Large", &large(7500))], b"").expect(200, "");
+    at.get(&format!("/data/x?x-id=GetObject&large={}", large(7500))).expect(200, "");
+    for length in [8200, 20_000, 60_000] {
+        at.send("GET /data/x", &[("Large", &large(length))], b"").expect(400, "RequestHeaderSectionTooLarge");
+        at.get(&format!("/data/x?large={}", large(length))).expect(400, "RequestHeaderSectionTooLarge");
+        at.send("PUT /data/new", &[("Large", &large(length))], b"new").expect(400, "RequestHeaderSectionTooLarge");
+    }
+    // Many small headers, fewer than the library takes.
+    let many: Vec<(String, String)> = (0..90).map(|number| (format!("H-{number}"), large(100))).collect();
+    let many: Vec<(&str, &str)> = many.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    at.send("GET /data/x", &many, b"").expect(400, "RequestHeaderSectionTooLarge");
+    // A head that is larger than the buffer of the connection.
+    for length in [100_000, 200_000, 2_000_000] {
+        let request = format!("GET /data/x HTTP/1.1\r\nHost: x\r\nLarge: {}\r\n\r\n", large(length));
+        assert!(matches!(status_of(&at, request.as_bytes()), Some(400 | 431) | None), "{length}");
+    }
+    assert!(!data.join("new").exists());
     assert_eq!(at.get("/data/x").expect(200, "").body, b"inside");
 }

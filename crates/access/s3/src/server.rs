@@ -42,8 +42,11 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause after a failed accept: mostly, descriptors are missing.
 const S3_ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Bytes of a connection's buffer: the largest head of a request.
+/// Bytes of a connection's buffer: more than the largest head of a request. The HTTP library answers a head that does not fit with
+/// 431.
 pub(crate) const CONNECTION_BUFFER: usize = 64 << 10;
+/// The largest head of a request: method, path, query and headers, as S3 has it.
+const REQUEST_HEAD_MAX: usize = 8 << 10;
 /// The largest XML document in a request: 1000 names to delete, or 10,000 parts.
 const XML_MAX: usize = 4 << 20;
 
@@ -296,6 +299,10 @@ impl RequestService {
     }
 
     async fn route(&self, mut request: Request<Incoming>) -> std::result::Result<Response<Body>, HttpError> {
+        if head_bytes(&request) > REQUEST_HEAD_MAX {
+            let why = "the headers and the query are larger than 8 KiB";
+            return Ok(refusal(StatusCode::BAD_REQUEST, "RequestHeaderSectionTooLarge", why));
+        }
         if request.method() == Method::POST {
             if has_type(&request, "multipart/form-data") {
                 let why = "the endpoint takes no uploads by forms of browsers";
@@ -312,6 +319,15 @@ impl RequestService {
         }
         self.s3.call(request.map(|body| Body::http_body_unsync(body.map_err(Box::new)))).await
     }
+}
+
+/// The length of a request's first line and headers.
+fn head_bytes<B>(request: &Request<B>) -> usize {
+    const FIRST_LINE_REST: usize = "  HTTP/1.1\r\n".len();
+    const HEADER_REST: usize = ": \r\n".len();
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + HEADER_REST);
+    request.method().as_str().len() + target + FIRST_LINE_REST + headers.sum::<usize>()
 }
 
 /// An answer that the library behind the calls would not give.
