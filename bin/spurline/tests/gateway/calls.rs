@@ -412,6 +412,20 @@ fn wrong_settings_are_refused_with_the_remedy() {
     let with_keys = ["--s3-listen", "127.0.0.1:0", "--s3-keys", keys.to_str().unwrap()];
     refused(&run(&with_keys), 2, &["chmod 600"]);
     refused(&run(&["--s3-listen", "127.0.0.1:0", "--s3-keys", "/nowhere/keys"]), 3, &["openssl rand"]);
+    // Files of the endpoint are read first: neither the source nor the cache disk is there.
+    let nowhere = world.path("nowhere");
+    let nowhere = nowhere.to_str().unwrap();
+    let taken_dir = ["--cache-dir", keys.to_str().unwrap()];
+    refused(&world.run(&[&["gateway", nowhere][..], &with_keys, &taken_dir].concat()), 2, &["chmod 600"]);
+    let node = ["node", "--group-port", "0", "--source", nowhere];
+    refused(&world.run(&[&node[..], &with_keys, &taken_dir].concat()), 2, &["chmod 600"]);
+    let no_certificate =
+        ["--s3-listen", "127.0.0.1:0", "--s3-tls-cert", "/nowhere/cert", "--s3-tls-key", "/nowhere/key"];
+    refused(
+        &world.run(&[&["gateway", nowhere][..], &no_certificate, &taken_dir].concat()),
+        2,
+        &["--s3-tls-cert", "PEM"],
+    );
     refused(&world.run(&["node", "--source", source, "--s3-keys", "/k"]), 2, &["--s3-listen"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();

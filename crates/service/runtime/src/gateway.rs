@@ -1,7 +1,7 @@
 //! Starts a gateway: a volume, alone or from the nodes of a group, behind an S3 endpoint. Knows no signal and no command line.
 
 use crate::admin::{AdminServices, ProcessTarget};
-use crate::s3_endpoint::{bucket_writes, log_endpoint, start_endpoint, stop_endpoint};
+use crate::s3_endpoint::{EndpointFiles, bucket_writes, log_endpoint, start_endpoint, stop_endpoint};
 use crate::volume::{OpenVolume, open_volume};
 use crate::writes::{finish_writes, open_writes};
 use crate::{peer_status, setup};
@@ -33,6 +33,7 @@ pub struct RunningGateway {
 pub fn start_gateway(config: GatewayConfig) -> Result<RunningGateway, Fault> {
     let started = Instant::now();
     let stats = Arc::new(Stats::default());
+    let endpoint_files = EndpointFiles::read(&config.s3)?;
     let volume = open_volume(&config.volume, &stats)?;
     let writes = open_writes(&config.volume, &volume, &stats, false, None, "leave --writable out")?;
     let behind = writes.as_ref().and_then(|writes| writes.behind.clone());
@@ -45,7 +46,8 @@ pub fn start_gateway(config: GatewayConfig) -> Result<RunningGateway, Fault> {
     let bucket = SourceBucket { name: name.clone(), volume: Arc::clone(volume.volume()), writes: changed };
     let upload_dir = config.volume.cache.dirs.first().filter(|_| volume.store.is_some()).cloned();
     let block_size = volume.volume().block_size();
-    let endpoint = start_endpoint(&config.s3, vec![bucket], &config.volume.budget, block_size, upload_dir, &stats)?;
+    let budget = &config.volume.budget;
+    let endpoint = start_endpoint(&config.s3, endpoint_files, vec![bucket], budget, block_size, upload_dir, &stats)?;
     let address = endpoint.address().to_string();
     let target = admin_target(&config, &volume, &address, &stats, started);
     let admin = AdminServices::open(SocketOwner::Node(&address), &config.metrics, &target)?;

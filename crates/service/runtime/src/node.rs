@@ -4,7 +4,7 @@ use crate::admin::{AdminServices, ProcessTarget};
 use crate::group::NodeGroup;
 use crate::rails::RailMemory;
 use crate::recent_file::RecentObjectsFile;
-use crate::s3_endpoint::{bucket_writes, log_endpoint, start_endpoint, stop_endpoint};
+use crate::s3_endpoint::{EndpointFiles, bucket_writes, log_endpoint, start_endpoint, stop_endpoint};
 use crate::setup::MetadataLimits;
 use crate::shared_folder::SharedCacheFolder;
 use crate::writes::{bucket_options, open_node_directory, unwritable, unwritable_bucket};
@@ -70,6 +70,7 @@ pub struct RunningNode {
 pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let started = Instant::now();
     let stats = Arc::new(Stats::default());
+    let endpoint_files = config.s3.as_ref().map(EndpointFiles::read).transpose()?;
     // Cache disks register the same memory with io_uring first.
     let before = usize::from(setup::has_disks(&config.cache));
     let found = config.net.rdma.as_ref().map(|rdma| rails::find_rails(rdma, &config.budget, before)).transpose()?;
@@ -116,7 +117,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         _ => (None, Vec::new()),
     };
     let tcp = start_tcp_server(&config, &addresses, &node, &trust, &pool, &stats)?;
-    let s3 = start_s3(&config, &node, &stats)?;
+    let s3 = start_s3(&config, endpoint_files, &node, &stats)?;
     let listening: Vec<String> = tcp.local_addrs().iter().map(ToString::to_string).collect();
     stats.group.weight.set(u64::from(config.weight));
     let own_name = group::name_in_group(&config, &host, &listening);
@@ -229,8 +230,13 @@ fn open_service(
 }
 
 /// Starts the S3 endpoint over the node's own volumes, if there is one.
-fn start_s3(config: &NodeConfig, node: &Arc<CacheNode>, stats: &Arc<Stats>) -> Result<Option<S3Endpoint>, Fault> {
-    let Some(s3) = &config.s3 else { return Ok(None) };
+fn start_s3(
+    config: &NodeConfig,
+    endpoint_files: Option<EndpointFiles>,
+    node: &Arc<CacheNode>,
+    stats: &Arc<Stats>,
+) -> Result<Option<S3Endpoint>, Fault> {
+    let (Some(s3), Some(endpoint_files)) = (&config.s3, endpoint_files) else { return Ok(None) };
     let mut buckets = Vec::new();
     for bucket in &s3.buckets {
         let opened = node.open_source(bucket.source.as_str())?;
@@ -242,7 +248,7 @@ fn start_s3(config: &NodeConfig, node: &Arc<CacheNode>, stats: &Arc<Stats>) -> R
         buckets.push(SourceBucket { name: bucket.name.clone(), volume, writes });
     }
     let upload_dir = config.cache.dirs.first().filter(|_| setup::has_disks(&config.cache)).cloned();
-    start_endpoint(s3, buckets, &config.budget, config.cache.block_size, upload_dir, stats).map(Some)
+    start_endpoint(s3, endpoint_files, buckets, &config.budget, config.cache.block_size, upload_dir, stats).map(Some)
 }
 
 fn is_directory(source: &str) -> bool {

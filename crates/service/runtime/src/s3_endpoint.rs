@@ -16,23 +16,40 @@ use std::sync::Arc;
 /// Threads for calls on sources: more than a link needs, and each may wait for the origin.
 const ENDPOINT_THREADS: usize = 128;
 
+/// The files of an endpoint: the keys of clients, and the certificate.
+pub(crate) struct EndpointFiles {
+    keys: Option<AccessKeys>,
+    certificate: Option<EndpointCertificate>,
+}
+
+impl EndpointFiles {
+    /// Reads the files. This comes before cache disks and sources are opened: a wrong file costs no time.
+    ///
+    /// # Errors
+    /// When the keys or the certificate can't be read.
+    pub fn read(config: &S3Config) -> Result<Self, Fault> {
+        let keys = config.keys.as_deref().map(AccessKeys::read_file).transpose().map_err(missing)?;
+        let certificate = match &config.certificate {
+            Some(files) => Some(EndpointCertificate::read_files(&files.cert, &files.key).map_err(missing)?),
+            None => None,
+        };
+        Ok(EndpointFiles { keys, certificate })
+    }
+}
+
 /// Starts the endpoint; `upload_dir` takes parts of uploads where the configuration names no directory.
 ///
 /// # Errors
-/// When the keys or the certificate can't be read, or the address is not available.
+/// When the address is not available, or uploads have no directory.
 pub(crate) fn start_endpoint(
     config: &S3Config,
+    files: EndpointFiles,
     buckets: Vec<SourceBucket>,
     budget: &MemoryBudget,
     block_size: u64,
     upload_dir: Option<PathBuf>,
     stats: &Arc<Stats>,
 ) -> Result<S3Endpoint, Fault> {
-    let keys = config.keys.as_deref().map(AccessKeys::read_file).transpose().map_err(missing)?;
-    let certificate = match &config.certificate {
-        Some(files) => Some(EndpointCertificate::read_files(&files.cert, &files.key).map_err(missing)?),
-        None => None,
-    };
     let pieces = budget.s3_bytes / spurline_config::budget::S3_PIECE;
     let pins = budget.memory_tier / 2 / block_size;
     let limits = EndpointLimits {
@@ -48,6 +65,7 @@ pub(crate) fn start_endpoint(
             Fault::missing(error.message(), "give another directory for the bytes of uploads with --s3-upload-dir")
         })?;
     }
+    let EndpointFiles { keys, certificate } = files;
     let endpoint = EndpointConfig { listen: config.listen, keys, certificate, domain, limits, upload_dir };
     S3Endpoint::start(endpoint, buckets, stats).map_err(|error| {
         const IN_USE: ErrorKind = ErrorKind::Io(Errno::ADDRINUSE.raw_os_error());
