@@ -10,6 +10,7 @@ mod rig;
 #[path = "../common/s3_clients.rs"]
 mod s3_clients;
 mod strangers;
+mod streamer;
 #[allow(dead_code, reason = "each test program uses a part")]
 #[path = "../common/world.rs"]
 mod world;

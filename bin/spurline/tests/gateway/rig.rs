@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// An endpoint of a process.
 pub struct Endpoint {
@@ -24,8 +24,7 @@ impl Endpoint {
 
     /// Starts a gateway that changes a source, for clients with the keys of a file with this text.
     pub fn gateway_with_keys(world: &World, source: &str, keys: &str) -> Endpoint {
-        let keys = world.file("keys", keys.as_bytes());
-        fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
+        let keys = key_file(world, keys);
         Endpoint::gateway(world, source, &["--writable", "--s3-keys", keys.to_str().unwrap()])
     }
 
@@ -82,6 +81,13 @@ impl Endpoint {
     pub fn delete(&self, path: &str) -> Answer {
         self.send(&format!("DELETE {path}"), &[], b"")
     }
+}
+
+/// A file of keys with this text, which only this user can read.
+pub fn key_file(world: &World, keys: &str) -> PathBuf {
+    let file = world.file("keys", keys.as_bytes());
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    file
 }
 
 /// An answer.
