@@ -21,9 +21,6 @@ use std::sync::atomic::Ordering;
 /// starts.
 const REQUEST_AT: usize = HEAD_LEN - 80;
 
-/// The bytes of all requests that bring no written data.
-const FIRST_BYTES: usize = 8 << 10;
-
 /// Why reading the device ended.
 pub(crate) enum ConnectionEnd {
     /// The file system was unmounted.
@@ -162,7 +159,9 @@ pub(crate) fn serve_device<S: FileService>(
 ) {
     let bytes = slot_bytes(&mut *slot.buffer);
     // A request that the kernel copies into memory that has no page yet fails with EIO if this process is killed meanwhile.
-    bytes[..REQUEST_AT + FIRST_BYTES].fill(0);
+    if shared.config.kept.is_some() {
+        bytes.fill(0);
+    }
     let thread = shared.under_way.add_thread(None, false);
     loop {
         thread.note_waiting();
