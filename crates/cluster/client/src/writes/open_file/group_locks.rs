@@ -5,6 +5,7 @@
 //! 2. **Set.** The process of the file sets a new lock, unless another mount has the lock there.
 //! 3. **Comparison** with the locks that other processes keep: as nodes join, are cut off and leave, two mounts can have one file at
 //!    two processes. Each sets its lock first and then looks at the other process, so that either finds the other's lock.
+//!    Two open files of this mount can be at two processes, too, so the locks of this mount are compared when the lock is granted.
 //! 4. **Refresh.** The file continues with the object that the last owner of the lock has published.
 //!
 //! A lock that fails in step 3 or 4 is given back.
@@ -46,11 +47,29 @@ impl OpenFiles {
                 self.give_back(opened, lock, caller);
                 return Err(error);
             }
+            let granting = self.granting.lock();
+            if self.is_excluded(opened, lock) {
+                drop(granting);
+                self.give_back(opened, lock, caller);
+                return Err(Error::new(ErrorKind::Io(EAGAIN), "another program of this mount has the lock, at another node"));
+            }
             if opened.note_granted(lock, begun, &home) {
                 return Ok(());
             }
+            drop(granting);
             self.close_left(opened, &home, deadline);
         }
+    }
+
+    /// Whether another program of this mount has a lock of the file in the way.
+    fn is_excluded(&self, opened: &OpenFile, lock: &FileLock) -> bool {
+        let path = opened.current_path();
+        let other = self.find_open(|open| {
+            open.has_locks()
+                && open.current_path() == path
+                && open.all_locks().iter().any(|held| held.owner() != lock.owner() && held.excludes(lock))
+        });
+        other.is_some()
     }
 
     /// Sets or removes a lock at the process of the file. Returns the process.

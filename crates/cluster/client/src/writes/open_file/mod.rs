@@ -306,6 +306,11 @@ impl OpenFile {
         self.was_locked.load(Ordering::Relaxed)
     }
 
+    /// The locks of all owners.
+    pub fn all_locks(&self) -> Vec<FileLock> {
+        self.machine.lock().all_locks()
+    }
+
     /// The locks of an owner.
     pub fn locks_of(&self, owner: LockOwner) -> Vec<FileLock> {
         self.machine.lock().locks_of(owner)

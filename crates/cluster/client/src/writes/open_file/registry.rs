@@ -39,6 +39,8 @@ pub(crate) struct OpenFiles {
     pub(super) making_room: AtomicBool,
     pub losses: Mutex<WriteLosses>,
     pub lock_grace: LockGrace,
+    /// Held by a lock that is being granted, from the look at the other locks of this mount on.
+    pub(super) granting: Mutex<()>,
     /// Whether the source shows the changes of a file when they are published.
     pub publishes: AtomicBool,
     /// For the threads, which end when the last file does.
@@ -60,6 +62,7 @@ impl OpenFiles {
             closing: Mutex::default(),
             making_room: AtomicBool::new(false),
             losses: Mutex::default(),
+            granting: Mutex::default(),
             lock_grace: LockGrace::default(),
             publishes: AtomicBool::new(false),
             this: Weak::clone(this),
