@@ -512,8 +512,7 @@ pub struct FuseArgs {
     pub access_log: Option<PathBuf>,
     /// Survive the end of the mount's process: a keeper starts the process again, and programs go on after a pause
     ///
-    /// Read-only mounts, and --rw of a directory without nodes, from Linux 6.9 on. The keeper holds the connection to the kernel, and which names and files programs use. Requests
-    /// come over /dev/fuse. `spurline upgrade` replaces the program of such a mount.
+    /// From Linux 6.9 on. The keeper holds the connection to the kernel, which names and files programs use, and what they have changed. Requests come over /dev/fuse. `spurline upgrade` replaces the program of such a mount.
     #[arg(long)]
     pub recover: bool,
     /// How a bucket is changed.

@@ -1,4 +1,4 @@
-//! A written bucket through nodes goes on after the end of the mount's process: the nodes have what is not published.
+//! A written bucket, alone and through nodes, goes on after the end of the mount's process.
 
 use crate::file_locks::{add_one, open};
 use crate::fsx;
@@ -7,10 +7,13 @@ use crate::mount_process::{
     SERVICE_BETWEEN_ENDS, end_server, kill_servers_beside, server, unmount_kept, wait_for_server,
 };
 use crate::nodes::{BUCKET, NodesRig};
+use crate::objects::BucketRig;
 use crate::world::*;
 use rustix::process::Signal;
+use spurline_testkit::S3Server;
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -66,22 +69,22 @@ fn record(round: u64) -> String {
     format!("{round} {}\n", "r".repeat((round * 37 % 200) as usize))
 }
 
-/// Ends the process of the mount while programs write.
-fn end_processes(rig: &NodesRig, at: &Path, writers: &Writers) {
+/// Ends the process of the mount while programs write, after up to `most_rounds`.
+fn end_processes(world: &World, at: &Path, writers: &Writers, most_rounds: u8) {
     let ends: u64 = std::env::var(KILLS_VARIABLE).map_or(4, |kills| kills.parse().unwrap());
     let draws = bytes(31, ends as usize * 2);
     for draw in draws.chunks(2) {
-        let wanted = writers.rounds.load(Ordering::SeqCst) + 1 + u64::from(draw[0] % 32);
+        let wanted = writers.rounds.load(Ordering::SeqCst) + 1 + u64::from(draw[0] % most_rounds);
         eventually("programs write", || writers.rounds.load(Ordering::SeqCst) >= wanted);
         let restarts = if draw[1] % 4 == 0 {
-            let restarts = server(&rig.world, at).unwrap().1 + 1;
-            let out = rig.world.run(&["upgrade", at.to_str().unwrap()]);
+            let restarts = server(world, at).unwrap().1 + 1;
+            let out = world.run(&["upgrade", at.to_str().unwrap()]);
             assert!(out.status.success(), "{out:?}");
             restarts
         } else {
-            end_server(&rig.world, at, Signal::KILL)
+            end_server(world, at, Signal::KILL)
         };
-        wait_for_server(&rig.world, at, restarts);
+        wait_for_server(world, at, restarts);
         if ends > 4 {
             std::thread::sleep(SERVICE_BETWEEN_ENDS);
         }
@@ -89,15 +92,30 @@ fn end_processes(rig: &NodesRig, at: &Path, writers: &Writers) {
     println!("{ends} ends");
 }
 
-#[test]
-fn writers_of_a_bucket_go_on_when_the_process_of_their_mount_dies() {
-    let Some(rig) = NodesRig::start_with(2, &[]) else { return };
-    let mount = rig.mount("mnt", &["--recover", "--attr-cache", "100ms"]);
-    let other = rig.mount("other", &["--attr-cache", "0s"]);
-    let at = mount.at.as_path();
+/// The rounds that writers have made.
+struct Rounds {
+    saved: u64,
+    logged: u64,
+    counted: u64,
+}
+
+impl Rounds {
+    fn check_objects(&self, server: &S3Server) {
+        println!("rounds: {} {} {}", self.saved, self.logged, self.counted);
+        assert!(server.bytes(BUCKET, "p/checkpoint").unwrap() == checkpoint(self.saved - 1));
+        let log = String::from_utf8(server.bytes(BUCKET, "p/log").unwrap()).unwrap();
+        let want: String = (0..self.logged).map(record).collect();
+        assert!(log == want, "{} bytes of {}", log.len(), want.len());
+        let count = server.bytes(BUCKET, "p/count").unwrap();
+        assert_eq!(u64::from_le_bytes(count.try_into().unwrap()), self.counted);
+    }
+}
+
+/// Ends the process of the mount `at` while programs write there, and count under a lock in the mounts `counting`.
+fn write_beside_ends(world: &World, at: &Path, counting: &[&Path]) -> Rounds {
     let mut log = OpenOptions::new().append(true).create(true).open(at.join("log")).unwrap();
     let writers = Writers::default();
-    let (saved, logged, counted) = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let saver = scope.spawn(|| writers.run(|round| save_checkpoint(at, round)));
         scope.spawn(|| writers.run(|round| change_names(at, round)));
         let logger = scope.spawn(|| {
@@ -109,7 +127,8 @@ fn writers_of_a_bucket_go_on_when_the_process_of_their_mount_dies() {
                 }
             })
         });
-        let counters: Vec<_> = [at, other.at.as_path()]
+        let counters: Vec<_> = counting
+            .iter()
             .map(|at| {
                 let writers = &writers;
                 scope.spawn(move || {
@@ -117,41 +136,100 @@ fn writers_of_a_bucket_go_on_when_the_process_of_their_mount_dies() {
                     writers.run(|_| add_one(&file, true))
                 })
             })
-            .into_iter()
             .collect();
-        end_processes(&rig, at, &writers);
+        end_processes(world, at, &writers, 32);
         writers.ended.store(true, Ordering::SeqCst);
-        let counted: u64 = counters.into_iter().map(|counter| counter.join().unwrap()).sum();
-        (saver.join().unwrap(), logger.join().unwrap(), counted)
-    });
-    drop(log);
+        let counted = counters.into_iter().map(|counter| counter.join().unwrap()).sum();
+        Rounds { saved: saver.join().unwrap(), logged: logger.join().unwrap(), counted }
+    })
+}
+
+#[test]
+fn writers_of_a_bucket_go_on_when_the_process_of_their_mount_dies() {
+    let Some(rig) = BucketRig::start() else { return };
+    let mount = rig.mount("mnt", &["--recover", "--attr-cache", "100ms"]);
+    let rounds = write_beside_ends(&rig.world, &mount.at, &[&mount.at]);
+    unmount_kept(&rig.world, mount);
+    rounds.check_objects(&rig.server);
+    assert_eq!(rig.server.open_uploads(), 0);
+}
+
+#[test]
+fn writers_of_a_bucket_through_nodes_go_on_when_the_process_of_their_mount_dies() {
+    let Some(rig) = NodesRig::start_with(2, &[]) else { return };
+    let mount = rig.mount("mnt", &["--recover", "--attr-cache", "100ms"]);
+    let other = rig.mount("other", &["--attr-cache", "0s"]);
+    let rounds = write_beside_ends(&rig.world, &mount.at, &[&mount.at, &other.at]);
     unmount_kept(&rig.world, mount);
     other.unmount();
-    println!("rounds: {saved} {logged} {counted}");
-    assert!(rig.server.bytes(BUCKET, "p/checkpoint").unwrap() == checkpoint(saved - 1));
-    let log = String::from_utf8(rig.server.bytes(BUCKET, "p/log").unwrap()).unwrap();
-    let want: String = (0..logged).map(record).collect();
-    assert!(log == want, "{} bytes of {}", log.len(), want.len());
-    let count = rig.server.bytes(BUCKET, "p/count").unwrap();
-    assert_eq!(u64::from_le_bytes(count.try_into().unwrap()), counted);
+    rounds.check_objects(&rig.server);
+}
+
+/// Pieces of a file in parts.
+const PARTS: u8 = 20;
+
+/// Writes a file in parts, and changes the middle; each piece counts as a round.
+fn save_parts(at: &Path, round: u64, writers: &Writers) {
+    let name = at.join(format!("parts{}", round % 2));
+    let text = bytes(round, usize::from(PARTS) * MIB + round as usize);
+    let mut file = fs::File::create(&name).unwrap();
+    for part in text.chunks(MIB) {
+        file.write_all(part).unwrap();
+        writers.rounds.fetch_add(1, Ordering::SeqCst);
+    }
+    if round.is_multiple_of(3) {
+        file.sync_all().unwrap();
+    }
+    file.write_all_at(b"changed", 9 * MIB as u64).unwrap();
+    drop(file);
+    let found = fs::read(name).unwrap();
+    let mut want = text;
+    want[9 * MIB..9 * MIB + 7].copy_from_slice(b"changed");
+    assert!(found == want, "round {round}");
+}
+
+#[test]
+fn files_in_parts_go_on_when_the_process_of_their_mount_dies() {
+    let Some(rig) = BucketRig::start() else { return };
+    let mount = rig.mount("mnt", &["--recover"]);
+    let writers = Writers::default();
+    let saved = std::thread::scope(|scope| {
+        let saver = scope.spawn(|| writers.run(|round| save_parts(&mount.at, round, &writers)));
+        end_processes(&rig.world, &mount.at, &writers, PARTS);
+        writers.ended.store(true, Ordering::SeqCst);
+        saver.join().unwrap()
+    });
+    println!("{saved} files");
+    unmount_kept(&rig.world, mount);
+    assert_eq!(rig.server.open_uploads(), 0);
+}
+
+fn run_fsx_beside_ends(program: &Path, world: &World, mount: &Mount) {
+    let config = world.file("fsx.toml", fsx::OPERATIONS.as_bytes());
+    let ops = fsx::more_operations().map_or(1_500, |ops| ops / 20).to_string();
+    let mut command = Command::new(program);
+    command.args(["-N", &ops, "-S", "7", "-f"]).arg(config).arg("-P").arg(world.dir("left")).arg(mount.path("file"));
+    let ends = kill_servers_beside(world, &mount.at, &mut command);
+    println!("{ops} operations during {ends} ends");
 }
 
 #[test]
 fn fsx_finds_no_wrong_byte_in_a_bucket_while_processes_of_the_mount_die() {
     let Some(program) = tool("fsx") else { return };
+    let Some(rig) = BucketRig::start() else { return };
+    let mount = rig.mount("mnt", &["--recover"]);
+    run_fsx_beside_ends(&program, &rig.world, &mount);
+    let text = mount.read("file");
+    unmount_kept(&rig.world, mount);
+    assert!(rig.object("p/file").unwrap() == text);
+}
+
+#[test]
+fn fsx_finds_no_wrong_byte_in_a_bucket_through_nodes_while_processes_of_the_mount_die() {
+    let Some(program) = tool("fsx") else { return };
     let Some(rig) = NodesRig::start_with(2, &[]) else { return };
     let mount = rig.mount("mnt", &["--recover"]);
-    let config = rig.world.file("fsx.toml", fsx::OPERATIONS.as_bytes());
-    let ops = fsx::more_operations().map_or(1_500, |ops| ops / 20).to_string();
-    let mut command = Command::new(program);
-    command
-        .args(["-N", &ops, "-S", "7", "-f"])
-        .arg(config)
-        .arg("-P")
-        .arg(rig.world.dir("left"))
-        .arg(mount.path("file"));
-    let ends = kill_servers_beside(&rig.world, &mount.at, &mut command);
-    println!("{ops} operations during {ends} ends");
+    run_fsx_beside_ends(&program, &rig.world, &mount);
     let text = mount.read("file");
     unmount_kept(&rig.world, mount);
     assert!(rig.server.bytes(BUCKET, "p/file").unwrap() == text);

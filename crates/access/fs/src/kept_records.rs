@@ -4,8 +4,8 @@
 use crate::passthrough::RegisterBacking;
 use spurline_types::FileKind;
 use spurline_volume::kept_client::{HeldFile, SentChange};
+use spurline_volume::kept_files::KeptFiles;
 use spurline_volume::writes::{FileIdentity, FileLock};
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -174,37 +174,6 @@ pub trait KeptRecords: Send + Sync {
 
     /// Keeps how far the request of this thread has come, in place of the thread's former request.
     fn note_change(&self, change: &KeptChange);
-}
-
-/// The name of a kept descriptor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum KeptFileKey {
-    /// An open file, by its handle.
-    File(u64),
-    /// An open directory, by its handle.
-    Directory(u64),
-    /// The locks that an owner has set through a handle.
-    Lock {
-        /// The handle.
-        fh: u64,
-        /// The owner.
-        owner: u64,
-    },
-}
-
-/// Keeps descriptors open that outlive this process.
-pub trait KeptFiles: Send + Sync {
-    /// Keeps a duplicate of `file`.
-    fn keep_file(&self, key: KeptFileKey, file: BorrowedFd<'_>);
-
-    /// Closes the duplicate.
-    fn drop_file(&self, key: KeptFileKey);
-
-    /// A descriptor of the process before. It stays kept.
-    fn take_file(&self, key: KeptFileKey) -> Option<OwnedFd>;
-
-    /// Closes what was kept by the processes before, and was not taken.
-    fn drop_untaken(&self);
 }
 
 /// What a file system continues with, and keeps for its successor.

@@ -35,8 +35,8 @@ pub use held_inode::{HeldInode, MissingFolders, find_folder};
 pub use inode::ROOT;
 pub use inode_limit::{ForgetCandidate, InodeLimiter, LimitAlarm, LimitedInodes, RequestForgets};
 pub use kept_records::{
-    KeptChange, KeptFileKey, KeptFiles, KeptHandle, KeptInode, KeptLife, KeptLock, KeptName, KeptNode, KeptRecord,
-    KeptRecords, KeptVersion, MadeChange, RecordSlot,
+    KeptChange, KeptHandle, KeptInode, KeptLife, KeptLock, KeptName, KeptNode, KeptRecord, KeptRecords, KeptVersion,
+    MadeChange, RecordSlot,
 };
 pub use list::DirItem;
 pub use name_records::NameRecords;

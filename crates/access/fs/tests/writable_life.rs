@@ -9,6 +9,7 @@ use spurline_fs::writable::*;
 use spurline_fs::*;
 use spurline_origin::WritableSource;
 use spurline_types::Stats;
+use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
 use spurline_volume::writes::{FileLock, LockFamily, LockKind, LockRange, WritePlace};
 use std::collections::HashMap;
 use std::fs;

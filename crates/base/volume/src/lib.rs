@@ -8,6 +8,7 @@ pub mod capabilities;
 pub mod delayed;
 pub mod info;
 pub mod kept_client;
+pub mod kept_files;
 pub mod locks;
 mod pending;
 pub mod repeated;

@@ -8,15 +8,17 @@
 
 use crate::capabilities::WriteCapabilities;
 use crate::kept_client::HeldFile;
+use crate::kept_files::KeptFiles;
 pub use crate::locks::{FileLock, LockConflict, LockFamily, LockKind, LockRange};
 pub use crate::pending::{ContinuedFile, PendingVersion};
-use crate::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
+use crate::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange};
+use serde::{Deserialize, Serialize};
 use spurline_sys::join_path;
-use spurline_types::errno::EOPNOTSUPP;
+use spurline_types::errno::{EIO, EOPNOTSUPP};
 use spurline_types::open_flags::O_RDONLY;
 use spurline_types::{Error, ErrorKind, FileKind, Result, Version};
 use std::fs::File;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 /// The calling process. A source on another host trusts these numbers.
@@ -74,7 +76,7 @@ impl FileIdentity {
 }
 
 /// A time of a file system.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct FileTime {
     /// Seconds since 1970, negative before.
     pub seconds: i64,
@@ -523,6 +525,11 @@ pub trait WritableFile: WritableObject {
         None
     }
 
+    /// A descriptor by which the next process continues with the open file ([`WritableVolume::adopt_file`]).
+    fn kept_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.backing().map(File::as_fd)
+    }
+
     /// A descriptor of the locks of `fcntl(2)` that an owner has set through this file. While any duplicate of that is open, the
     /// locks last.
     fn lock_descriptor(&self, _owner: u64) -> Option<OwnedFd> {
@@ -661,8 +668,11 @@ pub trait WritableVolume: Send + Sync {
         false
     }
 
-    /// Continues with a file that this source has opened in a process that has ended: a duplicate of [`WritableFile::backing`],
-    /// and the flags of the open.
+    /// What open files need in the process after this one is kept by `files` from now on.
+    fn keep_files(&self, _files: Arc<dyn KeptFiles>) {}
+
+    /// Continues with a file that this source has opened in a process that has ended: a duplicate of
+    /// [`WritableFile::kept_descriptor`], and the flags of the open.
     ///
     /// # Errors
     /// `EOPNOTSUPP` where an open file is more than a descriptor.
@@ -676,6 +686,14 @@ pub trait WritableVolume: Send + Sync {
     /// As [`WritableVolume::adopt_file`].
     fn adopt_directory(&self, _directory: OwnedFd) -> Result<Box<dyn WritableDirectory>> {
         Err(Error::new(ErrorKind::Io(EOPNOTSUPP), "an open directory of this source does not outlive its process"))
+    }
+
+    /// Continues with a directory that this source has opened in a process that has ended, by its name.
+    ///
+    /// # Errors
+    /// As [`WritableVolume::adopt_file`].
+    fn adopt_directory_at(&self, _at: NodePath<'_>) -> Result<Box<dyn WritableDirectory>> {
+        Err(Error::new(ErrorKind::Io(EOPNOTSUPP), "an open directory of this source is not continued by its name"))
     }
 
     /// Continues with a file that a node has open for a process that has ended, with the flags of the open.
@@ -708,6 +726,27 @@ pub trait WritableVolume: Send + Sync {
     /// Whether a change that is made again for a request that came again is recognised by its number.
     fn numbers_changes(&self) -> bool {
         false
+    }
+
+    /// Whether a change of names by a process that has ended is recognised by its mark ([`WritableVolume::repeat`]).
+    fn recognises_marks(&self) -> bool {
+        false
+    }
+
+    /// Makes a change of names that a process which has ended may have made, unless it was made; the attributes as
+    /// [`WritableVolume::change_marked`] has them.
+    ///
+    /// # Errors
+    /// `EIO` if the source does not show whether the change was made; as [`WritableVolume::change_marked`].
+    fn repeat(&self, repeated: &RepeatedChange<'_>) -> Result<Option<NodeAttr>> {
+        let RepeatedCall::Change(change) = repeated.call else {
+            return Err(Error::new(ErrorKind::Invalid, "an open is no change of names"));
+        };
+        match self.outcome_of(repeated)? {
+            ChangeOutcome::Made(attr) => Ok(attr),
+            ChangeOutcome::NotMade => self.change_marked(&change, repeated.caller, Some(repeated.mark)),
+            ChangeOutcome::Unclear(why) => Err(Error::new(ErrorKind::Io(EIO), why)),
+        }
     }
 
     /// The files of a mount apart from other mounts, where changes are seen after the publication; `None` where all mounts

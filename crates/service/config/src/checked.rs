@@ -349,7 +349,7 @@ impl RawMount {
         if writes.is_some() {
             check_changed_source(&self.volume, self.fuse.bucket, "--rw")?;
         }
-        fuse::check_recovery(&self.fuse, writes.map(|_| &self.volume))?;
+        fuse::check_recovery(&self.fuse)?;
         let name = mountpoint.display().to_string();
         let reader = VolumeReader {
             name: name.clone(),

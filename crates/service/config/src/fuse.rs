@@ -1,6 +1,6 @@
 //! The checked FUSE settings of a mount: request sizes, cache times, mount options. Handles words and numbers only.
 
-use crate::raw::{RawBucketWrites, RawFuse, RawVolume};
+use crate::raw::{RawBucketWrites, RawFuse};
 use crate::values::FuseIo;
 use spurline_types::fault::Fault;
 use spurline_types::{LABEL_OPTIONS, split_option_list};
@@ -174,22 +174,7 @@ pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault
 }
 
 /// Checks that what `--recover` promises holds for this mount.
-pub(crate) fn check_recovery(args: &RawFuse, changed: Option<&RawVolume>) -> Result<(), Fault> {
-    let Some(volume) = changed.filter(|_| args.recover) else { return check_recoverable_io(args) };
-    if volume.source.scheme() != "file" && volume.group.registry.is_none() {
-        return Err(Fault::usage(
-            format!(
-                "--recover does not go with --rw and {} without nodes: changes that are not published are lost with the mount's \
-                 process",
-                volume.source
-            ),
-            "give the nodes of a group by --registry, or leave --recover or --rw out",
-        ));
-    }
-    check_recoverable_io(args)
-}
-
-fn check_recoverable_io(args: &RawFuse) -> Result<(), Fault> {
+pub(crate) fn check_recovery(args: &RawFuse) -> Result<(), Fault> {
     if args.recover && args.fuse_io == FuseIo::Uring {
         return Err(Fault::usage(
             "--recover does not go with --fuse-io uring: requests in the rings of a process are lost with that process",

@@ -3,7 +3,6 @@
 
 use crate::volume::open_volume;
 use spurline_config::{Fault, MountConfig};
-use spurline_fs::{KeptFileKey, KeptFiles};
 use spurline_fuse::{FuseSession, KeptSession, KeptState, NotificationRelay};
 use spurline_keeper::{
     KeeperLink, KeeperNotifications, KeptDescriptors, LifeOrder, MountLife, STORED_NAME_BYTES, StoredFiles, StoredName,
@@ -13,6 +12,7 @@ use spurline_observe::documents::KeeperStatus;
 use spurline_types::stats::Recovery;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::kept_client::KeptClient;
+use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -250,6 +250,7 @@ fn stored_name(key: KeptFileKey) -> StoredName {
         KeptFileKey::File(fh) => (1, fh, 0),
         KeptFileKey::Directory(fh) => (2, fh, 0),
         KeptFileKey::Lock { fh, owner } => (3, fh, owner),
+        KeptFileKey::ChangedBytes(number) => (4, number, 0),
     };
     let mut name = [kind; STORED_NAME_BYTES];
     name[1..9].copy_from_slice(&fh.to_le_bytes());

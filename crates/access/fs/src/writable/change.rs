@@ -58,7 +58,7 @@ impl WritableFileSystem {
             self.can.check(LimitedCall::Symlink)?;
         }
         let _changing = self.directory_attrs.changing(parent);
-        if let Some(repeat) = self.find_repeat(caller)
+        if let Some(repeat) = self.find_repeat_by_names(caller)
             && let Some(attr) = self.find_made(DirName { parent, name }, new.wanted(), &repeat, caller)?
         {
             return Ok(self.intern(parent, name, attr));
@@ -68,16 +68,16 @@ impl WritableFileSystem {
             NewNode::Directory { mode } | NewNode::Node { mode, .. } => mode,
             NewNode::Symlink { .. } => 0,
         };
-        let attr = self.on_name(parent, name, caller, mode & libc::S_ISGID != 0, |at, caller| {
+        let attr = self.on_name(parent, name, caller, mode & libc::S_ISGID != 0, |at, by| {
             let change = match new {
                 NewNode::Directory { mode } => Change::Mkdir { at, mode },
                 NewNode::Node { mode, rdev } => Change::Mknod { at, mode, rdev },
                 NewNode::Symlink { target } => Change::Symlink { at, target },
             };
-            self.source.change(&change, caller)
+            self.change_names(&change, None, by, caller)
         })?;
         let attr = with_attr(attr)?;
-        self.note_made(caller, made_object(attr.identity));
+        self.note_names_made(caller, made_object(attr.identity));
         self.stats.fuse.change_ops.add(1);
         Ok(self.intern(parent, name, attr))
     }
@@ -122,16 +122,17 @@ impl WritableFileSystem {
     /// The source's errno.
     pub fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &FsCaller) -> FsResult<()> {
         let _changing = self.directory_attrs.changing(parent);
-        let is_made = match self.find_repeat(caller) {
+        let is_made = match self.find_repeat_by_names(caller) {
             Some(repeat) => self.was_removed(DirName { parent, name }, &repeat, caller)?,
             None => false,
         };
         if !is_made {
-            self.on_name(parent, name, caller, false, |at, caller| {
+            let known = self.nodes.identity_at(parent, name);
+            self.on_name(parent, name, caller, false, |at, by| {
                 let change = if directory { Change::Rmdir { at } } else { Change::Unlink { at } };
-                self.source.change(&change, caller)
+                self.change_names(&change, known, by, caller)
             })?;
-            self.note_made(caller, MadeChange::default());
+            self.note_names_made(caller, MadeChange::default());
         }
         self.nodes.remove(parent, name);
         self.stats.fuse.change_ops.add(1);
@@ -150,7 +151,7 @@ impl WritableFileSystem {
         let _changing = [from.parent, to.parent].map(|directory| self.directory_attrs.changing(directory));
         // Until the table has the new name, paths below the old one lead nowhere.
         let under_way = self.nodes.begin_rename();
-        if let Some(repeat) = self.find_repeat(caller)
+        if let Some(repeat) = self.find_repeat_by_names(caller)
             && self.was_renamed(from, to, &repeat, caller)?
         {
             if !self.knows_name(to, caller)? {
@@ -158,18 +159,19 @@ impl WritableFileSystem {
             }
             return Ok(());
         }
+        let known = self.nodes.identity_at(from.parent, from.name);
         let renamed = self.while_moving(1, || {
             let old = self.nodes.resolve(from.parent).ok_or_else(|| self.missing(from.parent))?;
             let new = self.nodes.resolve(to.parent).ok_or_else(|| self.missing(to.parent))?;
-            Ok(self.as_caller(caller, false, |caller| {
+            Ok(self.as_caller(caller, false, |by| {
                 let old = NodePath { path: &old.path, expected: Some(old.identity) };
                 let new = NodePath { path: &new.path, expected: Some(new.identity) };
                 let from = NamePath { directory: old, name: from.name };
                 let to = NamePath { directory: new, name: to.name };
-                self.source.change(&Change::Rename { from, to, flags }, caller)
+                self.change_names(&Change::Rename { from, to, flags }, known, by, caller)
             })?)
         })?;
-        self.note_made(caller, MadeChange::default());
+        self.note_names_made(caller, MadeChange::default());
         self.nodes.rename(from, to, exchange);
         if let Some(attr) = renamed
             && let Some(ino) = self.nodes.node_at(to.parent, to.name)

@@ -18,14 +18,20 @@ use super::open::{OpenNodeDirectory, OpenNodeFile};
 use super::{FsCaller, WritableFileSystem, errno_error};
 use crate::errno::{FsError, FsResult};
 use crate::kept_records::{
-    KeptChange, KeptFileKey, KeptFiles, KeptHandle, KeptLife, KeptLock, KeptRecord, KeptRecords, MadeChange, RecordSlot,
+    KeptChange, KeptHandle, KeptLife, KeptLock, KeptRecord, KeptRecords, MadeChange, RecordSlot,
 };
 use crate::passthrough::RegisterBacking;
 use crate::service::DirName;
 use parking_lot::Mutex;
+use spurline_types::Result;
 use spurline_volume::kept_client::HeldFile;
-use spurline_volume::writes::{Caller, FileIdentity, FileTime, LockFamily, NodeAttr, NodePath, S_IFDIR, S_IFMT};
+use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
+use spurline_volume::repeated::{ChangeMark, RepeatedCall, RepeatedChange};
+use spurline_volume::writes::{
+    Caller, Change, FileIdentity, FileTime, LockFamily, NodeAttr, NodePath, S_IFDIR, S_IFMT, WritableDirectory,
+};
 use std::collections::HashMap;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -123,6 +129,7 @@ impl WritableFileSystem {
         let Some(files) = life.files.clone() else { return false };
         self.files.set_takeovers(life.takeovers);
         self.directories.set_takeovers(life.takeovers);
+        self.source.keep_files(Arc::clone(&files));
         let mount = MountRecords::new(life, files);
         self.nodes.keep_records(&life.records);
         if life.takeovers > 0 {
@@ -166,7 +173,8 @@ impl WritableFileSystem {
         let is_adopted = match (kept.directory, file) {
             (true, file) => {
                 let opened = file.and_then(|file| self.source.adopt_directory(file).ok());
-                let directory = opened.or_else(|| self.removed_directory(kept.ino));
+                let named = opened.or_else(|| self.directory_at_name(kept.ino));
+                let directory = named.or_else(|| self.removed_directory(kept.ino));
                 directory.is_some_and(|directory| {
                     let open = OpenNodeDirectory { ino: kept.ino, directory, record: slot.into() };
                     self.directories.adopt(kept.fh, Arc::new(open))
@@ -179,6 +187,11 @@ impl WritableFileSystem {
             (false, None) => false,
         };
         self.end_adoption(kept, mount, is_adopted)
+    }
+
+    fn directory_at_name(&self, ino: u64) -> Option<Box<dyn WritableDirectory>> {
+        let path = self.nodes.resolve(ino)?.path;
+        self.source.adopt_directory_at(NodePath { path: &path, expected: self.nodes.identity_of(ino) }).ok()
     }
 
     /// Continues with a file or directory that a node has open.
@@ -236,6 +249,41 @@ impl WritableFileSystem {
         })
     }
 
+    /// As [`WritableFileSystem::find_repeat`], for a change of names that the names show.
+    pub(super) fn find_repeat_by_names(&self, caller: &FsCaller<'_>) -> Option<RepeatedRequest> {
+        if self.source.recognises_marks() { None } else { self.find_repeat(caller) }
+    }
+
+    /// Makes a change of names. `known` is the object that the name led to, for a change that a process before may have made: if the
+    /// source recognises marks, the mark of the first attempt shows that.
+    pub(super) fn change_names(
+        &self,
+        change: &Change<'_>,
+        known: Option<FileIdentity>,
+        caller: &Caller,
+        request: &FsCaller<'_>,
+    ) -> Result<Option<NodeAttr>> {
+        if self.life.get().is_none() || !self.source.recognises_marks() {
+            return self.source.change(change, caller);
+        }
+        if let Some(mark) = self.find_repeat(request).and_then(|repeat| repeat.before) {
+            let mark = ChangeMark(u128::from(mark));
+            let call = RepeatedCall::Change(*change);
+            return self.source.repeat(&RepeatedChange { call, mark, known: [known, None], caller });
+        }
+        let mark = RandomState::new().build_hasher().finish();
+        self.note_begun(request, mark);
+        self.source.change_marked(change, caller, Some(ChangeMark(u128::from(mark))))
+    }
+
+    /// The request has made its change of names.
+    pub(super) fn note_names_made(&self, caller: &FsCaller<'_>, made: MadeChange) {
+        // The mark of the change has to stay.
+        if !self.source.recognises_marks() {
+            self.note_made(caller, made);
+        }
+    }
+
     /// The file that the request has opened already, with its handle.
     pub(super) fn find_opened(&self, caller: &FsCaller<'_>) -> Option<(u64, Arc<OpenNodeFile>)> {
         let fh = self.find_opened_handle(caller)?;
@@ -256,9 +304,9 @@ impl WritableFileSystem {
         }
     }
 
-    /// As [`WritableFileSystem::note_begun`], with the time.
+    /// As [`WritableFileSystem::note_begun`], with the time, unless the source recognises the change by a mark.
     pub(super) fn note_making(&self, caller: &FsCaller<'_>) {
-        if self.life.get().is_some() {
+        if self.life.get().is_some() && !self.source.recognises_marks() {
             self.note_begun(caller, nanos_of(SystemTime::now()));
         }
     }

@@ -14,10 +14,11 @@
 use super::open::OpenNodeFile;
 use super::{FsCaller, WritableFileSystem, errno_error};
 use crate::errno::{FsError, FsResult};
-use crate::kept_records::{KeptFileKey, KeptFiles, KeptLock, KeptRecord, KeptRecords, RecordSlot};
+use crate::kept_records::{KeptLock, KeptRecord, KeptRecords, RecordSlot};
 use crate::service::HandleRef;
 use parking_lot::{Condvar, Mutex};
 use spurline_types::{ErrorKind, Result};
+use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
 use spurline_volume::locks::{KnownLock, KnownLocks, LAST_BYTE, LockOwner};
 use spurline_volume::writes::{FileLock, LockConflict, LockFamily, LockKind, LockRange, WritableFile};
 use std::any::Any;

@@ -10,18 +10,18 @@ use super::version_reads::VersionReads;
 use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error, has_lost_name};
 use crate::errno::{FsError, FsResult};
 use crate::inode_limit::LimitedInodes as _;
-use crate::kept_records::{KeptFileKey, KeptHandle, MadeChange, RecordSlot};
+use crate::kept_records::{KeptHandle, MadeChange, RecordSlot};
 use crate::passthrough::{LiveBacking, RegisterBacking};
 use crate::service::{DirName, DirRead, FilePosition, FileWrite, HandleRef};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, ObjectRef, Result};
 use spurline_volume::ReadData;
 use spurline_volume::capabilities::LimitedCall;
+use spurline_volume::kept_files::KeptFileKey;
 use spurline_volume::writes::{
     CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, NodePath, S_IFREG, WritableDirectory, WritableFile,
     WritePlace,
 };
-use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -254,8 +254,9 @@ impl WritableFileSystem {
             return Ok(Some(opened));
         }
         let Some(repeat) = self.find_repeat(caller) else { return Ok(None) };
-        if self.source.numbers_changes() {
-            // The source has the file open under the number of the change, and repeats its answer.
+        if self.source.numbers_changes() || self.source.recognises_marks() {
+            // The source has the file open under the number of the change, and repeats the answer, or makes files only at the
+            // publication.
             return Ok(None);
         }
         let wanted = WantedObject { file_type: S_IFREG, size: 0 };
@@ -376,8 +377,8 @@ impl WritableFileSystem {
     /// Keeps a file that is being opened for a successor of this process.
     fn keep_open(&self, fh: u64, file: &OpenNodeFile, backing: Option<&LiveBacking>, caller: &FsCaller) {
         let Some(life) = self.life.get() else { return };
-        if let Some(descriptor) = file.file.backing() {
-            life.files.keep_file(KeptFileKey::File(fh), descriptor.as_fd());
+        if let Some(descriptor) = file.file.kept_descriptor() {
+            life.files.keep_file(KeptFileKey::File(fh), descriptor);
         }
         let record = life.keep_handle(&KeptHandle {
             fh,
@@ -536,8 +537,11 @@ impl WritableFileSystem {
         }
         drop(opens);
         let record = file.record.load(Ordering::Relaxed);
+        let publishes = file.file.publishes_at_flush();
         if let Some(life) = self.life.get() {
-            life.files.drop_file(KeptFileKey::File(fh));
+            if !publishes {
+                life.files.drop_file(KeptFileKey::File(fh));
+            }
             life.records.note_closing(record);
             // The record serves others soon.
             file.file.keep_record(0);
@@ -545,8 +549,11 @@ impl WritableFileSystem {
         // Closed outside of the locks: both may take long.
         drop((unused, file));
         if let Some(life) = self.life.get() {
-            // Last: without the record, a successor would not close the file at a node.
+            // Last: without the record, a successor would not close the file at a node, or not publish its bytes.
             life.records.remove_record(record);
+            if publishes {
+                life.files.drop_file(KeptFileKey::File(fh));
+            }
         }
         Ok(())
     }

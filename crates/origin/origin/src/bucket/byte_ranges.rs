@@ -1,10 +1,12 @@
 //! A set of byte ranges of a file. It knows no bytes.
 
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Ranges that neither touch nor overlap: starts and ends.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
 pub(super) struct ByteRanges(BTreeMap<u64, u64>);
 
 impl ByteRanges {

@@ -3,14 +3,15 @@
 
 use super::file_attrs::FileAttrs;
 use super::found::{FoundNode, FoundObject, OpenedNode, found_object};
-use super::names::{identity_of, is_unpublished, key_of};
-use super::object::OpenObject;
+use super::names::{identity_of, is_unpublished, key_of, path_of};
+use super::object::{KeptFile, OpenObject};
 use super::requests::is_made_by;
 use super::volume::BucketFiles;
 use crate::s3_wire::bare_etag;
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{FileIdentity, NodePath, PendingVersion};
-use std::sync::Arc;
+use spurline_volume::writes::{Change, FileIdentity, NodePath, PendingVersion};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
 
 impl BucketFiles {
     /// An open file without changes continues with the object that its name leads to now: a mount that had the lock of the file
@@ -59,6 +60,83 @@ impl BucketFiles {
         Ok(Some((object, false)))
     }
 
+    /// The open file that a process which has ended has kept. Several handles have one file.
+    ///
+    /// # Errors
+    /// `Corrupt` for a file whose log or bytes are lost.
+    pub fn continue_kept(&self, log: OwnedFd) -> Result<Arc<OpenObject>> {
+        let Some(files) = self.context.kept_files.get() else {
+            return Err(Error::new(ErrorKind::Invalid, "open files of this mount do not outlive a process"));
+        };
+        let file = KeptFile::read(log)?;
+        let mut kept = self.kept.lock();
+        if let Some(object) = kept.get(&file.number()).and_then(Weak::upgrade) {
+            return Ok(object);
+        }
+        let number = file.number();
+        let object = Arc::new(OpenObject::continued(Arc::clone(&self.context), files, file)?);
+        kept.retain(|_, object| object.strong_count() > 0);
+        kept.insert(number, Arc::downgrade(&object));
+        if object.is_current() {
+            self.open.lock().insert(object.path(), &object);
+        }
+        Ok(object)
+    }
+
+    /// A process that has ended has made the change: the open files follow.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn follow_made(&self, change: &Change<'_>) -> Result<()> {
+        match change {
+            Change::Unlink { at } => self.forget_open(&path_of(at)),
+            Change::Rename { from, to, .. } => {
+                let old = path_of(from);
+                let new = path_of(to);
+                self.forget_replaced(&new)?;
+                for path in self.open_below(&old) {
+                    let below = path[old.len()..].to_vec();
+                    self.follow_rename(&path, &[new.as_slice(), &below].concat())?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The paths of open files at a path or below it.
+    fn open_below(&self, path: &[u8]) -> Vec<Vec<u8>> {
+        let open = self.open.lock();
+        let below = open.files.keys().filter(|open| {
+            let rest = open.strip_prefix(path);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+        });
+        below.cloned().collect()
+    }
+
+    fn follow_rename(&self, old: &[u8], new: &[u8]) -> Result<()> {
+        let found = match self.requests.run(self.requests.head(&key_of(&self.options.root, new)?)) {
+            // The file is not published.
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            found => found_object(found?),
+        };
+        self.move_open(old, new, found);
+        Ok(())
+    }
+
+    /// An open file of another version than that of the name was replaced by a rename.
+    fn forget_replaced(&self, path: &[u8]) -> Result<()> {
+        let Some(object) = self.open.lock().find(path) else { return Ok(()) };
+        let found = match self.requests.run(self.requests.head(&key_of(&self.options.root, path)?)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            found => found?,
+        };
+        if object.published_etag().as_deref() != found.raw.etag.as_deref().map(bare_etag) {
+            self.forget_open(path);
+        }
+        Ok(())
+    }
+
     /// The object below the changes of a file that was open in another process: the version at the open, or a version that this mount has
     /// published or renamed since, or any version for a file that `follows`; `None` for a new file.
     fn find_continued(&self, path: &[u8], expected: &FileIdentity, follows: bool) -> Result<Option<FoundObject>> {
@@ -76,7 +154,7 @@ impl BucketFiles {
         }
         let stored = self.requests.run(self.requests.head(&key_of(&self.options.root, path)?))?;
         let is_same = stored.raw.etag.as_deref().map(bare_etag) == found.attr.etag.as_deref().map(bare_etag);
-        if is_same && is_made_by(&stored.attributes, self.options.mount) {
+        if is_same && self.options.mount.is_some_and(|mount| is_made_by(&stored.attributes, mount)) {
             return Ok(Some(found));
         }
         let etag = found.attr.etag.as_deref().unwrap_or("none");

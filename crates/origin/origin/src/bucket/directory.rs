@@ -3,7 +3,8 @@
 
 use super::file_attrs::FileAttrs;
 use super::names::{inode_of, node_attr};
-use super::volume::{BucketFiles, ListedPath};
+use super::path_attrs::ListedPath;
+use super::volume::BucketFiles;
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, FileKind, Result};
 use spurline_volume::writes::{

@@ -10,6 +10,7 @@ use spurline_volume::writes::{
     WritePlace,
 };
 use std::any::Any;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// Access modes of `open(2)`.
@@ -202,6 +203,10 @@ impl WritableFile for BucketFile {
 
     fn publishes_at_flush(&self) -> bool {
         true
+    }
+
+    fn kept_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.object.kept_log()
     }
 
     fn discard(&self) {

@@ -14,6 +14,7 @@ use crate::s3_wire::encode_query;
 use crate::write_backend::ObjectAttributes;
 use percent_encoding::percent_decode_str;
 use reqsign_core::hash::{base64_decode, base64_encode};
+use serde::{Deserialize, Serialize};
 use spurline_types::{Error, ErrorKind, OBJECT_HEADERS_XATTR, ObjectHeaders, Result};
 use spurline_volume::writes::{AttrChange, FileTime, NewTime, S_IFLNK, S_IFMT};
 use std::collections::BTreeMap;
@@ -45,7 +46,7 @@ const MTIME: AttrNames = AttrNames { fsx: "file-mtime", s3fs: "mtime" };
 const ATIME: AttrNames = AttrNames { fsx: "file-atime", s3fs: "atime" };
 
 /// What an object's metadata say about its file; `None` where they say nothing.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileAttrs {
     /// File type and permission bits.
     pub mode: Option<u32>,

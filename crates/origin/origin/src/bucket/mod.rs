@@ -7,6 +7,7 @@
 
 mod absences;
 mod byte_ranges;
+mod change_log;
 mod checked;
 mod continued;
 mod directory;
@@ -17,6 +18,7 @@ mod locks;
 mod names;
 mod object;
 mod part_upload;
+mod path_attrs;
 mod probe;
 mod published;
 mod rename;

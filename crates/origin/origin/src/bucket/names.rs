@@ -63,6 +63,11 @@ pub(super) fn is_unpublished(identity: &FileIdentity) -> bool {
     identity.bytes()[UNPUBLISHED_AT] != 0
 }
 
+/// The number of a file, as its identity before the publication has it.
+pub(super) fn file_number(identity: &FileIdentity) -> u64 {
+    identity.bytes()[..size_of::<u64>()].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
 /// The same bytes can be the same version again later.
 fn identity_from(hash: u128) -> FileIdentity {
     let mut bytes = [0; FileIdentity::LEN];

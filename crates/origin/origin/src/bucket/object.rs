@@ -8,17 +8,22 @@
 //!    appears under the condition that no other writer has changed it.
 //! 5. Then the file is again one without changes, of the new version, and the cache gets its blocks from the local file.
 
+mod attrs;
 mod below;
 mod following;
+mod kept;
+
+pub(super) use kept::KeptFile;
+use kept::KeptObject;
 
 use super::BucketWriteOptions;
 use super::absences::RecentAbsences;
-use super::file_attrs::{FileAttrs, check_space, file_time, forget_old_bytes};
+use super::file_attrs::{FileAttrs, file_time};
 use super::found::{FoundObject, OpenedNode};
-use super::names::{content_type_of, identity_of, key_of, random_identity};
+use super::names::{file_number, identity_of, key_of, random_identity};
 use super::part_upload::{FIRST_PART, PartState, PartUpload, part_at, part_range};
 use super::published::{PublishedBytes, PublishedTimes};
-use super::requests::{BucketRequests, NewObject, mark_of, marked, marked_as};
+use super::requests::{BucketRequests, NewObject};
 use super::staged::{StagedBytes, StagingSpace};
 use super::unpublished::{EndingFile, EndingFiles};
 use crate::object_origin::object_attr;
@@ -26,14 +31,15 @@ use crate::s3_wire::bare_etag;
 use crate::write_backend::{CopySource, ObjectAttributes, UploadedPart, WriteCondition};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectRef, Result};
+use spurline_types::{Error, ErrorKind, ObjectAttr, ObjectRef, Result};
 use spurline_volume::Volume;
+use spurline_volume::kept_files::KeptFiles;
 use spurline_volume::repeated::ChangeMark;
 use spurline_volume::writes::{FileIdentity, PendingVersion};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 /// Least length of a part that is copied, as S3 has it for all parts but the last.
@@ -136,6 +142,8 @@ struct ObjectChanges {
     mark: Option<ChangeMark>,
     /// The marks of publications that failed, and that the store may have executed or may execute late; the last ones.
     failed_marks: VecDeque<String>,
+    /// The mark of a publication of these changes by a process that has ended.
+    sent_before: Option<String>,
 }
 
 /// What the open files of a bucket have in common.
@@ -149,6 +157,8 @@ pub(super) struct ObjectContext {
     pub space: Arc<StagingSpace>,
     pub absences: Arc<RecentAbsences>,
     pub ending: EndingFiles,
+    /// Where open files outlive this process.
+    pub kept_files: OnceLock<Arc<dyn KeptFiles>>,
 }
 
 /// A file that is open.
@@ -167,12 +177,13 @@ pub(super) struct OpenObject {
     facts: Mutex<ObjectFacts>,
     /// Locked before `facts`.
     changes: Mutex<ObjectChanges>,
+    /// Behind `changes`: the keeper drops the local file last.
+    kept: Option<KeptObject>,
 }
 
 impl OpenObject {
     /// A file that exists, or a new one.
     pub fn new(context: Arc<ObjectContext>, path: Vec<u8>, node: OpenedNode) -> OpenObject {
-        let unpublished = random_identity();
         let mut changes = ObjectChanges::default();
         let facts = match node {
             OpenedNode::Found(found) => {
@@ -182,6 +193,15 @@ impl OpenObject {
             }
             OpenedNode::New(file_attrs) => ObjectFacts::new(path, None, file_attrs),
         };
+        OpenObject::with_changes(context, random_identity(), facts, changes)
+    }
+
+    fn with_changes(
+        context: Arc<ObjectContext>,
+        unpublished: FileIdentity,
+        facts: ObjectFacts,
+        changes: ObjectChanges,
+    ) -> OpenObject {
         OpenObject {
             context,
             unpublished,
@@ -191,6 +211,7 @@ impl OpenObject {
             writers: AtomicUsize::new(0),
             facts: Mutex::new(facts),
             changes: Mutex::new(changes),
+            kept: None,
         }
     }
 
@@ -223,6 +244,7 @@ impl OpenObject {
     pub fn made_exclusively(self) -> OpenObject {
         let mut made = self;
         made.is_exclusive = true;
+        made.keep_state_now();
         made
     }
 
@@ -293,7 +315,10 @@ impl OpenObject {
     /// The name was removed or given to another object. When this returns, no publication is under way.
     pub fn note_removed(&self) {
         self.facts.lock().removed = true;
-        let upload = self.changes.lock().upload.take();
+        let mut changes = self.changes.lock();
+        let upload = changes.upload.take();
+        self.keep_state(&changes);
+        drop(changes);
         self.abort(upload);
     }
 
@@ -314,7 +339,9 @@ impl OpenObject {
         }
         changes.attributes = found.attributes;
         facts.published = Some(found.attr);
-        drop((facts, changes));
+        drop(facts);
+        self.keep_state(&changes);
+        drop(changes);
         self.abort(upload);
     }
 
@@ -348,11 +375,16 @@ impl OpenObject {
     }
 
     /// The bytes above the object, for a change.
-    fn stage<'a>(&self, changes: &'a mut ObjectChanges) -> &'a mut StagedBytes {
-        changes.staged.get_or_insert_with(|| {
+    fn stage<'a>(&self, changes: &'a mut ObjectChanges) -> Result<&'a mut StagedBytes> {
+        if changes.staged.is_none() {
             let object_len = self.facts.lock().published.as_ref().map_or(0, |attr| attr.size);
-            StagedBytes::over_object(Arc::clone(&self.context.options), object_len, Arc::clone(&self.context.space))
-        })
+            let options = Arc::clone(&self.context.options);
+            let mut staged = StagedBytes::over_object(options, object_len, Arc::clone(&self.context.space));
+            self.keep_bytes(&mut staged)?;
+            changes.staged = Some(staged);
+            self.keep_state(changes);
+        }
+        changes.staged.as_mut().ok_or_else(|| Error::new(ErrorKind::Invalid, "no changed bytes"))
     }
 
     /// Writes at `offset`, or with `None` at the end.
@@ -362,13 +394,16 @@ impl OpenObject {
     pub fn write(&self, offset: Option<u64>, data: &[u8]) -> Result<usize> {
         let mut changes = self.changes.lock();
         self.check_conflict()?;
-        let staged = self.stage(&mut changes);
+        let staged = self.stage(&mut changes)?;
         let offset = offset.unwrap_or(staged.len());
         if let Err(error) = self.write_staged(staged, offset, data) {
-            return Err(self.note_lost_write(offset, error));
+            let error = self.note_lost_write(offset, error);
+            self.keep_state(&changes);
+            return Err(error);
         }
         let end = offset + data.len() as u64;
         self.note_change(&mut changes, offset..end);
+        self.keep_write(&changes, offset, data.len() as u64);
         self.send_full_parts(&mut changes, offset..end)?;
         Ok(data.len())
     }
@@ -408,11 +443,12 @@ impl OpenObject {
         if before == len {
             return Ok(());
         }
-        self.stage(&mut changes).set_len(len)?;
+        self.stage(&mut changes)?.set_len(len)?;
         let mut facts = self.facts.lock();
         facts.lost_write = facts.lost_write.take().filter(|lost| lost.offset < len);
         drop(facts);
         self.note_change(&mut changes, before.min(len)..before.max(len));
+        self.keep_state(&changes);
         Ok(())
     }
 
@@ -422,20 +458,15 @@ impl OpenObject {
     /// As [`OpenObject::write`].
     pub fn clear(&self, range: Range<u64>) -> Result<()> {
         let mut changes = self.changes.lock();
-        let staged = self.stage(&mut changes);
+        let staged = self.stage(&mut changes)?;
         let range = range.start..range.end.min(staged.len());
         if range.is_empty() {
             return Ok(());
         }
         staged.clear(range.clone())?;
         self.note_change(&mut changes, range);
+        self.keep_state(&changes);
         Ok(())
-    }
-
-    /// A write by a caller without the right to keep them takes the file's set-user-ID and set-group-ID bits away.
-    pub fn lose_privileges(&self) {
-        let mut facts = self.facts.lock();
-        facts.attrs_changed |= facts.file_attrs.lose_privileges();
     }
 
     fn check_conflict(&self) -> Result<()> {
@@ -477,42 +508,13 @@ impl OpenObject {
         Ok(())
     }
 
-    /// The attributes of the object as it is, and of a new one a content type by the name.
-    async fn last_attributes(&self, changes: &mut ObjectChanges, key: &str) -> Result<ObjectAttributes> {
-        if self.object().is_none() {
-            return Ok(ObjectAttributes::with_content_type(content_type_of(key.as_bytes())));
-        }
-        if let Some(attributes) = &changes.attributes {
-            return Ok(attributes.clone());
-        }
-        match self.context.requests.head(key).await {
-            Ok(found) => Ok(changes.attributes.insert(found.attributes).clone()),
-            // The condition of the change finds that out.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(ObjectAttributes::default()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// The attributes of an object with the bytes as they are now: those of the last one, those of the file, and the mark of a
-    /// change.
-    async fn next_attributes(&self, changes: &mut ObjectChanges, key: &str) -> Result<ObjectAttributes> {
-        let mut attributes = self.last_attributes(changes, key).await?;
-        let facts = self.facts.lock();
-        forget_old_bytes(&mut attributes, file_time(facts.changed_at));
-        if self.context.options.object_attrs {
-            facts.file_attrs.store(&mut attributes);
-        } else {
-            facts.file_attrs.store_headers(&mut attributes);
-        }
-        Ok(marked_as(attributes, &mark_of(self.context.options.mount, changes.mark.take())))
-    }
-
     async fn begin_upload(&self, changes: &mut ObjectChanges) -> Result<()> {
         if changes.upload.is_none() {
             let key = self.key()?;
             let file_attrs = self.file_attrs();
             let attributes = self.next_attributes(changes, &key).await?;
             let upload = self.context.requests.begin_upload(&key, &attributes).await?;
+            self.keep_upload(&key, &upload);
             let parts = BTreeMap::new();
             changes.upload = Some(PartUpload { upload, is_gone: false, attributes, file_attrs, key, parts });
         }
@@ -585,7 +587,12 @@ impl OpenObject {
     /// `Stale` when another writer has changed the object, now and at every later call; the store's.
     pub fn publish(&self) -> Result<()> {
         let published = self.publish_changes();
-        self.facts.lock().failure_reported = published.is_err();
+        let mut facts = self.facts.lock();
+        let was_reported = std::mem::replace(&mut facts.failure_reported, published.is_err());
+        drop(facts);
+        if was_reported || published.is_err() {
+            self.keep_state_now();
+        }
         published
     }
 
@@ -601,6 +608,10 @@ impl OpenObject {
         self.check_lost_write()?;
         if !bytes_changed {
             return self.context.requests.run(self.copy_attrs(&mut changes));
+        }
+        if self.find_published(&mut changes) {
+            self.keep_state(&changes);
+            return Ok(());
         }
         let Err(error) = self.send_all(&mut changes) else { return Ok(()) };
         let Some(conflict) = self.find_conflict() else { return Err(error) };
@@ -668,6 +679,7 @@ impl OpenObject {
         changes.attributes = Some(attributes);
         let staged = changes.staged.take();
         let attrs_changed = self.note_published(len, etag);
+        self.keep_state(changes);
         let attrs_copied = if attrs_changed { requests.run(self.copy_attrs(changes)) } else { Ok(()) };
         self.keep_hot(staged);
         attrs_copied
@@ -695,77 +707,6 @@ impl OpenObject {
         }
     }
 
-    /// Changes owner, mode, times or extended attributes: those of bytes that are not published go with them, others are changed
-    /// at once by a copy within the store.
-    ///
-    /// # Errors
-    /// That of `change`; `ENOSPC` when the object's metadata have no space; `Stale` when another writer has replaced the object;
-    /// the store's. Nothing is changed then.
-    pub fn change_attrs(&self, change: &dyn Fn(&mut FileAttrs) -> Result<()>) -> Result<()> {
-        let mut changes = self.changes.lock();
-        let before = self.file_attrs();
-        let mut attrs = before.clone();
-        change(&mut attrs)?;
-        if attrs == before {
-            return Ok(());
-        }
-        let mut stored = changes.attributes.clone().unwrap_or_default();
-        attrs.store(&mut stored);
-        check_space(&marked(stored))?;
-        let mut facts = self.facts.lock();
-        facts.mtime_is_set |= attrs.mtime != before.mtime;
-        facts.file_attrs = attrs;
-        facts.attrs_changed = true;
-        if facts.changed || facts.removed {
-            return Ok(());
-        }
-        drop(facts);
-        let copied = self.context.requests.run(self.copy_attrs(&mut changes));
-        if copied.is_err() {
-            // The next call reads what the object has.
-            changes.attributes = None;
-            let mut facts = self.facts.lock();
-            facts.file_attrs = before;
-            facts.attrs_changed = false;
-        }
-        copied
-    }
-
-    /// Writes the file's attributes into the metadata of the object, whose bytes stay.
-    async fn copy_attrs(&self, changes: &mut ObjectChanges) -> Result<()> {
-        let key = self.key()?;
-        let Some(before) = self.object() else { return Ok(()) };
-        let mut attributes = self.last_attributes(changes, &key).await?;
-        let etag = self.published_etag();
-        let mut attrs = self.file_attrs();
-        if self.context.options.object_attrs {
-            if let Some(published) = &self.facts.lock().published {
-                // The store takes the time of the copy for that of the bytes.
-                attrs.mtime.get_or_insert(file_time(published.mtime));
-            }
-            attrs.store(&mut attributes);
-        } else {
-            attrs.store_headers(&mut attributes);
-        }
-        let attributes = marked_as(attributes, &mark_of(self.context.options.mount, None));
-        let object = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };
-        let from = CopySource { key: &key, etag: etag.as_deref() };
-        let new_etag = self.context.requests.copy(from, before.size, &object).await?;
-        changes.attributes = Some(attributes);
-        let mut facts = self.facts.lock();
-        let kind = facts.published.as_ref().map_or(FileKind::File, |attr| attr.kind);
-        let attr = ObjectAttr { kind, ..object_attr(before.size, SystemTime::now(), new_etag) };
-        self.context.times.insert(&facts.path, &attr);
-        facts.published = Some(attr);
-        facts.file_attrs = attrs;
-        facts.attrs_changed = false;
-        drop(facts);
-        if let Some(after) = self.object() {
-            self.context.published.move_to(before.id, after.id);
-        }
-        Ok(())
-    }
-
     /// Publishes a small file by one request.
     fn send_whole(
         &self,
@@ -779,6 +720,7 @@ impl OpenObject {
         let _reserved = requests.run(requests.reserve_body(len))?;
         let body = self.staged_bytes(changes, 0..len)?;
         let object = NewObject { key: &key, attributes: &attributes, condition };
+        self.keep_sending(&attributes);
         let etag = requests.put_here(&object, body).inspect_err(|_| changes.note_failed(&attributes))?;
         self.facts.lock().attrs_changed = false;
         Ok((etag, attributes))
@@ -823,6 +765,7 @@ impl OpenObject {
         });
         let parts: Vec<UploadedPart> = parts.collect();
         let object = NewObject { key: &upload.key, attributes: &upload.attributes, condition };
+        self.keep_sending(&upload.attributes);
         let completed = self.context.requests.complete(&object, &upload.upload, &parts).await;
         // An object that is missing is a conflict, which shows in a second attempt.
         upload.is_gone |= completed.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);

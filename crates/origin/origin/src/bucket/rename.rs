@@ -3,10 +3,11 @@
 
 use super::file_attrs::{FileAttrs, file_time};
 use super::found::{FoundNode, FoundObject, found_object};
-use super::names::{KEY_MAX, identity_of, key_of, node_attr, path_of};
+use super::names::{KEY_MAX, file_number, identity_of, is_unpublished, key_of, node_attr, path_of};
+use super::object::OpenObject;
 use super::rename_folder::{FolderRename, RenameEnd, RenamedCopy, complete_renames};
 use super::rename_record::{RenameRecord, RenamedObject};
-use super::requests::{BucketRequests, NewObject, is_marked_as, mark_of, marked_as};
+use super::requests::{BucketRequests, NewObject, is_made_by_file, is_marked_as, mark_of, marked_as};
 use super::volume::{BucketFiles, exists};
 use crate::backend::RawObject;
 use crate::s3_wire::bare_etag;
@@ -67,7 +68,7 @@ impl BucketFiles {
             Some(FoundNode::Object(found)) => self.version_condition(found.attr.etag),
         };
         if let FoundNode::Changed(object) = old {
-            object.publish()?;
+            publish_renamed(&object)?;
         }
         self.rename_file(&old_path, &new_path, &condition, &mark)
     }
@@ -104,7 +105,7 @@ impl BucketFiles {
     }
 
     /// An open file has another name.
-    fn move_open(&self, old_path: &[u8], new_path: &[u8], found: FoundObject) {
+    pub fn move_open(&self, old_path: &[u8], new_path: &[u8], found: FoundObject) {
         let mut open = self.open.lock();
         let moved = open.files.remove(old_path).and_then(|open| open.upgrade());
         if let Some(object) = moved {
@@ -209,13 +210,19 @@ impl BucketFiles {
 
     /// Removes the source of a copy, unless another writer has changed it.
     fn remove_source(&self, path: &[u8], found: Option<FoundNode>, known: Option<FileIdentity>) -> Result<()> {
-        match found {
-            Some(FoundNode::Object(found)) if known == Some(identity_of(path, &found.attr)) => {
-                let key = key_of(&self.options.root, path)?;
-                self.requests.run(self.requests.delete(&key, &self.version_condition(found.attr.etag)))
-            }
-            _ => Ok(()),
+        let (Some(FoundNode::Object(found)), Some(known)) = (found, known) else { return Ok(()) };
+        if known != identity_of(path, &found.attr) && !self.is_published_new(path, &known)? {
+            return Ok(());
         }
+        let key = key_of(&self.options.root, path)?;
+        self.requests.run(self.requests.delete(&key, &self.version_condition(found.attr.etag)))
+    }
+
+    /// Whether a path leads to what was a new file with this identity before its publication.
+    fn is_published_new(&self, path: &[u8], known: &FileIdentity) -> Result<bool> {
+        let Some(mount) = self.options.mount.filter(|_| is_unpublished(known)) else { return Ok(false) };
+        let found = self.requests.run(self.requests.head(&key_of(&self.options.root, path)?))?;
+        Ok(is_made_by_file(&found.attributes, mount, file_number(known)))
     }
 
     /// The object of a path; `None` without an object.
@@ -244,11 +251,16 @@ impl BucketFiles {
         let open: Vec<_> = self.open.lock().files.values().filter_map(Weak::upgrade).collect();
         for object in open.iter().filter(|object: &&Arc<_>| object.is_changed()) {
             if object.path().strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/")) {
-                object.publish()?;
+                publish_renamed(object)?;
             }
         }
         Ok(())
     }
+}
+
+/// Publishes a file that gets another name. A mount that has continued the file in another process has published it there.
+fn publish_renamed(object: &OpenObject) -> Result<()> {
+    object.publish().or_else(|error| if object.is_outdated() { Ok(()) } else { Err(error) })
 }
 
 /// A copy, and the etag of its source.

@@ -65,6 +65,13 @@ pub(super) struct OpenUpload {
     _shown: ShownUpload,
 }
 
+impl OpenUpload {
+    /// The key of the record.
+    pub fn record(&self) -> Option<&str> {
+        self.record.as_deref()
+    }
+}
+
 /// Counts an upload as long as it is under way.
 struct ShownUpload(Arc<Stats>);
 
@@ -132,10 +139,19 @@ pub(super) fn mark_of(mount: Option<u64>, request: Option<ChangeMark>) -> String
     }
 }
 
+/// The mark of a publication of a new file, which begins with the numbers of the mount and of the file.
+pub(super) fn mark_of_new_file(mount: u64, file: u64) -> String {
+    format!("{mount:016x}{file:016x}{:016x}", RandomState::new().build_hasher().finish())
+}
+
 /// Whether a change of this mount has made an object.
-pub(super) fn is_made_by(attributes: &ObjectAttributes, mount: Option<u64>) -> bool {
-    let own = mount.map(|mount| format!("{mount:016x}"));
-    own.is_some_and(|own| attributes.get(MARK).is_some_and(|mark| mark.starts_with(&own)))
+pub(super) fn is_made_by(attributes: &ObjectAttributes, mount: u64) -> bool {
+    mark_in(attributes).is_some_and(|mark| mark.starts_with(&format!("{mount:016x}")))
+}
+
+/// Whether a publication of this new file has made an object.
+pub(super) fn is_made_by_file(attributes: &ObjectAttributes, mount: u64, file: u64) -> bool {
+    mark_in(attributes).is_some_and(|mark| mark.starts_with(&format!("{mount:016x}{file:016x}")))
 }
 
 impl BucketRequests {
@@ -400,6 +416,11 @@ impl BucketRequests {
         let begun = self.repeat(deadline, "the start of an upload", |backend| backend.begin_upload(key, attributes));
         let id = begun.await.map_err(|failure| failure.error)?;
         Ok(OpenUpload { id, record: None, _shown: ShownUpload::begin(&self.bucket.stats) })
+    }
+
+    /// An upload that a process which has ended has begun.
+    pub fn earlier_upload(&self, id: String, record: Option<String>) -> OpenUpload {
+        OpenUpload { id, record, _shown: ShownUpload::begin(&self.bucket.stats) }
     }
 
     /// An upload has ended.

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
 use std::fs::File;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
@@ -131,11 +132,45 @@ impl StagedBytes {
             *self.space.small_used.lock() += more;
             return Ok(());
         }
-        let file = self.options.new_staging_file()?;
-        file.write_all_at(bytes, 0).map_err(|e| staging_error(&e))?;
-        self.space.give_back_small(held);
-        self.place = StagedPlace::File(file);
-        Ok(())
+        self.use_file().map(drop)
+    }
+
+    /// The local file, with the bytes that lay in memory.
+    ///
+    /// # Errors
+    /// The local file system's.
+    pub fn use_file(&mut self) -> Result<&File> {
+        if let StagedPlace::Memory(bytes) = &self.place {
+            let file = self.options.new_staging_file()?;
+            file.write_all_at(bytes, 0).map_err(|e| staging_error(&e))?;
+            self.space.give_back_small(bytes.capacity() as u64);
+            self.place = StagedPlace::File(file);
+        }
+        match &self.place {
+            StagedPlace::File(file) => Ok(file),
+            StagedPlace::Memory(_) => Err(Error::new(ErrorKind::Invalid, "changed bytes lie in memory")),
+        }
+    }
+
+    /// The same bytes with the changes that a process before has made, in its local file.
+    pub fn continued(self, file: OwnedFd, changed: ByteRanges, len: u64) -> StagedBytes {
+        let mut continued = self;
+        // Also if this mount has less space now.
+        *continued.space.used.lock() += changed.len();
+        continued.place = StagedPlace::File(File::from(file));
+        continued.changed = changed;
+        continued.len = len;
+        continued
+    }
+
+    /// How far the bytes of the object count.
+    pub fn object_len(&self) -> u64 {
+        self.object_len
+    }
+
+    /// The ranges that lie here.
+    pub fn changed_ranges(&self) -> &ByteRanges {
+        &self.changed
     }
 
     fn write_place(&mut self, offset: u64, data: &[u8]) -> Result<()> {

@@ -5,43 +5,40 @@ use super::absences::RecentAbsences;
 use super::checked::CheckedBucket;
 use super::directory::BucketFolder;
 use super::file::BucketFile;
-use super::file_attrs::{FileAttrs, check_space, file_time};
+use super::file_attrs::{FileAttrs, file_time};
 use super::found::{FoundNode, FoundObject, OpenedNode, found_object};
 use super::locks::BucketLocks;
-use super::names::{default_mode, key_of, node_attr, path_identity, path_of};
+use super::names::{key_of, node_attr, path_identity, path_of};
 use super::object::{ObjectContext, OpenObject};
 use super::published::{PublishedBytes, PublishedTimes};
-use super::requests::{BucketRequests, NewObject, mark_of, marked, marked_as, without_mark};
+use super::requests::{BucketRequests, NewObject, mark_of, marked_as};
 use super::staged::StagingSpace;
 use super::unpublished::EndingFiles;
 use crate::object_origin::{ObjectOrigin, StoredNode, folder_attr, object_attr};
 use crate::s3_wire::bare_etag;
-use crate::write_backend::{CopySource, ObjectAttributes, WriteCondition};
+use crate::write_backend::{ObjectAttributes, WriteCondition};
 use crate::{OriginOptions, OriginStore as _};
 use bytes::Bytes;
-use futures::{StreamExt as _, TryStreamExt as _};
 use parking_lot::Mutex;
 use spurline_sys::join_path;
 use spurline_types::{
-    Error, ErrorKind, FileKind, ListPage, OBJECT_HEADERS_XATTR, ObjectAttr, ObjectHeaders, ObjectRef, Result, Stats,
-    Version,
+    Error, ErrorKind, FileKind, ListPage, OBJECT_HEADERS_XATTR, ObjectAttr, ObjectRef, Result, Stats, Version,
 };
 use spurline_volume::Volume;
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
+use spurline_volume::kept_files::KeptFiles;
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, outcome_by_names};
 use spurline_volume::writes::{
-    AttrChange, Caller, Change, ContinuedFile, CreatedFile, FileIdentity, FileLock, LockConflict, NamePath, NodeAttr,
-    NodePath, PendingVersion, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SourceSpace, WritableDirectory, WritableFile,
-    WritableVolume,
+    Caller, Change, ContinuedFile, CreatedFile, FileIdentity, FileLock, LockConflict, NamePath, NodeAttr, NodePath,
+    PendingVersion, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SourceSpace, WritableDirectory, WritableFile, WritableVolume,
 };
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Instant, SystemTime};
 
 /// Entries of the table of open files, before those that are closed are dropped.
 const LEAST_OPEN: usize = 64;
-/// Objects whose metadata are read at once for a listing.
-const HEADS_AT_ONCE: usize = 16;
 /// Longest target of a symbolic link, as Linux has it.
 const LINK_MAX: usize = 4096;
 
@@ -58,6 +55,8 @@ pub(super) struct BucketFiles {
     absences: Arc<RecentAbsences>,
     /// Of all mounts.
     pub locks: Arc<BucketLocks>,
+    /// Open files of processes that have ended, by their numbers.
+    pub kept: Mutex<HashMap<u64, Weak<OpenObject>>>,
 }
 
 /// Open files by their paths.
@@ -95,6 +94,7 @@ impl BucketFiles {
             space: Arc::clone(&self.context.space),
             absences: Arc::clone(&self.absences),
             ending: EndingFiles::default(),
+            kept_files: OnceLock::new(),
         };
         BucketFiles {
             origin: Arc::clone(&self.origin),
@@ -106,6 +106,7 @@ impl BucketFiles {
             making: Arc::clone(&self.making),
             absences: Arc::clone(&self.absences),
             locks: Arc::clone(&self.locks),
+            kept: Mutex::default(),
         }
     }
 
@@ -223,7 +224,11 @@ impl BucketFiles {
     }
 
     pub fn new_object(&self, path: Vec<u8>, node: OpenedNode) -> OpenObject {
-        OpenObject::new(Arc::clone(&self.context), path, node)
+        let object = OpenObject::new(Arc::clone(&self.context), path, node);
+        match self.context.kept_files.get() {
+            Some(files) => object.kept_by(files),
+            None => object,
+        }
     }
 
     /// The file at `path`, which exists.
@@ -231,7 +236,7 @@ impl BucketFiles {
         self.open_found(path, self.find(path)?)
     }
 
-    fn open_found(&self, path: &[u8], found: FoundNode) -> Result<Arc<OpenObject>> {
+    pub fn open_found(&self, path: &[u8], found: FoundNode) -> Result<Arc<OpenObject>> {
         let found = match found {
             FoundNode::Folder(_) => return Err(Error::new(ErrorKind::IsADirectory, "it is a folder")),
             FoundNode::Changed(object) => return Ok(object),
@@ -421,172 +426,7 @@ impl BucketFiles {
             _ => WriteCondition::None,
         }
     }
-
-    /// Changes the attributes of what a path leads to, and the length of a file.
-    pub fn set_attr(&self, path: &[u8], set: &AttrChange) -> Result<NodeAttr> {
-        let found = self.find(path)?;
-        if let FoundNode::Folder(marker) = found {
-            if set.size.is_some() {
-                return Err(Error::new(ErrorKind::IsADirectory, "a folder has no length"));
-            }
-            if !self.options.object_attrs {
-                return Ok(self.folder_attr(path, marker.as_ref()));
-            }
-            return self.change_folder_attrs(path, marker, &|attrs| {
-                let mode = default_mode(&self.options, FileKind::Directory);
-                attrs.apply(set, S_IFDIR, mode);
-                Ok(())
-            });
-        }
-        if set.size.is_none() && !self.options.object_attrs {
-            return Ok(self.attr_of(path, &found));
-        }
-        let object = self.open_found(path, found)?;
-        if let Some(len) = set.size {
-            object.set_len(len)?;
-        }
-        self.change_file_attrs(&object, set)?;
-        // The kernel cuts a file that is opened with O_TRUNC in a call of its own: its close publishes then.
-        if set.size.is_some() && !object.has_writers() {
-            object.publish()?;
-        }
-        Ok(self.open_attr(&object))
-    }
-
-    /// Changes owner, mode and times of a file.
-    pub fn change_file_attrs(&self, object: &OpenObject, set: &AttrChange) -> Result<()> {
-        if !self.options.object_attrs {
-            return Ok(());
-        }
-        let default_mode = default_mode(&self.options, object.attr().kind);
-        object.change_attrs(&|attrs| {
-            attrs.apply(set, default_mode & S_IFMT, default_mode);
-            Ok(())
-        })
-    }
-
-    /// Changes extended attributes of what a path leads to.
-    fn change_xattrs(&self, path: &[u8], name: &[u8], change: &ChangeAttrs<'_>) -> Result<NodeAttr> {
-        self.check_xattr(name)?;
-        match self.find(path)? {
-            FoundNode::Folder(marker) => self.change_folder_attrs(path, marker, change),
-            found => {
-                let object = self.open_found(path, found)?;
-                object.change_attrs(change)?;
-                Ok(self.open_attr(&object))
-            }
-        }
-    }
-
-    /// Whether a bucket keeps an extended attribute with this name.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP` if not.
-    pub fn check_xattr(&self, name: &[u8]) -> Result<()> {
-        if name == OBJECT_HEADERS_XATTR || self.options.object_attrs && name.starts_with(b"user.") {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::Unsupported, "a bucket keeps no extended attributes of this kind"))
-    }
-
-    /// Owner, mode, times and extended attributes of what a path leads to.
-    pub fn file_attrs_at(&self, path: &[u8]) -> Result<FileAttrs> {
-        if !self.options.object_attrs {
-            return Ok(FileAttrs::default());
-        }
-        Ok(match self.find(path)? {
-            FoundNode::Folder(marker) => marker.as_ref().map(FoundObject::file_attrs).unwrap_or_default(),
-            FoundNode::Object(found) => found.file_attrs(),
-            FoundNode::Changed(object) => object.file_attrs(),
-        })
-    }
-
-    /// The headers of the object at a path, or of the marker of a folder, as stored.
-    fn object_headers(&self, path: &[u8]) -> Result<ObjectHeaders> {
-        let key = key_of(&self.options.root, path)?;
-        let stored = match self.requests.run(self.requests.head(&key)) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                self.requests.run(self.requests.head(&format!("{key}/")))?
-            }
-            stored => stored?,
-        };
-        Ok(without_mark(stored.attributes).headers())
-    }
-
-    /// Changes the attributes of a folder, which are those of its marker: a folder without a marker gets one. The root of a
-    /// bucket can have none, and keeps its attributes.
-    fn change_folder_attrs(
-        &self,
-        path: &[u8],
-        marker: Option<FoundObject>,
-        change: &ChangeAttrs<'_>,
-    ) -> Result<NodeAttr> {
-        let key = key_of(&self.options.root, path)?;
-        let key = if path.is_empty() { key } else { format!("{key}/") };
-        let mut attrs = marker.as_ref().map(FoundObject::file_attrs).unwrap_or_default();
-        let before = attrs.clone();
-        change(&mut attrs)?;
-        if key.is_empty() || attrs == before {
-            return Ok(self.folder_attr(path, marker.as_ref()));
-        }
-        let mut attributes = marker
-            .as_ref()
-            .and_then(|marker| marker.attributes.clone())
-            .unwrap_or_else(|| ObjectAttributes::with_content_type("application/x-directory"));
-        attrs.store(&mut attributes);
-        let attributes = marked(attributes);
-        check_space(&attributes)?;
-        self.requests.run(async {
-            let object = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };
-            match &marker {
-                // Some stores copy no markers of folders.
-                Some(marker) if marker.attr.size > 0 => {
-                    let etag = marker.attr.etag.as_deref().map(bare_etag);
-                    self.requests.copy(CopySource { key: &key, etag }, marker.attr.size, &object).await
-                }
-                _ => self.requests.put(&object, Bytes::new()).await,
-            }
-        })?;
-        let attr = ObjectAttr { mtime: SystemTime::now(), ..folder_attr() };
-        Ok(self.folder_attr(path, Some(&FoundObject { attr, attributes: Some(attributes) })))
-    }
-
-    /// The attributes of names that a listing has found, for those that still exist: those in the metadata of the objects cost
-    /// a request each.
-    pub fn attrs_of_listed(&self, names: &[ListedPath]) -> Result<Vec<Option<NodeAttr>>> {
-        self.requests.run(async {
-            let heads = names.iter().map(|listed| self.attr_of_listed(listed));
-            futures::stream::iter(heads).buffered(HEADS_AT_ONCE).try_collect().await
-        })
-    }
-
-    async fn attr_of_listed(&self, listed: &ListedPath) -> Result<Option<NodeAttr>> {
-        if let Some(object) = self.changed_at(&listed.path) {
-            return Ok(Some(self.open_attr(&object)));
-        }
-        let Ok(key) = key_of(&self.options.root, &listed.path) else { return Ok(None) };
-        let key = if listed.is_folder { format!("{key}/") } else { key };
-        let found = match self.requests.head(&key).await {
-            Ok(object) => Some(found_object(object)),
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            Err(error) => return Err(error),
-        };
-        if listed.is_folder {
-            return Ok(Some(self.folder_attr(&listed.path, found.as_ref())));
-        }
-        let found = found.map(|found| FoundNode::Object(self.shown_object(&listed.path, found)));
-        Ok(found.map(|found| self.attr_of(&listed.path, &found)))
-    }
 }
-
-/// A name that a listing has found.
-pub(super) struct ListedPath {
-    pub path: Vec<u8>,
-    pub is_folder: bool,
-}
-
-/// A change of the attributes in an object's metadata.
-type ChangeAttrs<'a> = dyn Fn(&mut FileAttrs) -> Result<()> + 'a;
 
 pub(super) fn exists(path: &[u8]) -> Error {
     Error::new(ErrorKind::Io(libc::EEXIST), format!("'{}' exists", String::from_utf8_lossy(path)))
@@ -627,6 +467,7 @@ impl WritableBucket {
             space: Arc::new(StagingSpace::new(options.staging_max)),
             absences: Arc::default(),
             ending: EndingFiles::default(),
+            kept_files: OnceLock::new(),
         };
         let files = BucketFiles {
             origin: Arc::new(origin),
@@ -638,6 +479,7 @@ impl WritableBucket {
             open: Mutex::default(),
             making: Arc::default(),
             locks: Arc::default(),
+            kept: Mutex::default(),
         };
         Ok(Arc::new(WritableBucket { files: Arc::new(files) }))
     }
@@ -738,6 +580,47 @@ impl WritableVolume for WritableBucket {
 
     fn for_mount(&self, mount: u64) -> Option<Arc<dyn WritableVolume>> {
         Some(Arc::new(WritableBucket { files: Arc::new(self.files.of_mount(mount)) }))
+    }
+
+    fn keep_files(&self, files: Arc<dyn KeptFiles>) {
+        let _ = self.files.context.kept_files.set(files);
+    }
+
+    fn adopt_file(&self, file: OwnedFd, flags: u32) -> Result<Box<dyn WritableFile>> {
+        let object = self.files.continue_kept(file)?;
+        Ok(Box::new(self.open_file(object, flags & !(libc::O_TRUNC as u32))?))
+    }
+
+    fn adopt_directory_at(&self, at: NodePath<'_>) -> Result<Box<dyn WritableDirectory>> {
+        Ok(Box::new(BucketFolder::new(Arc::clone(&self.files), at.path.to_vec())))
+    }
+
+    fn recognises_marks(&self) -> bool {
+        true
+    }
+
+    fn repeat(&self, repeated: &RepeatedChange<'_>) -> Result<Option<NodeAttr>> {
+        let RepeatedCall::Change(change) = repeated.call else {
+            return Err(Error::new(ErrorKind::Invalid, "an open is no change of names"));
+        };
+        match self.outcome_of(repeated)? {
+            ChangeOutcome::Made(attr) => {
+                self.files.follow_made(&change)?;
+                Ok(attr)
+            }
+            ChangeOutcome::NotMade => {
+                let made = self.change_marked(&change, repeated.caller, Some(repeated.mark));
+                let Err(error) = made else { return made };
+                // The store has executed the first request meanwhile.
+                match self.outcome_of(repeated)? {
+                    ChangeOutcome::Made(attr) => Ok(attr),
+                    ChangeOutcome::NotMade | ChangeOutcome::Unclear(_) => Err(error),
+                }
+            }
+            // The mount does not know the name any more, because it has removed it.
+            ChangeOutcome::Unclear(_) if matches!(change, Change::Unlink { .. }) => Ok(None),
+            ChangeOutcome::Unclear(why) => Err(Error::new(ErrorKind::Io(libc::EIO), why)),
+        }
     }
 
     fn open_again(

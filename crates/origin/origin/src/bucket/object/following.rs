@@ -3,7 +3,8 @@
 
 use super::{ObjectChanges, ObjectFacts, OpenObject};
 use crate::bucket::found::{FoundObject, found_object};
-use crate::bucket::requests::{is_made_by, is_marked_as, mark_in};
+use crate::bucket::names::file_number;
+use crate::bucket::requests::{is_made_by, is_made_by_file, is_marked_as, mark_in};
 use crate::write_backend::ObjectAttributes;
 use spurline_types::FileKind;
 
@@ -35,6 +36,8 @@ impl OpenObject {
         let mut facts = self.facts.lock();
         if self.can_follow(&changes, &facts) {
             follow(&mut changes, &mut facts, found);
+            drop(facts);
+            self.keep_state(&changes);
         }
     }
 
@@ -91,15 +94,16 @@ impl OpenObject {
         self.facts.lock().outdated
     }
 
-    /// Whether the mount has made the object that the name leads to, by another open file or process.
+    /// Whether the mount has made the object that the name leads to, by another open file or process. A new file that was made with
+    /// `O_EXCL` has to be this file: another program of the mount may have won.
     pub(super) fn is_published_by_mount(&self) -> bool {
-        // Another program of the mount has won an exclusive creation.
-        if self.is_exclusive && self.is_new() {
-            return false;
-        }
+        let Some(mount) = self.context.options.mount else { return false };
         let requests = &self.context.requests;
-        let found = self.key().and_then(|key| requests.run(requests.head(&key)));
-        found.is_ok_and(|found| is_made_by(&found.attributes, self.context.options.mount))
+        let Ok(found) = self.key().and_then(|key| requests.run(requests.head(&key))) else { return false };
+        if self.is_exclusive && self.is_new() {
+            return is_made_by_file(&found.attributes, mount, file_number(&self.unpublished));
+        }
+        is_made_by(&found.attributes, mount)
     }
 }
 
