@@ -11,10 +11,10 @@ use crate::kept_client::HeldFile;
 use crate::kept_files::KeptFiles;
 pub use crate::locks::{FileLock, LockConflict, LockFamily, LockKind, LockRange};
 pub use crate::pending::{ContinuedFile, PendingVersion};
-use crate::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange};
+use crate::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use serde::{Deserialize, Serialize};
 use spurline_sys::join_path;
-use spurline_types::errno::{EIO, EOPNOTSUPP};
+use spurline_types::errno::EOPNOTSUPP;
 use spurline_types::open_flags::O_RDONLY;
 use spurline_types::{Error, ErrorKind, FileKind, Result, Version};
 use std::fs::File;
@@ -738,15 +738,8 @@ pub trait WritableVolume: Send + Sync {
     ///
     /// # Errors
     /// `EIO` if the source does not show whether the change was made; as [`WritableVolume::change_marked`].
-    fn repeat(&self, repeated: &RepeatedChange<'_>) -> Result<Option<NodeAttr>> {
-        let RepeatedCall::Change(change) = repeated.call else {
-            return Err(Error::new(ErrorKind::Invalid, "an open is no change of names"));
-        };
-        match self.outcome_of(repeated)? {
-            ChangeOutcome::Made(attr) => Ok(attr),
-            ChangeOutcome::NotMade => self.change_marked(&change, repeated.caller, Some(repeated.mark)),
-            ChangeOutcome::Unclear(why) => Err(Error::new(ErrorKind::Io(EIO), why)),
-        }
+    fn repeat(&self, _repeated: &RepeatedChange<'_>) -> Result<Option<NodeAttr>> {
+        Err(Error::new(ErrorKind::Io(EOPNOTSUPP), "this source does not recognise changes by marks"))
     }
 
     /// The files of a mount apart from other mounts, where changes are seen after the publication; `None` where all mounts

@@ -51,7 +51,10 @@ impl OpenFiles {
             if self.is_excluded(opened, lock) {
                 drop(granting);
                 self.give_back(opened, lock, caller);
-                return Err(Error::new(ErrorKind::Io(EAGAIN), "another program of this mount has the lock, at another node"));
+                return Err(Error::new(
+                    ErrorKind::Io(EAGAIN),
+                    "another program of this mount has the lock, at another node",
+                ));
             }
             if opened.note_granted(lock, begun, &home) {
                 return Ok(());
