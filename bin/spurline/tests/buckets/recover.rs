@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use spurline_testkit::S3Server;
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -53,12 +53,13 @@ fn save_checkpoint(at: &Path, round: u64) {
     assert!(fs::read(at.join("checkpoint")).unwrap() == text, "round {round}");
 }
 
-/// Makes and removes a file and a folder; any error fails.
+/// Makes, changes and removes a file and a folder; any error fails.
 fn change_names(at: &Path, round: u64) {
     let name = at.join(format!("name{}", round % 3));
     let mut made = OpenOptions::new().write(true).create_new(true).open(&name).unwrap();
     made.write_all(round.to_string().as_bytes()).unwrap();
     drop(made);
+    fs::set_permissions(&name, fs::Permissions::from_mode(0o600)).unwrap();
     assert_eq!(fs::read_to_string(&name).unwrap(), round.to_string());
     fs::remove_file(name).unwrap();
     fs::create_dir(at.join("folder")).unwrap();
@@ -147,7 +148,7 @@ fn write_beside_ends(world: &World, at: &Path, counting: &[&Path]) -> Rounds {
 #[test]
 fn writers_of_a_bucket_go_on_when_the_process_of_their_mount_dies() {
     let Some(rig) = BucketRig::start() else { return };
-    let mount = rig.mount("mnt", &["--recover", "--attr-cache", "100ms"]);
+    let mount = rig.mount("mnt", &["--recover", "--attr-cache", "100ms", "--object-attrs"]);
     let rounds = write_beside_ends(&rig.world, &mount.at, &[&mount.at]);
     unmount_kept(&rig.world, mount);
     rounds.check_objects(&rig.server);

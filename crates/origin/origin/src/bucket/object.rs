@@ -474,6 +474,7 @@ impl OpenObject {
     }
 
     fn note_change(&self, changes: &mut ObjectChanges, range: Range<u64>) {
+        changes.sent_before = None;
         let mut facts = self.facts.lock();
         facts.changed = true;
         facts.failure_reported = false;
@@ -607,7 +608,7 @@ impl OpenObject {
         self.check_conflict()?;
         self.check_lost_write()?;
         if !bytes_changed {
-            return self.context.requests.run(self.copy_attrs(&mut changes));
+            return self.store_attrs(&mut changes);
         }
         if self.find_published(&mut changes) {
             self.keep_state(&changes);

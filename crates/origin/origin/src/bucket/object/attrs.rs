@@ -83,7 +83,7 @@ impl OpenObject {
             self.keep_state(&changes);
             return Ok(());
         }
-        let copied = self.context.requests.run(self.copy_attrs(&mut changes));
+        let copied = self.store_attrs(&mut changes);
         if copied.is_err() {
             // The next call reads what the object has.
             changes.attributes = None;
@@ -92,6 +92,16 @@ impl OpenObject {
             facts.attrs_changed = false;
         }
         self.keep_state(&changes);
+        copied
+    }
+
+    /// As [`OpenObject::copy_attrs`], also if the process before has done that without a record.
+    pub(super) fn store_attrs(&self, changes: &mut ObjectChanges) -> Result<()> {
+        let requests = &self.context.requests;
+        let copied = requests.run(self.copy_attrs(changes));
+        if copied.is_err() && self.continue_failed(changes) {
+            return requests.run(self.copy_attrs(changes));
+        }
         copied
     }
 
@@ -114,6 +124,7 @@ impl OpenObject {
         let attributes = marked_as(attributes, &mark_of(self.context.options.mount, None));
         let object = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };
         let from = CopySource { key: &key, etag: etag.as_deref() };
+        self.keep_sending(&attributes);
         let new_etag = self.context.requests.copy(from, before.size, &object).await?;
         changes.attributes = Some(attributes);
         let mut facts = self.facts.lock();
