@@ -268,8 +268,17 @@ impl ServedWrite<'_> {
     fn execute(&self) -> WriteAnswer {
         match self.try_execute() {
             Ok(answer) => answer,
-            Err(error) => WriteAnswer::Failed(error),
+            Err(error) => self.find_late_answer().unwrap_or(WriteAnswer::Failed(error)),
         }
+    }
+
+    /// The answer to a change that a process which the mount has given up has executed after this one looked for it.
+    fn find_late_answer(&self) -> Option<WriteAnswer> {
+        if !self.request.again {
+            return None;
+        }
+        let found = self.find_answer(&self.request.caller.to_caller()).ok()??;
+        (!matches!(found, WriteAnswer::Unclear(_))).then_some(found)
     }
 
     /// The open file with this number; `None` when the node does not have it.
