@@ -15,7 +15,7 @@ help:
 	@echo "              and /sbin/mount.spurline for fstab"
 	@echo "make test-arm64  tests for arm64 in emulators, on amd64"
 	@echo "make package  a Debian package and an archive in target/packages; ARCH=arm64 cross-builds them"
-	@echo "make wheel    the Python package in target/wheels"
+	@echo "make wheel    the Python package in target/wheels; ARCH=arm64 cross-builds it"
 	@echo "make image    a container image as an OCI layout in target/packages; ARCH=arm64 cross-builds it"
 
 demo:
@@ -61,7 +61,7 @@ image:
 
 wheel:
 	@scripts/setup build
-	@scripts/wheel
+	@scripts/wheel --arch $(ARCH)
 
 test-arm64:
 	@scripts/test-arm64
