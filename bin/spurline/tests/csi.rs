@@ -354,6 +354,8 @@ fn writers_through_nodes_outlive_the_processes_of_their_mount_and_of_the_driver(
                 inner.start();
                 let keeper = rig.launched()[0];
                 wait_for("the keeper connects to the restarted driver", || has_store(keeper, &rig.path("state")));
+                // The descriptors follow the connection.
+                std::thread::sleep(std::time::Duration::from_secs(1));
                 rig.kill_mounts();
             }
             _ => {}
@@ -371,6 +373,49 @@ fn writers_through_nodes_outlive_the_processes_of_their_mount_and_of_the_driver(
     rig.check_empty();
     node.kill().unwrap();
     node.wait().unwrap();
+}
+
+/// Without nodes only the keeper has the open files: these outlive the process of the mount, and the mount outlives the keeper.
+#[test]
+fn writers_outlive_the_process_of_their_mount_and_the_mount_outlives_its_keeper() {
+    use pb::volume_capability::access_mode::Mode;
+    use rustix::process::Signal;
+    let Some(rig) = DriverRig::new() else { return };
+    let mut attributes = rig.attributes();
+    attributes.insert("mountOptions".into(), "cache-size=0,metrics=none,rw".into());
+    let many = || capability_of(Mode::MultiNodeMultiWriter);
+    rig.stage_as("pv", &attributes, many()).unwrap();
+    rig.publish_as("pv", "a", &attributes, many(), false).unwrap();
+    let log = rig.target("a").join("log");
+    let mut file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
+    let device = file.metadata().unwrap().dev();
+    file.lock().unwrap();
+    let mut written = String::new();
+    for round in 0..3 {
+        let line = format!("line {round}\n");
+        file.write_all(line.as_bytes()).unwrap();
+        written.push_str(&line);
+        let keeper = rig.launched();
+        rig.signal(rig.servers()[0], Signal::KILL);
+        file.sync_all().unwrap();
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), written);
+        let other = std::fs::File::open(&log).unwrap();
+        assert!(matches!(other.try_lock(), Err(TryLockError::WouldBlock)), "the lock stays");
+        assert_eq!(rig.launched(), keeper, "the keeper has replaced the process");
+    }
+    // As after the end of a container: names are there, and an open file reports that it is lost.
+    rig.kill_mounts();
+    let lost = file.write_all(b"lost").and_then(|()| file.sync_all()).unwrap_err();
+    assert!(matches!(lost.raw_os_error(), Some(libc::EBADF | libc::EIO)), "{lost}");
+    drop(file);
+    // Where the kernel writes the source's file itself, the bytes are there, and the sync has reported the loss. The kernel ends such an
+    // open file a moment after the close.
+    wait_for("the file", || std::fs::read_to_string(&log).is_ok_and(|text| text.starts_with(&written)));
+    assert_eq!(std::fs::metadata(&log).unwrap().dev(), device, "it is the same mount");
+    assert!(std::fs::read_to_string(rig.path("src/log")).unwrap().starts_with(&written));
+    rig.unpublish("pv", "a").unwrap();
+    rig.unstage("pv").unwrap();
+    rig.check_empty();
 }
 
 /// Whether the keeper is connected to a descriptor store below `dir`.

@@ -85,10 +85,7 @@ pub(super) fn words_of_mount(
     let writable = raw.fuse.rw;
     let limits = HostLimits { cgroup: Some((memory, "the volume's attribute memory".into())), ..host.clone() };
     let is_unwanted = settings.options.iter().any(|word| word == NO_RECOVERY_OPTION);
-    // The store of the driver has no open files. A mount that changes a directory itself needs these when the keeper is replaced too;
-    // a mount through nodes has its open files there.
-    let has_open_files = writable && raw.volume.group.registry.is_none();
-    if recovers && !has_open_files && !is_unwanted && !raw.fuse.recover {
+    if recovers && !is_unwanted && !raw.fuse.recover {
         // The checks decide which other options allow recovery.
         let mut recovering = raw.clone();
         recovering.fuse.recover = true;
@@ -213,15 +210,8 @@ mod tests {
                 "{options:?}"
             );
         }
-        for (source, registry, recovers) in [
-            ("/src", Some("static:a:1"), true),
-            // Open files of the source are lost with the keeper.
-            ("/src", None, false),
-            ("s3://b", Some("static:a:1"), true),
-            ("s3://b", None, false),
-        ] {
-            let made = words_of(source, registry, &["rw"], None).unwrap();
-            assert_eq!(made.recovers, recovers, "{source} {registry:?}");
+        for (source, registry) in [("/src", Some("static:a:1")), ("/src", None), ("s3://b", None)] {
+            assert!(words_of(source, registry, &["rw"], None).unwrap().recovers, "{source} {registry:?}");
         }
     }
 

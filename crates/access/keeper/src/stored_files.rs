@@ -8,6 +8,8 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -51,12 +53,19 @@ fn receive(socket: &OwnedFd) -> Option<FileMessage> {
 }
 
 /// The keeper's side.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct FileStore {
     files: HashMap<StoredName, OwnedFd>,
+    /// How many.
+    count: Arc<AtomicUsize>,
 }
 
 impl FileStore {
+    /// No files; their number is shown in `count`.
+    pub(crate) fn new(count: Arc<AtomicUsize>) -> FileStore {
+        FileStore { files: HashMap::new(), count }
+    }
+
     /// Serves a process until that has ended; with the process's side of the conversation.
     pub(crate) fn serve(self) -> io::Result<(JoinHandle<FileStore>, OwnedFd)> {
         let (ours, theirs) = conversation()?;
@@ -78,6 +87,7 @@ impl FileStore {
                     self.files.remove(&name);
                 }
             }
+            self.count.store(self.files.len(), Ordering::SeqCst);
         }
         self
     }
@@ -135,7 +145,8 @@ mod tests {
         let mut file =
             std::fs::File::from(rustix::fs::memfd_create("stored", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.write_all(b"bytes").unwrap();
-        let (thread, socket) = FileStore::default().serve().unwrap();
+        let count = Arc::new(AtomicUsize::new(0));
+        let (thread, socket) = FileStore::new(Arc::clone(&count)).serve().unwrap();
         let (link, before) = StoredFiles::begin(socket).unwrap();
         assert!(before.is_empty());
         let names = [[1; STORED_NAME_BYTES], [2; STORED_NAME_BYTES], [3; STORED_NAME_BYTES]];
@@ -160,5 +171,6 @@ mod tests {
         assert_eq!(text, "bytes");
         drop(link);
         assert_eq!(thread.join().unwrap().files.len(), 2);
+        assert_eq!(count.load(Ordering::SeqCst), 2);
     }
 }

@@ -16,7 +16,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// The keeper gives up after this many processes in a row that crashed or were killed early.
@@ -95,6 +96,10 @@ pub struct StopRequests {
     unmounts: AtomicBool,
     /// Whether a stop ends only the keeper and the process, because a store holds the mount for the next keeper.
     leaves_mount: AtomicBool,
+    /// Open files that only this keeper has.
+    held_files: Arc<AtomicUsize>,
+    /// There were such files at the stop.
+    ends_files: AtomicBool,
     count: AtomicU32,
     /// Readable after a request.
     wake: OwnedFd,
@@ -110,14 +115,20 @@ impl StopRequests {
             process: AtomicI32::new(0),
             unmounts: AtomicBool::new(false),
             leaves_mount: AtomicBool::new(false),
+            held_files: Arc::default(),
+            ends_files: AtomicBool::new(false),
             count: AtomicU32::new(0),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
     }
 
     /// Ends the mount: each call is a signal for the mount's process, as soon as that can unmount. The second call does not wait
-    /// for that. With a store the mount is left to the next keeper.
+    /// for that. With a store the mount is left to the next keeper, unless that would lack open files: their changes are published by
+    /// an unmount.
     pub fn request_stop(&self) {
+        if self.held_files.load(Ordering::SeqCst) > 0 {
+            self.ends_files.store(true, Ordering::SeqCst);
+        }
         self.count.fetch_add(1, Ordering::SeqCst);
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         if !self.leaves_mount() && (self.unmounts.load(Ordering::SeqCst) || self.is_forced()) {
@@ -140,7 +151,7 @@ impl StopRequests {
     }
 
     fn leaves_mount(&self) -> bool {
-        self.leaves_mount.load(Ordering::SeqCst)
+        self.leaves_mount.load(Ordering::SeqCst) && !self.ends_files.load(Ordering::SeqCst)
     }
 
     fn set_leaves_mount(&self, leaves: bool) {
@@ -234,7 +245,7 @@ pub fn supervise(
 ) -> io::Result<u8> {
     let mut keeper = Keeper {
         kept: None,
-        files: FileStore::default(),
+        files: FileStore::new(Arc::clone(&stop.held_files)),
         stop,
         reports,
         store,
@@ -414,9 +425,12 @@ impl Keeper<'_> {
     }
 
     fn run_life(&mut self, program: &SupervisedProgram) -> io::Result<LifeEnd> {
-        let (thread, files) = std::mem::take(&mut self.files).serve()?;
+        let none = FileStore::new(Arc::clone(&self.stop.held_files));
+        let (thread, files) = std::mem::replace(&mut self.files, none).serve()?;
         let end = self.run_process(program, files)?;
-        self.files = thread.join().unwrap_or_default();
+        if let Ok(files) = thread.join() {
+            self.files = files;
+        }
         Ok(end)
     }
 
@@ -653,5 +667,23 @@ fn exit_code(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,
         (None, _) => FAILED_CODE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_leaves_a_mount_only_without_open_files_of_this_keeper() {
+        for (files, leaves) in [(0, true), (1, false)] {
+            let stop = StopRequests::new().unwrap();
+            stop.set_leaves_mount(true);
+            stop.held_files.store(files, Ordering::SeqCst);
+            stop.request_stop();
+            // The unmount closes the files.
+            stop.held_files.store(0, Ordering::SeqCst);
+            assert_eq!(stop.leaves_mount(), leaves, "{files} files");
+        }
     }
 }

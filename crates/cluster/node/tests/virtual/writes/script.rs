@@ -140,7 +140,27 @@ impl WriteScript<'_> {
             }
             _ => {}
         }
-        std::thread::sleep(Duration::from_millis(50 + self.dice.below(9000) as u64));
+        let pause = Duration::from_millis(50 + self.dice.below(9000) as u64);
+        self.pause(pause);
+    }
+
+    /// Waits. A source that limits the length of partitions has none that lasts longer.
+    fn pause(&mut self, length: Duration) {
+        let until = Instant::now() + length;
+        if self.cluster.source.longest_partition() == Duration::MAX {
+            return std::thread::sleep(length);
+        }
+        loop {
+            let ends = self.sick.iter().filter(|(_, trouble, _)| is_partition(trouble)).map(|(.., end)| *end);
+            let wake = ends.min().unwrap_or(until).min(until);
+            std::thread::sleep(wake.saturating_duration_since(Instant::now()));
+            if wake == until {
+                return;
+            }
+            let over: Vec<_> =
+                self.sick.extract_if(.., |(_, trouble, end)| is_partition(trouble) && *end <= wake).collect();
+            over.into_iter().for_each(|(node, trouble, _)| self.end(node, trouble));
+        }
     }
 
     /// Cuts a mount that has a lock off from some nodes, and starts some of these again or stops them: whether the mount may take its
@@ -186,12 +206,14 @@ impl WriteScript<'_> {
         for mount in (0..self.plan.mounts).filter(|mount| *mount != holder) {
             self.begin_for(node, Trouble::Partition { mount, mode: RailMode::Down }, Duration::from_secs(30));
         }
-        std::thread::sleep(Duration::from_millis(2000 + self.dice.below(10_000) as u64));
+        let pause = Duration::from_millis(2000 + self.dice.below(10_000) as u64);
+        self.pause(pause);
         let length = self.draw_holder_length();
         self.begin_for(node, Trouble::Killed { power: false }, length);
         let other = self.dice.below(2 * self.plan.nodes);
         if other < self.plan.nodes && other != node && self.plan.well != Some(other) {
-            std::thread::sleep(Duration::from_millis(self.dice.below(3000) as u64));
+            let pause = Duration::from_millis(self.dice.below(3000) as u64);
+            self.pause(pause);
             self.start_again(other);
         }
     }
@@ -215,8 +237,7 @@ impl WriteScript<'_> {
     }
 
     fn begin_for(&mut self, node: usize, trouble: Trouble, length: Duration) {
-        let is_partition = matches!(trouble, Trouble::Partition { .. });
-        let length = if is_partition { length.min(self.cluster.source.longest_partition()) } else { length };
+        let length = if is_partition(&trouble) { length.min(self.cluster.source.longest_partition()) } else { length };
         self.shared.tell(format_args!("node {node}: {trouble:?} for {length:?}"));
         let host = &self.cluster.hosts[node];
         match trouble {
@@ -249,6 +270,10 @@ impl WriteScript<'_> {
         let over: Vec<_> = self.sick.extract_if(.., |(_, _, until)| everything || *until <= now).collect();
         over.into_iter().for_each(|(node, trouble, _)| self.end(node, trouble));
     }
+}
+
+fn is_partition(trouble: &Trouble) -> bool {
+    matches!(trouble, Trouble::Partition { .. })
 }
 
 pub fn draw_plan(dice: &mut Dice, rails: usize) -> RunPlan {
