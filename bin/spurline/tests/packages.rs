@@ -262,7 +262,8 @@ fn units_do_under_systemd_what_the_document_says() {
     std::fs::write(&control, text.replace(&format!("{version}1\n"), &format!("{version}2\n"))).unwrap();
     output_of(Command::new("dpkg-deb").args(["--root-owner-group", "-Zgzip", "-z1", "--build"]).arg(&tree).arg(&newer));
     let mut command = script("vm");
-    command.args(["--systemd", "--net", "none", "--seconds", "1800", "bash"]);
+    // Units with a keeper need Linux 6.9.
+    command.args(["--backports", "--systemd", "--net", "none", "--seconds", "1800", "bash"]);
     command.arg(root().join("tests/systemd/units")).arg(packages.path(".deb")).arg(&newer);
     let out = command.output().unwrap();
     let text = String::from_utf8_lossy(&out.stdout);

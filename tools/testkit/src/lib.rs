@@ -18,7 +18,7 @@ pub use chaos_proxy::{ChaosProxy, ProxyFault};
 pub use etcd::EtcdServer;
 pub use go_program::go_program;
 pub use server::S3Server;
-pub use vm::{GuestNet, in_guest, run_in_guest};
+pub use vm::{GuestKernel, GuestNet, in_guest, run_in_guest, run_in_guest_of};
 
 /// The access key of every embedded server.
 pub const ACCESS_KEY: &str = "SPURLINETESTKEY";

@@ -39,6 +39,15 @@ impl GuestNet {
     }
 }
 
+/// The kernel of a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuestKernel {
+    /// That of this machine's release of Debian.
+    Stock,
+    /// The newer one of its backports.
+    Backports,
+}
+
 /// A guest that runs for longer hangs. No suite needs more than 300 s on an idle machine of two processors; suites of every night
 /// take up to an hour.
 const GUEST_LIMIT: Duration = Duration::from_secs(5400);
@@ -48,19 +57,30 @@ pub fn in_guest() -> bool {
     std::env::var_os("SPURLINE_IN_VM").is_some()
 }
 
-/// Runs the ignored tests of this very test program in a guest, in turn, and prints the output: tests with the first of
-/// `prefixes` in the name, then in a separate process tests with the next. Where there can be no guest, skips (`rdma` in
-/// `SPURLINE_REQUIRE`).
+/// Runs the ignored tests of this very test program in a guest with the stock kernel, in turn, and prints the output: tests with
+/// the first of `prefixes` in the name, then in a separate process tests with the next. Where there can be no guest, skips (`rdma`
+/// in `SPURLINE_REQUIRE`).
 ///
 /// # Panics
 /// When a test fails, no test has a prefix, or the guest does not end within 90 minutes.
 pub fn run_in_guest(net: GuestNet, prefixes: &[&str]) {
+    run_in_guest_of(GuestKernel::Stock, net, prefixes);
+}
+
+/// As [`run_in_guest`], with a choice of the kernel.
+///
+/// # Panics
+/// As [`run_in_guest`].
+pub fn run_in_guest_of(kernel: GuestKernel, net: GuestNet, prefixes: &[&str]) {
     // One at a time: an emulated processor that shares a real processor is too slow for meaningful results.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let exe = std::env::current_exe().expect("a test program knows its path");
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/vm"));
     command.args(["--net", net.word(), "--seconds", &GUEST_LIMIT.as_secs().to_string()]);
+    if kernel == GuestKernel::Backports {
+        command.arg("--backports");
+    }
     let each = "program=$1; shift; failed=0; \
         for prefix; do [ \"$SPURLINE_IN_VM\" != pair ] || prefix=$prefix$SPURLINE_VM_SIDE; \
         \"$program\" --ignored --test-threads=1 --nocapture \"$prefix\" || failed=1; done; exit $failed";

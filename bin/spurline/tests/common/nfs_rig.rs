@@ -1,6 +1,6 @@
 //! A mount in the guest, and the kernel's NFS server and client beside it.
 
-use spurline_testkit::{GuestNet, run_in_guest, skip};
+use spurline_testkit::{GuestKernel, GuestNet, run_in_guest_of, skip};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::Once;
@@ -10,10 +10,15 @@ pub const BIN: &str = "/vmtmp/spurline";
 
 /// Runs the guest tests of this program; prints the reason if the tools of NFS are not there.
 pub fn run_nfs_guest() {
+    run_nfs_guest_of(GuestKernel::Stock, "guest_");
+}
+
+/// The same of tests with another prefix, and with a choice of the kernel.
+pub fn run_nfs_guest_of(kernel: GuestKernel, prefix: &str) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/nfs-tools.sh");
     let tools = Command::new(script).output().unwrap();
     if tools.status.success() {
-        run_in_guest(GuestNet::Two, &["guest_"]);
+        run_in_guest_of(kernel, GuestNet::Two, &[prefix]);
     } else {
         skip("nfs", &format!("no tools of NFS: {}", String::from_utf8_lossy(&tools.stderr).trim()));
     }

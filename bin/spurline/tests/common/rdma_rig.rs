@@ -1,7 +1,7 @@
 //! A source, nodes that serve it, mounts that read it, and fio as the reader that notices every wrong byte.
 
 use serde_json::Value;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -221,18 +221,23 @@ pub fn ask(log: &Path, op: &str) -> Value {
     ask_socket(&socket_of(&std::fs::read_to_string(log).unwrap()).expect("a socket"), op)
 }
 
-/// The admin socket that a log names.
+/// The admin socket that a log names last.
 fn socket_of(text: &str) -> Option<PathBuf> {
-    text.split("socket=").nth(1).and_then(|rest| rest.split_whitespace().next()).map(PathBuf::from)
+    text.rsplit_once("socket=").and_then(|(_, rest)| rest.split_whitespace().next()).map(PathBuf::from)
 }
 
 /// The same of a socket whose path is known.
 pub fn ask_socket(path: &Path, op: &str) -> Value {
-    let mut socket = UnixStream::connect(path).unwrap();
-    writeln!(socket, "{{\"op\":\"{op}\"}}").unwrap();
+    try_ask_socket(path, op).unwrap()
+}
+
+/// As [`ask_socket`], of a process that may be gone.
+fn try_ask_socket(path: &Path, op: &str) -> io::Result<Value> {
+    let mut socket = UnixStream::connect(path)?;
+    writeln!(socket, "{{\"op\":\"{op}\"}}")?;
     let mut line = String::new();
-    BufReader::new(socket).read_line(&mut line).unwrap();
-    serde_json::from_str::<Value>(&line).unwrap()["ok"].take()
+    BufReader::new(socket).read_line(&mut line)?;
+    Ok(serde_json::from_str::<Value>(&line)?["ok"].take())
 }
 
 /// One counter of a mount or a node.
@@ -269,6 +274,30 @@ impl Mount<'_> {
         let stats = ask(&self.log, "stats");
         let bytes = |section: &str| stats[section]["recv_bytes"].as_u64().unwrap();
         (bytes("rdma"), bytes("tcp"))
+    }
+
+    /// The status, while a process answers.
+    fn try_status(&self) -> io::Result<Value> {
+        let socket = socket_of(&std::fs::read_to_string(&self.log)?).ok_or(io::ErrorKind::NotFound)?;
+        try_ask_socket(&socket, "status")
+    }
+
+    /// Kills the process of a mount with `--recover` and waits until the next one has all `paths`, and has moved more than
+    /// `bytes` over RDMA, by the counter of this name.
+    pub fn replace_process(&self, paths: u64, counter: &str, bytes: u64) {
+        let status = ask(&self.log, "status");
+        let restarts = status["keeper"]["restarts"].as_u64().unwrap() + 1;
+        run("kill", &["-KILL", &status["pid"].to_string()]);
+        self.wait("the next process", |m| m.try_status().is_ok_and(|status| status["keeper"]["restarts"] == restarts));
+        self.wait("its paths", |m| m.count("rdma", "paths_up") == paths);
+        self.wait("its bytes over RDMA", |m| m.count("rdma", counter) > bytes);
+    }
+
+    /// How long programs waited for each of the processes after the first, in milliseconds.
+    pub fn pauses(&self) -> Vec<u64> {
+        let log = std::fs::read_to_string(&self.log).unwrap();
+        let waited = log.lines().filter_map(|line| line.split("programs waited ").nth(1)?.split(' ').next());
+        waited.map(|pause| pause.parse().unwrap()).collect()
     }
 
     /// The transport in use, from `status`.

@@ -6,7 +6,7 @@ use crate::rig::{Mount, Rig, count, link_down, link_up, run};
 use crate::{fsx, pjdfstest};
 use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -33,40 +33,73 @@ fn read_by_nodes(rig: &Rig, ports: &[u16]) -> u64 {
     ports.iter().map(|port| count(&rig.log(&format!("node-{port}")), "rdma", "read_bytes")).sum()
 }
 
-/// Writes the blocks of one file again and again, reads each back, and syncs now and then, until `stop`. Returns the last
-/// round of each block.
-fn write_rounds(mount: &Path, number: usize, stop: &AtomicBool, done: &AtomicU64) -> Vec<u64> {
-    let file = open(mount, number);
-    let mut rounds = vec![0u64; BLOCKS as usize];
-    let put = |at: u64, round: u64| {
-        file.write_all_at(&block(number, at, round), at * BLOCK as u64).expect("a writer sees no error");
-    };
-    // Bytes of a lost node that were not synced are reported once: they are written again.
-    let sync = |rounds: &[u64]| {
-        while let Err(error) = file.sync_all() {
+/// A file of blocks, and the last round in which each was written.
+pub struct BlockFile {
+    file: File,
+    number: usize,
+    rounds: Vec<u64>,
+    steps: u64,
+}
+
+impl BlockFile {
+    pub fn open(dir: &Path, number: usize) -> BlockFile {
+        BlockFile { file: open(dir, number), number, rounds: vec![0; BLOCKS as usize], steps: 0 }
+    }
+
+    fn put(&self, at: u64) {
+        let bytes = block(self.number, at, self.rounds[at as usize]);
+        self.file.write_all_at(&bytes, at * BLOCK as u64).expect("a writer sees no error");
+    }
+
+    fn compare(&self, file: &File, at: u64) {
+        let round = self.rounds[at as usize];
+        if round > 0 {
+            let mut read = vec![0u8; BLOCK];
+            file.read_exact_at(&mut read, at * BLOCK as u64).expect("a reader sees no error");
+            assert!(read == block(self.number, at, round), "wrong bytes in block {at} of file {}", self.number);
+        }
+    }
+
+    /// Writes a block and reads another one back; whether it is time for a sync.
+    pub fn step(&mut self) -> bool {
+        self.steps += 1;
+        let at = self.steps * 7 % BLOCKS;
+        self.rounds[at as usize] += 1;
+        self.put(at);
+        self.compare(&self.file, self.steps * 3 % BLOCKS);
+        self.steps.is_multiple_of(16)
+    }
+
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.sync_all()
+    }
+
+    /// Bytes of a lost node that were not synced are reported once: they are written again.
+    fn sync_after_losses(&self) {
+        while let Err(error) = self.sync() {
             assert_eq!(error.raw_os_error(), Some(EIO), "{error}");
-            rounds.iter().enumerate().filter(|(_, round)| **round > 0).for_each(|(at, round)| put(at as u64, *round));
+            (0..BLOCKS).filter(|at| self.rounds[*at as usize] > 0).for_each(|at| self.put(at));
         }
-    };
-    let mut read = vec![0u8; BLOCK];
-    let mut steps = 0u64;
+    }
+
+    /// Compares the file of the source.
+    pub fn check(&self, source: &Path) {
+        let file = open(source, self.number);
+        (0..BLOCKS).for_each(|at| self.compare(&file, at));
+    }
+}
+
+/// Writes the blocks of one file again and again, and syncs now and then, until `stop`.
+fn write_rounds(mount: &Path, number: usize, stop: &AtomicBool, done: &AtomicU64) -> BlockFile {
+    let mut file = BlockFile::open(mount, number);
     while !stop.load(Ordering::Acquire) {
-        steps += 1;
-        let at = steps * 7 % BLOCKS;
-        rounds[at as usize] += 1;
-        put(at, rounds[at as usize]);
-        let back = steps * 3 % BLOCKS;
-        if rounds[back as usize] > 0 {
-            file.read_exact_at(&mut read, back * BLOCK as u64).expect("a reader sees no error");
-            assert!(read == block(number, back, rounds[back as usize]), "wrong bytes in block {back} of file {number}");
-        }
-        if steps.is_multiple_of(16) {
-            sync(&rounds);
+        if file.step() {
+            file.sync_after_losses();
         }
         done.fetch_add(BLOCK as u64, Ordering::Release);
     }
-    sync(&rounds);
-    rounds
+    file.sync_after_losses();
+    file
 }
 
 fn open(dir: &Path, number: usize) -> File {
@@ -137,16 +170,9 @@ fn guest_writers_outlive_links_and_nodes() {
         stop.store(true, Ordering::Release);
         let files: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
         outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        files.into_iter().map(|rounds| rounds.unwrap()).collect::<Vec<_>>()
+        files.into_iter().map(|file| file.unwrap()).collect::<Vec<_>>()
     });
-    for (number, rounds) in files.into_iter().enumerate() {
-        let source = open(&rig.dir.join("src"), number);
-        let mut read = vec![0u8; BLOCK];
-        for (at, round) in rounds.into_iter().enumerate().filter(|(_, round)| *round > 0) {
-            source.read_exact_at(&mut read, (at * BLOCK) as u64).unwrap();
-            assert!(read == block(number, at as u64, round), "wrong bytes in block {at} of file {number}");
-        }
-    }
+    files.iter().for_each(|file| file.check(&rig.dir.join("src")));
     assert!(mount.count("rdma", "failovers") >= 4 && mount.count("rdma", "failbacks") >= 4);
     assert!(mount.count("rdma", "retries") > 0);
 }

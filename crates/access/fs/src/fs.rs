@@ -99,8 +99,8 @@ impl FileSystem {
         }
     }
 
-    /// Keeps the names of all inodes in `records` from now on, those of the present ones included: file handles of an NFS
-    /// server are resolved by them. Only the first call has an effect.
+    /// Keeps the names of all inodes in the first `records` from now on, and stores the names of the present inodes there: file
+    /// handles of an NFS server are resolved by them.
     pub fn keep_names(&self, records: Arc<dyn NameRecords>) {
         let records = self.name_records.get_or_init(|| records);
         self.inodes.for_each(|inode| records.record_name(inode.ino, ROOT, inode.path()));

@@ -70,6 +70,19 @@ fn the_handle_of_a_replaced_or_removed_file_leads_to_nothing() {
     assert_eq!(rig.fs.known_inodes(), 2);
 }
 
+/// The process before was killed before the names were on the disk.
+#[test]
+fn names_are_stored_again() {
+    let rig = rig();
+    let records = Arc::new(MemoryRecords::default());
+    rig.fs.keep_names(Arc::clone(&records) as Arc<dyn NameRecords>);
+    let d = found(&rig, ROOT, b"d").unwrap().attr.ino;
+    records.clear();
+    rig.fs.keep_names(records);
+    rig.fs.forget(d, 1);
+    assert_eq!(found(&rig, d, b".").unwrap().attr.ino, d);
+}
+
 #[test]
 fn without_records_a_forgotten_inode_is_stale() {
     let rig = rig();

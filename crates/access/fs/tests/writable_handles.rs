@@ -115,6 +115,19 @@ fn a_handle_outlives_forgetting_renaming_and_the_mount() {
     rig.reach(new).unwrap();
 }
 
+/// The process before was killed before the names were on the disk.
+#[test]
+fn names_are_stored_again() {
+    let mut rig = Rig::new();
+    let file = rig.make(ROOT, "file", false);
+    rig.records.clear();
+    rig.fs.keep_names(Arc::clone(&rig.records) as _);
+    rig.forget(&[file]);
+    rig.reach(file).unwrap();
+    rig.remount();
+    rig.reach(file).unwrap();
+}
+
 #[test]
 fn a_file_with_several_names_is_reached_as_long_as_one_is_left() {
     let mut rig = Rig::new();

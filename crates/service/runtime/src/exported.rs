@@ -11,9 +11,10 @@ use spurline_types::Result;
 use spurline_types::stats::Export;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 
-/// Makes a file system keep names in a store.
-pub(crate) type KeepNames = Box<dyn Fn(Arc<dyn NameRecords>) + Send + Sync>;
+/// Makes a file system keep names in a store, and store the names of the present inodes.
+pub(crate) type KeepNames = Arc<dyn Fn(Arc<dyn NameRecords>) + Send + Sync>;
 
 /// Whether `spurline export` has exported a mount.
 pub(crate) fn is_exported(source: &str, mountpoint: &Path) -> bool {
@@ -49,13 +50,30 @@ pub(crate) struct ExportedNames {
     folder: PathBuf,
     keep: KeepNames,
     database: OnceLock<Arc<NameDatabase>>,
+    /// Stores the names of inodes that the process before had.
+    inherited: OnceLock<JoinHandle<()>>,
+}
+
+impl Drop for ExportedNames {
+    fn drop(&mut self) {
+        if let Some(storing) = self.inherited.take() {
+            let _ = storing.join();
+        }
+    }
 }
 
 impl ExportedNames {
     pub fn new(source: &str, mountpoint: &Path, keep: KeepNames) -> Self {
         let id = export_id(source, mountpoint);
         let folder = Path::new("/").join(STATE_DIR).join(&id);
-        ExportedNames { id, mountpoint: mountpoint.to_owned(), folder, keep, database: OnceLock::new() }
+        ExportedNames {
+            id,
+            mountpoint: mountpoint.to_owned(),
+            folder,
+            keep,
+            database: OnceLock::new(),
+            inherited: OnceLock::new(),
+        }
     }
 
     /// Opens the names of an export that exists; a mount that starts again continues with these names.
@@ -83,6 +101,19 @@ impl ExportedNames {
         let database = self.database.get_or_init(|| database);
         (self.keep)(Arc::clone(database) as Arc<dyn NameRecords>);
         Ok(())
+    }
+
+    /// Stores the names of the inodes that this process has taken over: the process before may have been killed before these
+    /// were on the disk. Does not wait for that.
+    pub fn store_inherited_names(&self) {
+        let Some(database) = self.database.get() else { return };
+        let database = Arc::clone(database);
+        let keep = Arc::clone(&self.keep);
+        let storing = std::thread::Builder::new().name("inherited-names".into());
+        match storing.spawn(move || keep(database)) {
+            Ok(storing) => drop(self.inherited.set(storing)),
+            Err(error) => tracing::warn!("names of inodes can't be stored again: {error}"),
+        }
     }
 
     /// The export as shown by the NFS server; `None` without an export.

@@ -58,6 +58,7 @@ pub struct PreparedMount {
     stop: Arc<MountStop>,
     chosen: Arc<OnceLock<String>>,
     recovery: Option<MountRecovery>,
+    exported: Arc<ExportedNames>,
 }
 
 /// The file system that serves the kernel's requests. Each kind has another type of session, so that calls are direct.
@@ -83,7 +84,7 @@ impl MountedFiles {
     /// How the file system keeps the names of inodes. Does not keep the file system alive.
     fn keep_names(&self) -> KeepNames {
         let service = Arc::downgrade(&self.service());
-        Box::new(move |records| {
+        Arc::new(move |records| {
             if let Some(service) = service.upgrade() {
                 service.keep_names(records);
             }
@@ -183,7 +184,7 @@ impl PreparedMount {
             remote: volume.remote.clone(),
             follower: volume.follower.clone(),
             writes,
-            exported,
+            exported: Arc::clone(&exported),
             fuse: Arc::clone(&chosen),
             jobs: jobs.clone(),
             stop: Arc::clone(&stop),
@@ -193,7 +194,7 @@ impl PreparedMount {
         let target = admin_target(view, started);
         let admin = AdminServices::open(SocketOwner::Mount(&mountpoint), &config.metrics, &target)?;
         let parts = MountServices { admin, jobs, access_log, volume };
-        Ok(PreparedMount { config, files, session, parts, stop, chosen, recovery })
+        Ok(PreparedMount { config, files, session, parts, stop, chosen, recovery, exported })
     }
 
     /// Stops the mount, before and after the start. To be connected to signals before [`PreparedMount::start`]: a signal in
@@ -207,7 +208,7 @@ impl PreparedMount {
     /// # Errors
     /// When the kernel refuses the mount.
     pub fn start(self) -> std::result::Result<Option<RunningMount>, Fault> {
-        let PreparedMount { config, files, session, parts, stop, chosen, mut recovery } = self;
+        let PreparedMount { config, files, session, parts, stop, chosen, mut recovery, exported } = self;
         let at = &config.mountpoint;
         let session = match (recovery.as_mut().and_then(MountRecovery::take_device), files) {
             (Some(device), MountedFiles::Reads(files)) => FuseSession::resume(files, at, session, device),
@@ -226,6 +227,7 @@ impl PreparedMount {
         }
         if let Some(recovery) = &recovery {
             recovery.report_served(&session, &config)?;
+            exported.store_inherited_names();
         }
         resume_clients(config.volume.source.as_str(), session.mountpoint());
         let fuse = chosen.get_or_init(|| session.transport().map_or_else(String::new, |chosen| chosen.to_string()));

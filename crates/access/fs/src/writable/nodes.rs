@@ -199,18 +199,12 @@ impl NodeTable {
         NodeTable { tree: RwLock::new(tree), begun, ended, since: Instant::now() }
     }
 
-    /// Keeps all names in `records` from now on, those of the present nodes included. Only the first call has an effect.
+    /// Keeps all names in the first `records` from now on, and stores the names of the present nodes there.
     pub fn keep_names(&self, records: Arc<dyn NameRecords>) {
+        let records = Arc::clone(self.tree.write().records.get_or_insert(records));
         let mut names = Vec::new();
-        {
-            let mut tree = self.tree.write();
-            if tree.records.is_some() {
-                return;
-            }
-            tree.records = Some(Arc::clone(&records));
-            for (ino, node) in &tree.nodes {
-                names.extend(node.names.iter().map(|name| (*ino, name.parent, Arc::clone(&name.name))));
-            }
+        for (ino, node) in &self.tree.read().nodes {
+            names.extend(node.names.iter().map(|name| (*ino, name.parent, Arc::clone(&name.name))));
         }
         // Without the lock: the store may wait for its disk. A name that was removed meanwhile stays in the store. It leads
         // to nothing or to another object, which is found out when it is used.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl WritableFileSystem {
-    /// Keeps the names of all inodes in `records` from now on, those of the present ones included: file handles of an NFS
-    /// server are resolved by them. Only the first call has an effect.
+    /// Keeps the names of all inodes in the first `records` from now on, and stores the names of the present inodes there: file
+    /// handles of an NFS server are resolved by them.
     pub fn keep_names(&self, records: Arc<dyn crate::NameRecords>) {
         self.exported.store(true, Ordering::Relaxed);
         self.nodes.keep_names(records);

@@ -9,6 +9,14 @@ type InodeNames = Vec<(u64, Vec<u8>)>;
 #[derive(Default)]
 pub struct MemoryRecords(Mutex<HashMap<u64, InodeNames>>);
 
+impl MemoryRecords {
+    /// Loses all names.
+    #[allow(dead_code, reason = "each test program uses a part")]
+    pub fn clear(&self) {
+        self.0.lock().clear();
+    }
+}
+
 impl NameRecords for MemoryRecords {
     fn record_name(&self, ino: u64, parent: u64, name: &[u8]) {
         self.remove_name(ino, parent, name);
