@@ -24,9 +24,9 @@ impl BucketFiles {
             return Ok(());
         }
         let path = object.path();
-        let since = object.published_etag();
+        let step = self.context.next_step();
         match self.requests.run(self.requests.head(&key_of(&self.options.root, &path)?)) {
-            Ok(stored) => object.note_found_since(since.as_deref(), self.shown_object(&path, found_object(stored))),
+            Ok(stored) => object.note_found(self.shown_object(&path, found_object(stored)), step),
             // Another mount that has made the file too, and does not get the lock, finds this object when it closes the file.
             Err(error) if error.kind() == ErrorKind::NotFound && object.is_new() => object.publish()?,
             // Programs that have it open read the object that others have removed, while the cache has its bytes.

@@ -65,6 +65,8 @@ struct ObjectFacts {
     path: Vec<u8>,
     /// The object as it was read or published; `None` before a new file is published.
     published: Option<ObjectAttr>,
+    /// The step that has found or made it so.
+    found_at: u64,
     /// The length with the changes.
     len: u64,
     /// There is something to publish.
@@ -101,6 +103,7 @@ impl ObjectFacts {
             len: published.as_ref().map_or(0, |attr| attr.size),
             changed: published.is_none(),
             published,
+            found_at: 0,
             changed_at: SystemTime::now(),
             file_attrs,
             attrs_changed: false,
@@ -159,6 +162,15 @@ pub(super) struct ObjectContext {
     pub ending: EndingFiles,
     /// Where open files outlive this process.
     pub kept_files: OnceLock<Arc<dyn KeptFiles>>,
+    /// Looks at objects and changes of these, in their order.
+    pub steps: AtomicU64,
+}
+
+impl ObjectContext {
+    /// The number of a look that begins now, or of a change that has just been made.
+    pub fn next_step(&self) -> u64 {
+        self.steps.fetch_add(1, Ordering::SeqCst) + 1
+    }
 }
 
 /// A file that is open.
@@ -213,6 +225,12 @@ impl OpenObject {
             changes: Mutex::new(changes),
             kept: None,
         }
+    }
+
+    /// The same file, whose object was found by a look that began as this step.
+    pub fn found_at(self, step: u64) -> OpenObject {
+        self.facts.lock().found_at = step;
+        self
     }
 
     /// An open file that writes begins.
@@ -339,6 +357,7 @@ impl OpenObject {
         }
         changes.attributes = found.attributes;
         facts.published = Some(found.attr);
+        facts.found_at = self.context.next_step();
         drop(facts);
         self.keep_state(&changes);
         drop(changes);
@@ -693,6 +712,7 @@ impl OpenObject {
         self.context.times.insert(&facts.path, &attr);
         self.context.absences.note_published(&facts.path);
         facts.published = Some(attr);
+        facts.found_at = self.context.next_step();
         facts.len = len;
         facts.changed = false;
         self.sent_bytes.store(0, Ordering::Relaxed);

@@ -21,6 +21,7 @@ const HEADS_AT_ONCE: usize = 16;
 impl BucketFiles {
     /// Changes the attributes of what a path leads to, and the length of a file.
     pub fn set_attr(&self, path: &[u8], set: &AttrChange) -> Result<NodeAttr> {
+        let step = self.context.next_step();
         let found = self.find(path)?;
         if let FoundNode::Folder(marker) = found {
             if set.size.is_some() {
@@ -38,7 +39,7 @@ impl BucketFiles {
         if set.size.is_none() && !self.options.object_attrs {
             return Ok(self.attr_of(path, &found));
         }
-        let object = self.open_found(path, found)?;
+        let object = self.open_found(path, found, step)?;
         if let Some(len) = set.size {
             object.set_len(len)?;
         }
@@ -65,10 +66,11 @@ impl BucketFiles {
     /// Changes extended attributes of what a path leads to.
     pub fn change_xattrs(&self, path: &[u8], name: &[u8], change: &ChangeAttrs<'_>) -> Result<NodeAttr> {
         self.check_xattr(name)?;
+        let step = self.context.next_step();
         match self.find(path)? {
             FoundNode::Folder(marker) => self.change_folder_attrs(path, marker, change),
             found => {
-                let object = self.open_found(path, found)?;
+                let object = self.open_found(path, found, step)?;
                 object.change_attrs(change)?;
                 Ok(self.open_attr(&object))
             }

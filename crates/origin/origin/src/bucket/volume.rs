@@ -34,6 +34,7 @@ use spurline_volume::writes::{
 };
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Instant, SystemTime};
 
@@ -95,6 +96,7 @@ impl BucketFiles {
             absences: Arc::clone(&self.absences),
             ending: EndingFiles::default(),
             kept_files: OnceLock::new(),
+            steps: AtomicU64::new(0),
         };
         BucketFiles {
             origin: Arc::clone(&self.origin),
@@ -233,10 +235,12 @@ impl BucketFiles {
 
     /// The file at `path`, which exists.
     pub fn open_object(&self, path: &[u8]) -> Result<Arc<OpenObject>> {
-        self.open_found(path, self.find(path)?)
+        let step = self.context.next_step();
+        self.open_found(path, self.find(path)?, step)
     }
 
-    pub fn open_found(&self, path: &[u8], found: FoundNode) -> Result<Arc<OpenObject>> {
+    /// What a path leads to, found by a look that began as `step`.
+    pub fn open_found(&self, path: &[u8], found: FoundNode, step: u64) -> Result<Arc<OpenObject>> {
         let found = match found {
             FoundNode::Folder(_) => return Err(Error::new(ErrorKind::IsADirectory, "it is a folder")),
             FoundNode::Changed(object) => return Ok(object),
@@ -246,10 +250,10 @@ impl BucketFiles {
         // Another thread may have opened it meanwhile.
         if let Some(object) = open.find(path) {
             drop(open);
-            object.note_found(found);
+            object.note_found(found, step);
             return Ok(object);
         }
-        let object = Arc::new(self.new_object(path.to_vec(), OpenedNode::Found(found)));
+        let object = Arc::new(self.new_object(path.to_vec(), OpenedNode::Found(found)).found_at(step));
         open.insert(path.to_vec(), &object);
         Ok(object)
     }
@@ -279,9 +283,10 @@ impl BucketFiles {
 
     fn make_file(&self, at: &NamePath<'_>, exclusive: bool, new: FileAttrs) -> Result<Arc<OpenObject>> {
         let path = path_of(at);
+        let step = self.context.next_step();
         match self.find_existing(&path, exclusive) {
             Ok(_) if exclusive => return Err(exists(&path)),
-            Ok(found) => return self.open_found(&path, found),
+            Ok(found) => return self.open_found(&path, found, step),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -337,10 +342,11 @@ impl BucketFiles {
     }
 
     fn read_link(&self, path: &[u8]) -> Result<Vec<u8>> {
+        let step = self.context.next_step();
         match self.find(path)? {
             FoundNode::Object(found) if found.attr.kind == FileKind::Symlink => {
                 let mut target = vec![0; usize::try_from(found.attr.size).map_err(|_| not_link_error())?.min(LINK_MAX)];
-                let read = self.open_found(path, FoundNode::Object(found))?.read(0, &mut target)?;
+                let read = self.open_found(path, FoundNode::Object(found), step)?.read(0, &mut target)?;
                 target.truncate(read);
                 Ok(target)
             }
@@ -468,6 +474,7 @@ impl WritableBucket {
             absences: Arc::default(),
             ending: EndingFiles::default(),
             kept_files: OnceLock::new(),
+            steps: AtomicU64::new(0),
         };
         let files = BucketFiles {
             origin: Arc::new(origin),

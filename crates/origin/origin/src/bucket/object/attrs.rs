@@ -132,6 +132,7 @@ impl OpenObject {
         let attr = ObjectAttr { kind, ..object_attr(before.size, SystemTime::now(), new_etag) };
         self.context.times.insert(&facts.path, &attr);
         facts.published = Some(attr);
+        facts.found_at = self.context.next_step();
         facts.file_attrs = attrs;
         facts.attrs_changed = false;
         drop(facts);

@@ -30,24 +30,16 @@ impl OpenObject {
         is_new || !facts.changed && !facts.attrs_changed
     }
 
-    /// An open, or a lock, has found the object in this version; a file with changes keeps the one that it was opened with.
-    pub fn note_found(&self, found: FoundObject) {
+    /// An open, or a lock, has found the object in this version, by a look that began as `step`; a file with changes keeps the version
+    /// that it was opened with. A look that took long may have begun before what is known by now.
+    pub fn note_found(&self, found: FoundObject, step: u64) {
         let mut changes = self.changes.lock();
         let mut facts = self.facts.lock();
-        if self.can_follow(&changes, &facts) {
+        if step > facts.found_at && self.can_follow(&changes, &facts) {
+            facts.found_at = step;
             follow(&mut changes, &mut facts, found);
             drop(facts);
             self.keep_state(&changes);
-        }
-    }
-
-    /// As [`OpenObject::note_found`], for an object that was found when the file had the version `since`: an own publication
-    /// meanwhile is later.
-    pub fn note_found_since(&self, since: Option<&str>, found: FoundObject) {
-        let mut changes = self.changes.lock();
-        let mut facts = self.facts.lock();
-        if facts.published_etag() == since && self.can_follow(&changes, &facts) {
-            follow(&mut changes, &mut facts, found);
         }
     }
 
@@ -60,12 +52,15 @@ impl OpenObject {
         }
         drop(facts);
         let Ok(key) = self.key() else { return false };
+        let step = self.context.next_step();
         let Ok(stored) = self.context.requests.run(self.context.requests.head(&key)) else { return false };
         let found = found_object(stored);
         if found.attr.kind != FileKind::File {
             return false;
         }
-        follow(changes, &mut self.facts.lock(), found);
+        let mut facts = self.facts.lock();
+        facts.found_at = step;
+        follow(changes, &mut facts, found);
         true
     }
 
@@ -79,7 +74,9 @@ impl OpenObject {
         if !changes.failed_marks.iter().any(|mark| is_marked_as(&stored.attributes, mark)) {
             return false;
         }
-        self.facts.lock().published = Some(found_object(stored).attr);
+        let mut facts = self.facts.lock();
+        facts.published = Some(found_object(stored).attr);
+        facts.found_at = self.context.next_step();
         true
     }
 
