@@ -14,7 +14,7 @@ use std::fs::TryLockError;
 use std::io::Write as _;
 use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use tonic::Code;
@@ -324,27 +324,62 @@ fn start_node(rig: &DriverRig) -> (Child, String) {
     (node, format!("static:{}", address().unwrap()))
 }
 
+/// A log in a volume that pods write, open and locked.
+struct LockedLog {
+    file: std::fs::File,
+    path: PathBuf,
+    device: u64,
+    written: String,
+}
+
+impl LockedLog {
+    /// In a new volume with more attributes than those of the rig.
+    fn open(rig: &DriverRig, more: &[(&str, String)]) -> LockedLog {
+        let mut attributes = rig.attributes();
+        attributes.insert("mountOptions".into(), "cache-size=0,metrics=none,rw".into());
+        attributes.extend(more.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+        let many = || capability_of(pb::volume_capability::access_mode::Mode::MultiNodeMultiWriter);
+        rig.stage_as("pv", &attributes, many()).unwrap();
+        rig.publish_as("pv", "a", &attributes, many(), false).unwrap();
+        let path = rig.target("a").join("log");
+        let file = std::fs::File::options().create(true).append(true).open(&path).unwrap();
+        let device = file.metadata().unwrap().dev();
+        file.lock().unwrap();
+        LockedLog { file, path, device, written: String::new() }
+    }
+
+    fn write(&mut self, round: u32) {
+        let line = format!("line {round}\n");
+        self.file.write_all(line.as_bytes()).unwrap();
+        self.written.push_str(&line);
+    }
+
+    fn check(&self) {
+        self.file.sync_all().unwrap();
+        assert_eq!(std::fs::read_to_string(&self.path).unwrap(), self.written);
+        let other = std::fs::File::open(&self.path).unwrap();
+        assert!(matches!(other.try_lock(), Err(TryLockError::WouldBlock)), "the lock stays");
+    }
+
+    fn check_mount(&self) {
+        assert_eq!(std::fs::metadata(&self.path).unwrap().dev(), self.device, "it is the same mount");
+    }
+}
+
+fn end_volume(rig: &DriverRig) {
+    rig.unpublish("pv", "a").unwrap();
+    rig.unstage("pv").unwrap();
+    rig.check_empty();
+}
+
 #[test]
 fn writers_through_nodes_outlive_the_processes_of_their_mount_and_of_the_driver() {
-    use pb::volume_capability::access_mode::Mode;
     use rustix::process::Signal;
     let Some(mut rig) = DriverRig::new() else { return };
     let (mut node, registry) = start_node(&rig);
-    let mut attributes = rig.attributes();
-    attributes.insert("mountOptions".into(), "cache-size=0,metrics=none,rw".into());
-    attributes.insert("registry".into(), registry);
-    let many = || capability_of(Mode::MultiNodeMultiWriter);
-    rig.stage_as("pv", &attributes, many()).unwrap();
-    rig.publish_as("pv", "a", &attributes, many(), false).unwrap();
-    let log = rig.target("a").join("log");
-    let mut file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
-    let device = file.metadata().unwrap().dev();
-    file.lock().unwrap();
-    let mut written = String::new();
+    let mut log = LockedLog::open(&rig, &[("registry", registry)]);
     for round in 0..4 {
-        let line = format!("line {round}\n");
-        file.write_all(line.as_bytes()).unwrap();
-        written.push_str(&line);
+        log.write(round);
         match round {
             0 => rig.signal(rig.servers()[0], Signal::KILL),
             1 => rig.kill_mounts(),
@@ -360,17 +395,12 @@ fn writers_through_nodes_outlive_the_processes_of_their_mount_and_of_the_driver(
             }
             _ => {}
         }
-        file.sync_all().unwrap();
-        assert_eq!(std::fs::read_to_string(&log).unwrap(), written);
-        let other = std::fs::File::open(&log).unwrap();
-        assert!(matches!(other.try_lock(), Err(TryLockError::WouldBlock)), "the lock stays");
+        log.check();
     }
-    assert_eq!(std::fs::metadata(&log).unwrap().dev(), device, "it is the same mount");
-    assert_eq!(std::fs::read_to_string(rig.path("src/log")).unwrap(), written);
-    drop(file);
-    rig.unpublish("pv", "a").unwrap();
-    rig.unstage("pv").unwrap();
-    rig.check_empty();
+    log.check_mount();
+    assert_eq!(std::fs::read_to_string(rig.path("src/log")).unwrap(), log.written);
+    drop(log);
+    end_volume(&rig);
     node.kill().unwrap();
     node.wait().unwrap();
 }
@@ -378,44 +408,27 @@ fn writers_through_nodes_outlive_the_processes_of_their_mount_and_of_the_driver(
 /// Without nodes only the keeper has the open files: these outlive the process of the mount, and the mount outlives the keeper.
 #[test]
 fn writers_outlive_the_process_of_their_mount_and_the_mount_outlives_its_keeper() {
-    use pb::volume_capability::access_mode::Mode;
     use rustix::process::Signal;
     let Some(rig) = DriverRig::new() else { return };
-    let mut attributes = rig.attributes();
-    attributes.insert("mountOptions".into(), "cache-size=0,metrics=none,rw".into());
-    let many = || capability_of(Mode::MultiNodeMultiWriter);
-    rig.stage_as("pv", &attributes, many()).unwrap();
-    rig.publish_as("pv", "a", &attributes, many(), false).unwrap();
-    let log = rig.target("a").join("log");
-    let mut file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
-    let device = file.metadata().unwrap().dev();
-    file.lock().unwrap();
-    let mut written = String::new();
+    let mut log = LockedLog::open(&rig, &[]);
     for round in 0..3 {
-        let line = format!("line {round}\n");
-        file.write_all(line.as_bytes()).unwrap();
-        written.push_str(&line);
+        log.write(round);
         let keeper = rig.launched();
         rig.signal(rig.servers()[0], Signal::KILL);
-        file.sync_all().unwrap();
-        assert_eq!(std::fs::read_to_string(&log).unwrap(), written);
-        let other = std::fs::File::open(&log).unwrap();
-        assert!(matches!(other.try_lock(), Err(TryLockError::WouldBlock)), "the lock stays");
+        log.check();
         assert_eq!(rig.launched(), keeper, "the keeper has replaced the process");
     }
     // As after the end of a container: names are there, and an open file reports that it is lost.
     rig.kill_mounts();
-    let lost = file.write_all(b"lost").and_then(|()| file.sync_all()).unwrap_err();
+    let lost = log.file.write_all(b"lost").and_then(|()| log.file.sync_all()).unwrap_err();
     assert!(matches!(lost.raw_os_error(), Some(libc::EBADF | libc::EIO)), "{lost}");
-    drop(file);
+    log.file = std::fs::File::open("/dev/null").unwrap();
     // Where the kernel writes the source's file itself, the bytes are there, and the sync has reported the loss. The kernel ends such an
     // open file a moment after the close.
-    wait_for("the file", || std::fs::read_to_string(&log).is_ok_and(|text| text.starts_with(&written)));
-    assert_eq!(std::fs::metadata(&log).unwrap().dev(), device, "it is the same mount");
-    assert!(std::fs::read_to_string(rig.path("src/log")).unwrap().starts_with(&written));
-    rig.unpublish("pv", "a").unwrap();
-    rig.unstage("pv").unwrap();
-    rig.check_empty();
+    wait_for("the file", || std::fs::read_to_string(&log.path).is_ok_and(|text| text.starts_with(&log.written)));
+    log.check_mount();
+    assert!(std::fs::read_to_string(rig.path("src/log")).unwrap().starts_with(&log.written));
+    end_volume(&rig);
 }
 
 /// Whether the keeper is connected to a descriptor store below `dir`.
