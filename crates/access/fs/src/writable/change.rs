@@ -127,10 +127,9 @@ impl WritableFileSystem {
             None => false,
         };
         if !is_made {
-            let known = self.nodes.identity_at(parent, name);
             self.on_name(parent, name, caller, false, |at, by| {
                 let change = if directory { Change::Rmdir { at } } else { Change::Unlink { at } };
-                self.change_names(&change, known, by, caller)
+                self.change_names(&change, Some(DirName { parent, name }), by, caller)
             })?;
             self.note_names_made(caller, MadeChange::default());
         }
@@ -159,7 +158,7 @@ impl WritableFileSystem {
             }
             return Ok(());
         }
-        let known = self.nodes.identity_at(from.parent, from.name);
+        let removed = from;
         let renamed = self.while_moving(1, || {
             let old = self.nodes.resolve(from.parent).ok_or_else(|| self.missing(from.parent))?;
             let new = self.nodes.resolve(to.parent).ok_or_else(|| self.missing(to.parent))?;
@@ -168,7 +167,7 @@ impl WritableFileSystem {
                 let new = NodePath { path: &new.path, expected: Some(new.identity) };
                 let from = NamePath { directory: old, name: from.name };
                 let to = NamePath { directory: new, name: to.name };
-                self.change_names(&Change::Rename { from, to, flags }, known, by, caller)
+                self.change_names(&Change::Rename { from, to, flags }, Some(removed), by, caller)
             })?)
         })?;
         self.note_names_made(caller, MadeChange::default());

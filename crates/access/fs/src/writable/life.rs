@@ -254,12 +254,12 @@ impl WritableFileSystem {
         if self.source.recognises_marks() { None } else { self.find_repeat(caller) }
     }
 
-    /// Makes a change of names. `known` is the object that the name led to, for a change that a process before may have made: if the
-    /// source recognises marks, the mark of the first attempt shows that.
+    /// Makes a change of names. If the source recognises marks, the mark of a first attempt shows whether a process before has made the
+    /// change; `removed` is the name that leads to another object then, or to none.
     pub(super) fn change_names(
         &self,
         change: &Change<'_>,
-        known: Option<FileIdentity>,
+        removed: Option<DirName<'_>>,
         caller: &Caller,
         request: &FsCaller<'_>,
     ) -> Result<Option<NodeAttr>> {
@@ -269,6 +269,7 @@ impl WritableFileSystem {
         if let Some(mark) = self.find_repeat(request).and_then(|repeat| repeat.before) {
             let mark = ChangeMark(u128::from(mark));
             let call = RepeatedCall::Change(*change);
+            let known = removed.and_then(|at| self.nodes.identity_at(at.parent, at.name));
             return self.source.repeat(&RepeatedChange { call, mark, known: [known, None], caller });
         }
         let mark = RandomState::new().build_hasher().finish();

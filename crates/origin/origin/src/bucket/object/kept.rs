@@ -82,6 +82,12 @@ struct KeptUpload {
     record: Option<String>,
 }
 
+impl KeptUpload {
+    fn of(key: &str, upload: &OpenUpload) -> KeptUpload {
+        KeptUpload { key: key.to_owned(), id: upload.id.clone(), record: upload.record().map(str::to_owned) }
+    }
+}
+
 /// The object below the changes.
 #[derive(Debug, Serialize, Deserialize)]
 struct KeptVersion {
@@ -317,11 +323,7 @@ impl OpenObject {
             .staged
             .as_ref()
             .map(|staged| KeptBytes { object_len: staged.object_len(), changed: staged.changed_ranges().clone() });
-        let upload = changes.upload.as_ref().map(|upload| KeptUpload {
-            key: upload.key.clone(),
-            id: upload.upload.id.clone(),
-            record: upload.upload.record().map(str::to_owned),
-        });
+        let upload = changes.upload.as_ref().map(|upload| KeptUpload::of(&upload.key, &upload.upload));
         KeptState {
             identity: *self.unpublished.bytes(),
             is_exclusive: self.is_exclusive,
@@ -364,9 +366,7 @@ impl OpenObject {
 
     pub(super) fn keep_upload(&self, key: &str, upload: &OpenUpload) {
         let Some(kept) = &self.kept else { return };
-        let record = upload.record().map(str::to_owned);
-        let upload = KeptUpload { key: key.to_owned(), id: upload.id.clone(), record };
-        kept.log.append(&LogEntry::Upload(upload));
+        kept.log.append(&LogEntry::Upload(KeptUpload::of(key, upload)));
     }
 
     /// Whether the process before has published the changes without learning of it.
