@@ -172,6 +172,11 @@ impl DemandPool {
         self.inner.lock().reach.reach().clone()
     }
 
+    /// How long ago the last attempt on a peer failed that is down: requests between two attempts fail without one.
+    pub fn since_failure(&self) -> Option<Duration> {
+        self.inner.lock().reach.since_failure(self.now())
+    }
+
     /// Current number of connections.
     pub fn open_count(&self) -> usize {
         self.inner.lock().channels.open_count()

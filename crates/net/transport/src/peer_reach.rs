@@ -36,6 +36,8 @@ pub(crate) struct ReachState {
     longest_pause: Duration,
     /// No attempt is made before this.
     not_before: Duration,
+    /// When the last attempt failed.
+    failed_at: Duration,
     /// The peer is silent: attempts are left to the path monitor.
     held_down: bool,
 }
@@ -48,6 +50,7 @@ impl ReachState {
             first_pause,
             longest_pause,
             not_before: Duration::ZERO,
+            failed_at: Duration::ZERO,
             held_down: false,
         }
     }
@@ -72,8 +75,14 @@ impl ReachState {
     /// An attempt failed, or the peer is silent.
     pub fn mark_failed(&mut self, now: Duration, error: &Error) {
         let before = if let PeerReach::Down { failures, .. } = self.reach { failures } else { 0 };
+        self.failed_at = now;
         self.not_before = now + backoff_pause(self.first_pause, self.longest_pause, before);
         self.reach = PeerReach::Down { failures: before.saturating_add(1), error: error.clone() };
+    }
+
+    /// How long ago the last attempt on a peer failed that is down.
+    pub fn since_failure(&self, now: Duration) -> Option<Duration> {
+        matches!(self.reach, PeerReach::Down { .. }).then(|| now.saturating_sub(self.failed_at))
     }
 
     /// Leaves further attempts to the path monitor, or no longer.

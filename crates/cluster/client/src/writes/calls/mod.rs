@@ -480,11 +480,11 @@ impl WriteCalls {
         others.filter(|peer| peer.is_up() || *peer.name() != *lost.node).map(|peer| peer.name().into()).collect()
     }
 
-    /// How long a node has been away, if it is.
+    /// How long a node had been away at the last attempt to reach it, if it is away.
     pub fn node_away(&self, node: &str) -> Option<Duration> {
         let view = self.client.members().snapshot();
         let mut peers = (0..view.members().len()).map(|index| view.peer(index as u32));
-        peers.find(|peer| *peer.name() == *node).and_then(|peer| peer.away())
+        peers.find(|peer| *peer.name() == *node).and_then(|peer| peer.away_at_last_attempt())
     }
 
     fn wanted_block(&self, path: &[u8]) -> WantedBlock {

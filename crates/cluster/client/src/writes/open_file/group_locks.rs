@@ -115,9 +115,6 @@ impl OpenFiles {
         let root = Caller::default();
         let home = opened.home();
         for node in self.calls.other_nodes(&home, &home) {
-            if self.calls.node_away(&node).is_some_and(|away| away >= self.lock_grace.new_after()) {
-                continue;
-            }
             let answer = self.calls.query(CallTarget::Node(&node), &call, &root, deadline).map_err(|end| match end {
                 CallEnd::Failed(error) | CallEnd::Lost { error, .. } => error,
             });
@@ -125,6 +122,10 @@ impl OpenFiles {
                 Ok(WriteAnswer::Grants(grants)) if grants.held.is_some() => return Ok(grants.held),
                 Ok(WriteAnswer::Grants(_)) => {}
                 Ok(other) => return Err(unexpected(&other)),
+                // Asked in any case: a node that can be reached again counts as away until its first answer.
+                Err(error) if is_transient(&error) && self.has_been_away(&node) => {
+                    tracing::debug!("node {node} has been away for long, its locks are lost: {error}");
+                }
                 Err(error) if is_transient(&error) => {
                     let why = format!("node {node} does not say whether another mount has the lock there: {error}");
                     return Err(Error::new(ErrorKind::Throttled, why));
@@ -134,6 +135,11 @@ impl OpenFiles {
             }
         }
         Ok(None)
+    }
+
+    /// Whether a node did not answer for so long, and then could not be reached, that mounts have lost the locks that they had there.
+    fn has_been_away(&self, node: &str) -> bool {
+        self.calls.node_away(node).is_some_and(|away| away >= self.lock_grace.new_after())
     }
 
     /// Continues with the object that another mount has published, unless this mount has changes.
