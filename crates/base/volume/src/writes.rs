@@ -507,6 +507,10 @@ pub trait WritableFile: WritableObject {
     /// file.
     fn release_locks(&self) {}
 
+    /// The mount has closed the file. When it still has a request for it, it has given that up and opened the file elsewhere: the
+    /// next open is not to find the changes.
+    fn note_closed(&self) {}
+
     /// The attributes at the open, or later attributes.
     ///
     /// # Errors

@@ -48,6 +48,8 @@ use std::time::{Duration, Instant};
 const CAPABILITIES: &[u8] = b"security.capability";
 /// The bits of a mode that `chmod(2)` sets.
 const PERMISSION_BITS: u32 = 0o7777;
+/// Pause before a file is opened once more at a process that closes files which have moved.
+const OPEN_PAUSE: Duration = Duration::from_millis(20);
 
 /// The writable side of a group's volume.
 pub struct GroupWrites {
@@ -59,11 +61,22 @@ pub struct GroupWrites {
     finishing: AtomicBool,
 }
 
+/// An answer to the request to open a file, whose number is that of the change.
+struct SentOpen<'a> {
+    number: ChangeNumber<'a>,
+    sent: NodeAnswer,
+}
+
 /// Why not all changes are durable.
 struct SyncFailure {
     error: Error,
     /// The source refused them. Else a process was lost or did not answer, whose host may still write them.
     refused: bool,
+}
+
+/// Whether the file is new: nobody had it open before.
+fn is_exclusive(call: &WriteCall<'_>) -> bool {
+    matches!(call, WriteCall::Create { flags, .. } if flags.bits() & O_EXCL != 0)
 }
 
 impl GroupWrites {
@@ -115,6 +128,31 @@ impl GroupWrites {
         caller: &Caller,
     ) -> Result<NodeAnswer> {
         self.calls.change_at(number, path, &call, RequestContext::of(caller), self.calls.begin())
+    }
+
+    /// As [`GroupWrites::open_at`], for a file that may have been open before. A process that was away may still have it open with changes
+    /// that were published elsewhere: it closes that file first.
+    fn open_file_at<'a>(
+        &'a self,
+        path: &[u8],
+        call: impl Fn(u64) -> WriteCall<'a>,
+        caller: &Caller,
+    ) -> Result<SentOpen<'a>> {
+        let deadline = self.calls.begin();
+        loop {
+            let number = self.calls.draw_for_request();
+            let call = call(number.get());
+            let sent = self.open_at(&number, path, call, caller)?;
+            if !self.files.publishes() || is_exclusive(&call) || !self.files.close_kept_at(&sent.home) {
+                return Ok(SentOpen { number, sent });
+            }
+            self.calls.close_numbers(&sent.home, &[number.get()]);
+            if deadline.is_over(Instant::now()) {
+                let why = format!("node {} does not close files that have moved to another node", sent.home.node);
+                return Err(Error::new(ErrorKind::Timeout, why));
+            }
+            std::thread::sleep(OPEN_PAUSE);
+        }
     }
 
     /// A file that was made.
@@ -410,10 +448,11 @@ impl WritableVolume for GroupWrites {
             return Ok(Box::new(file));
         }
         self.files.send_bytes_of(at.expected)?;
-        let change = self.calls.draw_for_request();
-        let number = change.get();
-        let call = WriteCall::Open { at, flags: self.files.sent_flags(flags), file: number };
-        let NodeAnswer { answer, home, .. } = self.open_at(&change, at.path, call, caller)?;
+        let flags_sent = self.files.sent_flags(flags);
+        let open = |file| WriteCall::Open { at, flags: flags_sent, file };
+        let opened = self.open_file_at(at.path, open, caller)?;
+        let number = opened.number.get();
+        let NodeAnswer { answer, home, .. } = opened.sent;
         let version = cache_version_of(&answer);
         let attr = attr_of(answer)?;
         let opening = FileOpening { number, attr, flags, caller, home };
@@ -439,10 +478,11 @@ impl WritableVolume for GroupWrites {
             return Ok(CreatedFile { attr, file: Box::new(file), directory: None });
         }
         self.files.send_bytes_of(self.known.object(&path))?;
-        let change = self.calls.draw_for_request();
-        let number = change.get();
-        let call = WriteCall::Create { at, flags: self.files.sent_flags(flags), mode, file: number };
-        let NodeAnswer { answer, home, .. } = self.open_at(&change, &path, call, caller)?;
+        let flags_sent = self.files.sent_flags(flags);
+        let create = |file| WriteCall::Create { at, flags: flags_sent, mode, file };
+        let opened = self.open_file_at(&path, create, caller)?;
+        let number = opened.number.get();
+        let NodeAnswer { answer, home, .. } = opened.sent;
         self.note(&path, &answer);
         let (attr, directory) = match answer {
             WriteAnswer::Created(attr, directory) => (attr, directory),

@@ -230,8 +230,12 @@ impl WriteSession {
             self.note_closed(file, opened_below);
         }
         drop(files);
-        if let Some(object) = object.filter(|_| was_locked) {
+        let Some(object) = object else { return };
+        if was_locked {
             object.release_locks();
+        }
+        if let OpenObject::File(file) = object {
+            file.note_closed();
         }
     }
 

@@ -12,6 +12,7 @@ use spurline_volume::writes::{
 use std::any::Any;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Access modes of `open(2)`.
 const ACCESS_MODE: u32 = libc::O_ACCMODE as u32;
@@ -25,6 +26,8 @@ pub(super) struct BucketFile {
     flags: u32,
     /// The locks of a mount that uses a node; a lone mount keeps its own.
     locks: Option<CarriedLocks>,
+    /// Requests that publish the object.
+    publishing: AtomicUsize,
 }
 
 impl BucketFile {
@@ -34,7 +37,7 @@ impl BucketFile {
     /// Those of the local file system.
     pub fn open(files: &Arc<BucketFiles>, object: Arc<OpenObject>, flags: u32) -> Result<BucketFile> {
         let locks = files.options.mount.map(|mount| CarriedLocks::new(&files.locks, mount));
-        let file = BucketFile { files: Arc::clone(files), object, flags, locks };
+        let file = BucketFile { files: Arc::clone(files), object, flags, locks, publishing: AtomicUsize::new(0) };
         if file.writes() {
             file.object.add_writer();
             if flags & libc::O_TRUNC as u32 != 0 {
@@ -50,6 +53,13 @@ impl BucketFile {
 
     pub fn attr(&self) -> NodeAttr {
         self.files.open_attr(&self.object)
+    }
+
+    fn publish(&self) -> Result<()> {
+        self.publishing.fetch_add(1, Ordering::AcqRel);
+        let published = self.object.publish();
+        self.publishing.fetch_sub(1, Ordering::AcqRel);
+        published
     }
 }
 
@@ -92,7 +102,7 @@ impl WritableObject for BucketFile {
     }
 
     fn sync(&self, _data_only: bool) -> Result<()> {
-        self.object.publish()
+        self.publish()
     }
 }
 
@@ -174,7 +184,7 @@ impl WritableFile for BucketFile {
     }
 
     fn flush(&self) -> Result<()> {
-        self.object.publish()
+        self.publish()
     }
 
     fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>> {
@@ -190,6 +200,12 @@ impl WritableFile for BucketFile {
 
     fn release_locks(&self) {
         self.locks.iter().for_each(CarriedLocks::release);
+    }
+
+    fn note_closed(&self) {
+        if self.publishing.load(Ordering::Acquire) > 0 {
+            self.object.note_outdated();
+        }
     }
 
     fn lock_identity(&self) -> Result<FileIdentity> {

@@ -19,6 +19,7 @@ const LOCKED_WAIT: Duration = Duration::from_millis(500);
 const LOCKED_PAUSE: Duration = Duration::from_millis(20);
 
 /// A file that a process may still have open, as a request to close it failed.
+#[derive(Clone)]
 pub(in crate::writes) struct FailedClose {
     since: Instant,
     pub home: HomeProcess,
@@ -104,13 +105,14 @@ impl WriteCalls {
     }
 
     /// The closes that failed; the caller repeats them.
-    pub fn take_failed_closes(&self) -> Vec<FailedClose> {
-        std::mem::take(&mut self.closes.state.lock().failed)
+    pub fn failed_closes(&self) -> Vec<FailedClose> {
+        self.closes.state.lock().failed.clone()
     }
 
-    /// Keeps closes that failed once more.
-    pub fn keep_failed_closes(&self, mut failed: Vec<FailedClose>) {
-        self.closes.state.lock().failed.append(&mut failed);
+    /// Forgets a close that failed, and was done or is settled.
+    pub fn forget_failed_close(&self, close: &FailedClose) {
+        let is_other = |failed: &FailedClose| failed.number != close.number || failed.home != close.home;
+        self.closes.state.lock().failed.retain(is_other);
     }
 
     /// Whether the process has the files no longer open.

@@ -57,24 +57,29 @@ impl OpenFiles {
 
     /// Closes files again whose requests failed: one attempt for all files of a process that can't be reached.
     fn repeat_failed(&self) {
-        let mut left = Vec::new();
         let mut unreached: Vec<HomeProcess> = Vec::new();
-        for close in self.calls.take_failed_closes() {
-            if !unreached.contains(&close.home) {
-                match self.repeat_close(&close) {
-                    Some(true) => continue,
-                    Some(false) => unreached.push(close.home.clone()),
-                    None => {
-                        left.push(close);
-                        continue;
-                    }
-                }
+        for close in self.calls.failed_closes() {
+            let closed = if unreached.contains(&close.home) { Some(false) } else { self.repeat_close(&close) };
+            if closed == Some(false) {
+                unreached.push(close.home.clone());
             }
-            if !close.is_settled() {
-                left.push(close);
+            if closed == Some(true) || closed == Some(false) && close.is_settled() {
+                self.calls.forget_failed_close(&close);
             }
         }
-        self.calls.keep_failed_closes(left);
+    }
+
+    /// Closes the files at a process that it has kept although they have moved. True if there are any: what was opened there meanwhile
+    /// continues with their changes.
+    pub fn close_kept_at(&self, home: &HomeProcess) -> bool {
+        let mut any = false;
+        for close in self.calls.failed_closes().iter().filter(|close| close.home == *home) {
+            any = true;
+            if self.repeat_close(close) == Some(true) {
+                self.calls.forget_failed_close(close);
+            }
+        }
+        any
     }
 
     /// Whether the process has the file no longer open, or rightly has it open; `None` while the file moves.
