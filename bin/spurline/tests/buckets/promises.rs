@@ -77,6 +77,7 @@ fn a_rename_leaves_the_changes_of_others_where_they_are() {
     std::thread::scope(|scope| {
         let renamed = scope.spawn(|| fs::rename(mount.path("old"), mount.path("new")));
         eventually("the object is copied", || rig.object("p/new/changed").is_some());
+        eventually("a copy is held up", || proxy.count_requests("PUT", "/new/last") == 1);
         rig.server.put(BUCKET, "p/old/changed", b"by others");
         rig.server.put(BUCKET, "p/old/made", b"by others");
         proxy.refuse_connections(true);
