@@ -10,7 +10,7 @@ use crate::nodes::{BUCKET, NodesRig};
 use crate::objects::BucketRig;
 use crate::world::*;
 use rustix::process::Signal;
-use spurline_testkit::S3Server;
+use spurline_testkit::{ChaosProxy, S3Server};
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
@@ -148,8 +148,11 @@ fn write_beside_ends(world: &World, at: &Path, counting: &[&Path]) -> Rounds {
 #[test]
 fn writers_of_a_bucket_go_on_when_the_process_of_their_mount_dies() {
     let Some(rig) = BucketRig::start() else { return };
-    let mount = rig.mount("mnt", &["--recover", "--attr-cache", "100ms", "--object-attrs"]);
+    let proxy = ChaosProxy::start(rig.server.address()).unwrap();
+    let mount = rig.mount_from("mnt", &proxy.endpoint(), &["--recover", "--attr-cache", "100ms", "--object-attrs"]);
+    let probes = proxy.count_requests("PUT", "probe-");
     let rounds = write_beside_ends(&rig.world, &mount.at, &[&mount.at]);
+    assert!(probes > 0 && proxy.count_requests("PUT", "probe-") == probes, "the store was tried once");
     unmount_kept(&rig.world, mount);
     rounds.check_objects(&rig.server);
     assert_eq!(rig.server.open_uploads(), 0);

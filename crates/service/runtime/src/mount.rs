@@ -139,7 +139,7 @@ impl PreparedMount {
             // Only now: opening the volume reports a source that hangs.
             check_outside_source(&config, &mountpoint)?;
         }
-        let kept = recovery.as_ref().map(MountRecovery::kept_client);
+        let kept = recovery.as_ref().map(MountRecovery::kept_writes);
         let local_locks = config.fuse.local_locks;
         let writes = open_writes(&config.volume, &volume, &stats, local_locks, kept, "leave --rw out")?;
         if let Some(writes) = &writes {

@@ -2,6 +2,7 @@
 //! signals and no command line.
 
 use crate::volume::open_volume;
+use crate::writes::KeptWrites;
 use spurline_config::{Fault, MountConfig};
 use spurline_fuse::{FuseSession, KeptSession, KeptState, NotificationRelay};
 use spurline_keeper::{
@@ -11,7 +12,6 @@ use spurline_keeper::{
 use spurline_observe::documents::KeeperStatus;
 use spurline_types::stats::Recovery;
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::kept_client::KeptClient;
 use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -131,9 +131,8 @@ impl MountRecovery {
         self.device.take()
     }
 
-    /// What the client of nodes goes on with.
-    pub(crate) fn kept_client(&self) -> Arc<dyn KeptClient> {
-        Arc::clone(&self.view.state) as _
+    pub(crate) fn kept_writes(&self) -> KeptWrites {
+        KeptWrites { client: Arc::clone(&self.view.state) as _, goes_on: self.mountpoint.is_some() }
     }
 
     pub(crate) fn kept_session(&self) -> KeptSession {

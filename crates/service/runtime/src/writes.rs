@@ -30,6 +30,14 @@ pub(crate) struct OpenWrites {
     pub local_locks: bool,
 }
 
+/// The state of an earlier process, for the changes of a mount with `--recover`.
+pub(crate) struct KeptWrites {
+    /// The client of nodes.
+    pub client: Arc<dyn KeptClient>,
+    /// There was a process before.
+    pub goes_on: bool,
+}
+
 impl OpenWrites {
     /// The abilities of the source for programs of this mount.
     pub fn capabilities(&self) -> WriteCapabilities {
@@ -42,7 +50,7 @@ impl OpenWrites {
 }
 
 /// Opens the source of `config` for changes, in this process or through the nodes of `volume`; `None` for a volume that is
-/// not changed. `kept`: what the client of nodes goes on with. `or_else`: the remedy beside a source that can be changed.
+/// not changed. `or_else`: the remedy beside a source that can be changed.
 ///
 /// # Errors
 /// When the source is read-only, or this process can't act for callers.
@@ -51,7 +59,7 @@ pub(crate) fn open_writes(
     volume: &OpenVolume,
     stats: &Arc<Stats>,
     local_locks: bool,
-    kept: Option<Arc<dyn KeptClient>>,
+    kept: Option<KeptWrites>,
     or_else: &str,
 ) -> Result<Option<OpenWrites>, Fault> {
     let Some(writes) = config.writes else { return Ok(None) };
@@ -59,7 +67,7 @@ pub(crate) fn open_writes(
         // The nodes act for every user.
         let memory = config.budget.write_bytes;
         let opened = match kept {
-            Some(kept) => remote.open_kept_writes(writes.squash, memory, kept),
+            Some(kept) => remote.open_kept_writes(writes.squash, memory, kept.client),
             None => remote.open_writes(writes.squash, memory),
         };
         // The node's error names the remedy.
@@ -72,7 +80,8 @@ pub(crate) fn open_writes(
     let location = SourceLocation::parse(config.source.as_str())?;
     if location.scheme() != SourceScheme::Directory {
         let staging_dir = config.cache.dirs.first().cloned();
-        let options = bucket_options(&writes, staging_dir, config.budget.total);
+        let mut options = bucket_options(&writes, staging_dir, config.budget.total);
+        options.conditions_known = kept.is_some_and(|kept| kept.goes_on);
         let source = open_bucket_writes(config, options, volume, stats)?;
         // All files have the same owner, so no caller acts as itself.
         let behind: Option<Arc<dyn DelayedWrites>> = Some(Arc::clone(&source) as _);

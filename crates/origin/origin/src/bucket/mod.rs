@@ -57,6 +57,8 @@ pub struct BucketWriteOptions {
     pub last_writer_wins: bool,
     /// A store that keeps no conditions is changed without them.
     pub allow_unguarded_writes: bool,
+    /// An earlier process of the mount has found that the store keeps the conditions of writes.
+    pub conditions_known: bool,
     /// Uploads that mounts have left behind are aborted when they are this old.
     pub abort_uploads_after: Duration,
     /// Most objects of a folder that is renamed; programs copy larger ones.
@@ -83,6 +85,7 @@ impl BucketWriteOptions {
             folder_mode: 0o755,
             last_writer_wins: false,
             allow_unguarded_writes: false,
+            conditions_known: false,
             abort_uploads_after: Duration::from_secs(24 * 3600),
             rename_limit: 10_000,
             staging_dir: None,
