@@ -109,8 +109,12 @@ fn describe_service(log: &Path) -> String {
 pub fn start(mut command: Command, log: &Path, ready: &str) -> Running {
     let file = std::fs::File::create(log).unwrap();
     command.stderr(file.try_clone().unwrap()).stdout(file).stdin(Stdio::null());
-    let process = Running(command.spawn().unwrap());
-    wait(ready, &[log], || std::fs::read_to_string(log).is_ok_and(|text| text.contains(ready)));
+    let mut process = Running(command.spawn().unwrap());
+    wait(ready, &[log], || {
+        let text = std::fs::read_to_string(log).unwrap_or_default();
+        assert_eq!(process.0.try_wait().unwrap(), None, "it has ended instead of '{ready}':\n{text}");
+        text.contains(ready)
+    });
     process
 }
 
