@@ -507,8 +507,8 @@ pub trait WritableFile: WritableObject {
     /// file.
     fn release_locks(&self) {}
 
-    /// The mount has closed the file. When it still has a request for it, it has given that up and opened the file elsewhere: the
-    /// next open is not to find the changes.
+    /// The mount has closed the file. A mount with a request for the file in progress has given the request up and opened the file
+    /// elsewhere: the next open is not to find the changes.
     fn note_closed(&self) {}
 
     /// The attributes at the open, or later attributes.

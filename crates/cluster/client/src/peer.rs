@@ -217,7 +217,7 @@ impl GroupPeer {
         self.away_since.lock().map(|since| since.elapsed())
     }
 
-    /// How long it had been away at the last attempt to reach it, if it is away.
+    /// How long the node had been away at the last attempt to connect; none for a node that answers.
     pub(crate) fn away_at_last_attempt(&self) -> Option<Duration> {
         let since_attempt = self.tcp_pool().since_failure().unwrap_or_default();
         self.away().map(|away| away.saturating_sub(since_attempt))

@@ -172,7 +172,7 @@ impl DemandPool {
         self.inner.lock().reach.reach().clone()
     }
 
-    /// How long ago the last attempt on a peer failed that is down: requests between two attempts fail without one.
+    /// The time since the last failed attempt, for a peer that is down. Requests between two attempts fail at once.
     pub fn since_failure(&self) -> Option<Duration> {
         self.inner.lock().reach.since_failure(self.now())
     }

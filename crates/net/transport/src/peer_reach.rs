@@ -80,7 +80,7 @@ impl ReachState {
         self.reach = PeerReach::Down { failures: before.saturating_add(1), error: error.clone() };
     }
 
-    /// How long ago the last attempt on a peer failed that is down.
+    /// The time since the last failed attempt, for a peer that is down.
     pub fn since_failure(&self, now: Duration) -> Option<Duration> {
         matches!(self.reach, PeerReach::Down { .. }).then(|| now.saturating_sub(self.failed_at))
     }

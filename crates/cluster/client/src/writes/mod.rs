@@ -48,7 +48,7 @@ use std::time::{Duration, Instant};
 const CAPABILITIES: &[u8] = b"security.capability";
 /// The bits of a mode that `chmod(2)` sets.
 const PERMISSION_BITS: u32 = 0o7777;
-/// Pause before a file is opened once more at a process that closes files which have moved.
+/// Pause before a file is opened once more at a process that closes moved files.
 const OPEN_PAUSE: Duration = Duration::from_millis(20);
 
 /// The writable side of a group's volume.
@@ -61,7 +61,7 @@ pub struct GroupWrites {
     finishing: AtomicBool,
 }
 
-/// An answer to the request to open a file, whose number is that of the change.
+/// An answer to the request to open a file. The number of the change is the number of the file.
 struct SentOpen<'a> {
     number: ChangeNumber<'a>,
     sent: NodeAnswer,
@@ -74,7 +74,7 @@ struct SyncFailure {
     refused: bool,
 }
 
-/// Whether the file is new: nobody had it open before.
+/// Whether the file is new: no process had the file open before.
 fn is_exclusive(call: &WriteCall<'_>) -> bool {
     matches!(call, WriteCall::Create { flags, .. } if flags.bits() & O_EXCL != 0)
 }
@@ -130,8 +130,8 @@ impl GroupWrites {
         self.calls.change_at(number, path, &call, RequestContext::of(caller), self.calls.begin())
     }
 
-    /// As [`GroupWrites::open_at`], for a file that may have been open before. A process that was away may still have it open with changes
-    /// that were published elsewhere: it closes that file first.
+    /// As [`GroupWrites::open_at`], for a file that may have been open before. A process that was away may still have the file open with
+    /// changes that another process has published: such a process closes the file first.
     fn open_file_at<'a>(
         &'a self,
         path: &[u8],
@@ -148,7 +148,7 @@ impl GroupWrites {
             }
             self.calls.close_numbers(&sent.home, &[number.get()]);
             if deadline.is_over(Instant::now()) {
-                let why = format!("node {} does not close files that have moved to another node", sent.home.node);
+                let why = format!("node {} does not close files that moved to another node", sent.home.node);
                 return Err(Error::new(ErrorKind::Timeout, why));
             }
             std::thread::sleep(OPEN_PAUSE);

@@ -109,7 +109,7 @@ impl WriteCalls {
         self.closes.state.lock().failed.clone()
     }
 
-    /// Forgets a close that failed, and was done or is settled.
+    /// Forgets a failed close that was done later or is settled.
     pub fn forget_failed_close(&self, close: &FailedClose) {
         let is_other = |failed: &FailedClose| failed.number != close.number || failed.home != close.home;
         self.closes.state.lock().failed.retain(is_other);

@@ -480,7 +480,7 @@ impl WriteCalls {
         others.filter(|peer| peer.is_up() || *peer.name() != *lost.node).map(|peer| peer.name().into()).collect()
     }
 
-    /// How long a node had been away at the last attempt to reach it, if it is away.
+    /// How long a node had been away at the last attempt to connect; none for a node that answers.
     pub fn node_away(&self, node: &str) -> Option<Duration> {
         let view = self.client.members().snapshot();
         let mut peers = (0..view.members().len()).map(|index| view.peer(index as u32));

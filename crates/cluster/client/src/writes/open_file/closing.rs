@@ -69,8 +69,7 @@ impl OpenFiles {
         }
     }
 
-    /// Closes the files at a process that it has kept although they have moved. True if there are any: what was opened there meanwhile
-    /// continues with their changes.
+    /// Closes moved files that a process has kept. True if there are any: a file that was opened there meanwhile can have old changes.
     pub fn close_kept_at(&self, home: &HomeProcess) -> bool {
         let mut any = false;
         for close in self.calls.failed_closes().iter().filter(|close| close.home == *home) {

@@ -122,7 +122,7 @@ impl OpenFiles {
                 Ok(WriteAnswer::Grants(grants)) if grants.held.is_some() => return Ok(grants.held),
                 Ok(WriteAnswer::Grants(_)) => {}
                 Ok(other) => return Err(unexpected(&other)),
-                // Asked in any case: a node that can be reached again counts as away until its first answer.
+                // The request comes first: a node that can be reached again counts as away until the first answer.
                 Err(error) if is_transient(&error) && self.has_been_away(&node) => {
                     tracing::debug!("node {node} has been away for long, its locks are lost: {error}");
                 }
@@ -137,7 +137,7 @@ impl OpenFiles {
         Ok(None)
     }
 
-    /// Whether a node did not answer for so long, and then could not be reached, that mounts have lost the locks that they had there.
+    /// Whether a node could still not be reached after the grace period: mounts have lost their locks there.
     fn has_been_away(&self, node: &str) -> bool {
         self.calls.node_away(node).is_some_and(|away| away >= self.lock_grace.new_after())
     }
