@@ -348,7 +348,9 @@ impl ServedWrite<'_> {
         let request = self.request;
         let call = request.call;
         let caller = request.caller.to_caller();
-        let mark = request.marked.then(|| request.id.mark());
+        // Marks cost nothing in such a source: the next process of a single node recognises the change too.
+        let leaves_mark = request.marked || volume.recognises_marks();
+        let mark = leaves_mark.then(|| request.id.mark());
         if request.again
             && let Some(answer) = self.find_answer(&caller)?
         {
