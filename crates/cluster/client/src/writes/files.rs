@@ -176,10 +176,15 @@ pub(crate) fn reopen_file(
     let change = files.calls.draw_for_request();
     let number = change.get();
     let call = WriteCall::Reopen { of: opened.number(), flags: files.sent_flags(flags), file: number };
-    let answer = change_open_as(&change, files, opened, &call, RequestContext::of(caller))?;
+    let sent = change_open_as(&change, files, opened, &call, RequestContext::of(caller))?;
+    let answer = settle_answer(sent.answer)?;
     let version = cache_version_of(&answer);
     let attr = attr_of(answer)?;
     let home = opened.home();
+    if sent.home != home {
+        // The open file has moved since: the new file follows at the first request there.
+        files.calls.close_later(&sent.home, &[number]);
+    }
     let opening = FileOpening { number, attr, flags, caller, home };
     let path = opened.current_path();
     let file = if files.publishes() {

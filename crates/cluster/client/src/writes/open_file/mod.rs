@@ -564,7 +564,8 @@ pub(super) fn change_open(
     call: &WriteCall<'_>,
     context: RequestContext<'_>,
 ) -> Result<WriteAnswer> {
-    change_open_as(&files.calls.draw_for_request(), files, opened, call, context)
+    let sent = change_open_as(&files.calls.draw_for_request(), files, opened, call, context)?;
+    settle_answer(sent.answer)
 }
 
 /// As [`change_open`], under this number.
@@ -574,14 +575,14 @@ pub(super) fn change_open_as(
     opened: &OpenFile,
     call: &WriteCall<'_>,
     context: RequestContext<'_>,
-) -> Result<WriteAnswer> {
+) -> Result<NodeAnswer> {
     opened.note_used();
     let kind = CallKind::Change { number: number.get() };
     let before = number.before();
     let deadline = files.calls.begin();
     let sent = call_open(files, opened, OpenCall { kind, call, context, landing: &mut [], before, deadline })?;
     files.calls.note_touched(&sent.home);
-    settle_answer(sent.answer)
+    Ok(sent)
 }
 
 /// A call about the rights or the extended attributes of an open object: a value or names, and nothing for the others.
