@@ -99,27 +99,35 @@ fn a_volume_with_rw_changes_its_source_but_not_for_pods_that_only_read() {
     rig.check_empty();
 }
 
-/// A file that a pod closes is an object, and one of another program is a file of the pod.
-#[test]
-fn a_volume_of_a_bucket_is_written_by_a_pod() {
-    use pb::volume_capability::access_mode::Mode;
-    let Some(rig) = DriverRig::new() else { return };
-    let server = S3Server::in_memory().unwrap();
+/// A volume of a bucket that pods of several nodes change, staged; returns its attributes.
+fn stage_bucket(rig: &DriverRig, server: &S3Server) -> HashMap<String, String> {
     server.create_bucket("bucket");
-    server.put("bucket", "p/old", b"of others");
     let options = format!("endpoint-url={},cache-size=0,metrics=none,rw", server.endpoint());
     let attributes: HashMap<_, _> = [("source", "s3://bucket/p"), ("mountOptions", &options)].map(pair).into();
-    let many = || capability_of(Mode::MultiNodeMultiWriter);
     let request = pb::NodeStageVolumeRequest {
         volume_id: "pv".into(),
         staging_target_path: rig.path("staging-pv").display().to_string(),
-        volume_capability: Some(many()),
+        volume_capability: Some(written_by_many()),
         volume_context: attributes.clone(),
         secrets: [("AWS_ACCESS_KEY_ID", ACCESS_KEY), ("AWS_SECRET_ACCESS_KEY", SECRET_KEY)].map(pair).into(),
         ..Default::default()
     };
     rig.runtime.block_on(rig.client().node_stage_volume(request)).unwrap();
-    rig.publish_as("pv", "writer", &attributes, many(), false).unwrap();
+    attributes
+}
+
+fn written_by_many() -> pb::VolumeCapability {
+    capability_of(pb::volume_capability::access_mode::Mode::MultiNodeMultiWriter)
+}
+
+/// A file that a pod closes is an object, and one of another program is a file of the pod.
+#[test]
+fn a_volume_of_a_bucket_is_written_by_a_pod() {
+    let Some(rig) = DriverRig::new() else { return };
+    let server = S3Server::in_memory().unwrap();
+    let attributes = stage_bucket(&rig, &server);
+    server.put("bucket", "p/old", b"of others");
+    rig.publish_as("pv", "writer", &attributes, written_by_many(), false).unwrap();
     assert_eq!(std::fs::read(rig.target("writer").join("old")).unwrap(), b"of others");
     std::fs::write(rig.target("writer").join("new"), b"written").unwrap();
     assert_eq!(server.bytes("bucket", "p/new").unwrap(), b"written");
@@ -338,9 +346,13 @@ impl LockedLog {
         let mut attributes = rig.attributes();
         attributes.insert("mountOptions".into(), "cache-size=0,metrics=none,rw".into());
         attributes.extend(more.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
-        let many = || capability_of(pb::volume_capability::access_mode::Mode::MultiNodeMultiWriter);
-        rig.stage_as("pv", &attributes, many()).unwrap();
-        rig.publish_as("pv", "a", &attributes, many(), false).unwrap();
+        rig.stage_as("pv", &attributes, written_by_many()).unwrap();
+        LockedLog::open_in(rig, &attributes)
+    }
+
+    /// In a staged volume with these attributes.
+    fn open_in(rig: &DriverRig, attributes: &HashMap<String, String>) -> LockedLog {
+        rig.publish_as("pv", "a", attributes, written_by_many(), false).unwrap();
         let path = rig.target("a").join("log");
         let file = std::fs::File::options().create(true).append(true).open(&path).unwrap();
         let device = file.metadata().unwrap().dev();
@@ -372,32 +384,47 @@ fn end_volume(rig: &DriverRig) {
     rig.check_empty();
 }
 
-#[test]
-fn writers_through_nodes_outlive_the_processes_of_their_mount_and_of_the_driver() {
+/// Writes while the mount's process, its keeper, the whole mount pod and the driver end.
+fn write_beside_ends(rig: &mut Arc<DriverRig>, log: &mut LockedLog) {
     use rustix::process::Signal;
-    let Some(mut rig) = DriverRig::new() else { return };
-    let (mut node, registry) = start_node(&rig);
-    let mut log = LockedLog::open(&rig, &[("registry", registry)]);
-    for round in 0..4 {
+    for round in 0..5 {
         log.write(round);
+        let keeper = rig.launched();
         match round {
             0 => rig.signal(rig.servers()[0], Signal::KILL),
+            // As after the end of a container.
             1 => rig.kill_mounts(),
             2 => {
-                let inner = Arc::get_mut(&mut rig).unwrap();
+                let inner = Arc::get_mut(rig).unwrap();
                 inner.end_driver(Signal::KILL);
                 inner.start();
-                let keeper = rig.launched()[0];
-                wait_for("the keeper connects to the restarted driver", || has_store(keeper, &rig.path("state")));
+                wait_for("the keeper connects to the restarted driver", || has_store(keeper[0], &rig.path("state")));
                 // The descriptors follow the connection.
                 std::thread::sleep(std::time::Duration::from_secs(1));
                 rig.kill_mounts();
+            }
+            // A pod that is deleted gets a signal.
+            3 => {
+                let noticed = format!("is mounted by {}:", keeper[0]);
+                wait_for("the driver notices the last pod", || {
+                    std::fs::read_to_string(rig.path("driver.log")).unwrap().contains(&noticed)
+                });
+                rig.signal(keeper[0], Signal::TERM);
+                wait_for("the next keeper", || rig.launched().len() == 1 && rig.launched() != keeper);
             }
             _ => {}
         }
         log.check();
     }
     log.check_mount();
+}
+
+#[test]
+fn writers_through_nodes_outlive_the_processes_of_their_mount_and_of_the_driver() {
+    let Some(mut rig) = DriverRig::new() else { return };
+    let (mut node, registry) = start_node(&rig);
+    let mut log = LockedLog::open(&rig, &[("registry", registry)]);
+    write_beside_ends(&mut rig, &mut log);
     assert_eq!(std::fs::read_to_string(rig.path("src/log")).unwrap(), log.written);
     drop(log);
     end_volume(&rig);
@@ -405,30 +432,28 @@ fn writers_through_nodes_outlive_the_processes_of_their_mount_and_of_the_driver(
     node.wait().unwrap();
 }
 
-/// Without nodes only the keeper has the open files: these outlive the process of the mount, and the mount outlives the keeper.
+/// Without nodes, the driver holds the open files for the next mount pod.
 #[test]
-fn writers_outlive_the_process_of_their_mount_and_the_mount_outlives_its_keeper() {
-    use rustix::process::Signal;
-    let Some(rig) = DriverRig::new() else { return };
+fn writers_of_a_directory_outlive_the_processes_of_their_mount_and_of_the_driver() {
+    let Some(mut rig) = DriverRig::new() else { return };
     let mut log = LockedLog::open(&rig, &[]);
-    for round in 0..3 {
-        log.write(round);
-        let keeper = rig.launched();
-        rig.signal(rig.servers()[0], Signal::KILL);
-        log.check();
-        assert_eq!(rig.launched(), keeper, "the keeper has replaced the process");
-    }
-    // As after the end of a container: names are there, and an open file reports that it is lost.
-    rig.kill_mounts();
-    let lost = log.file.write_all(b"lost").and_then(|()| log.file.sync_all()).unwrap_err();
-    assert!(matches!(lost.raw_os_error(), Some(libc::EBADF | libc::EIO)), "{lost}");
-    log.file = std::fs::File::open("/dev/null").unwrap();
-    // Where the kernel writes the source's file itself, the bytes are there, and the sync has reported the loss. The kernel ends such an
-    // open file a moment after the close.
-    wait_for("the file", || std::fs::read_to_string(&log.path).is_ok_and(|text| text.starts_with(&log.written)));
-    log.check_mount();
-    assert!(std::fs::read_to_string(rig.path("src/log")).unwrap().starts_with(&log.written));
+    write_beside_ends(&mut rig, &mut log);
+    assert_eq!(std::fs::read_to_string(rig.path("src/log")).unwrap(), log.written);
+    drop(log);
     end_volume(&rig);
+}
+
+#[test]
+fn writers_of_a_bucket_outlive_the_processes_of_their_mount_and_of_the_driver() {
+    let Some(mut rig) = DriverRig::new() else { return };
+    let server = S3Server::in_memory().unwrap();
+    let attributes = stage_bucket(&rig, &server);
+    let mut log = LockedLog::open_in(&rig, &attributes);
+    write_beside_ends(&mut rig, &mut log);
+    assert_eq!(server.bytes("bucket", "p/log").unwrap(), log.written.as_bytes());
+    drop(log);
+    end_volume(&rig);
+    assert_eq!(server.open_uploads(), 0);
 }
 
 /// Whether the keeper is connected to a descriptor store below `dir`.

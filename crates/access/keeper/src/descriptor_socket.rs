@@ -42,10 +42,15 @@ pub(crate) fn send_message(socket: &OwnedFd, bytes: &[u8], descriptors: &[Borrow
 
 /// Waits for the next message.
 pub(crate) fn receive_message(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<ReceivedMessage> {
+    receive_as(socket, buffer, RecvFlags::empty())
+}
+
+/// As [`receive_message`], with more flags.
+pub(crate) fn receive_as(socket: &OwnedFd, buffer: &mut [u8], flags: RecvFlags) -> io::Result<ReceivedMessage> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let len = loop {
-        match recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+        match recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags | RecvFlags::CMSG_CLOEXEC) {
             Err(Errno::INTR) => {}
             received => break received?.bytes,
         }

@@ -50,6 +50,8 @@ pub(crate) struct KeptMount {
     pub takeovers: u64,
     /// Why the process before ended; empty at first.
     pub cause: String,
+    /// The keeper's socket of the conversation about open files with that process.
+    pub files: Option<OwnedFd>,
 }
 
 /// Now, on the clock of [`LifeOrder::ended_at_ns`].
@@ -75,6 +77,8 @@ pub struct LifeOrder {
     pub files: Option<OwnedFd>,
     /// The conversation about notifications to the kernel; absent for a check.
     pub notifications: Option<OwnedFd>,
+    /// From a store: the socket with the messages about open files that the keeper before has not read.
+    pub unread_files: Option<OwnedFd>,
     /// Absent at first.
     pub kept: Option<KeptDescriptors>,
 }
@@ -143,7 +147,8 @@ impl KeeperMessage {
                 field(&mut text, "files", yes_or_no(order.files.is_some()));
                 field(&mut text, "notifications", yes_or_no(order.notifications.is_some()));
                 kept = order.kept.as_ref();
-                conversations.extend(order.files.iter().chain(&order.notifications));
+                field(&mut text, "unread_files", yes_or_no(order.unread_files.is_some()));
+                conversations.extend(order.files.iter().chain(&order.notifications).chain(&order.unread_files));
             }
             KeeperMessage::Mounted(descriptors) => {
                 text.push_str("mounted\n");
@@ -162,7 +167,9 @@ impl KeeperMessage {
                 text.push_str("keep\n");
                 field(&mut text, "takeovers", &mount.takeovers.to_string());
                 field(&mut text, "cause", &mount.cause);
+                field(&mut text, "files", yes_or_no(mount.files.is_some()));
                 kept = Some(&mount.descriptors);
+                conversations.extend(&mount.files);
             }
             KeeperMessage::End => text.push_str("end\n"),
         }
@@ -183,12 +190,15 @@ impl KeeperMessage {
         let mut descriptors = received.descriptors.into_iter();
         let files = if is_yes(fields, "files") { descriptors.next() } else { None };
         let notifications = if is_yes(fields, "notifications") { descriptors.next() } else { None };
+        let unread_files = if is_yes(fields, "unread_files") { descriptors.next() } else { None };
         let kept = match (descriptors.next(), descriptors.next()) {
             (Some(device), Some(state)) => Some(KeptDescriptors { device, state }),
             _ => None,
         };
         Ok(Some(match word {
-            "order" => KeeperMessage::Order(LifeOrder { files, notifications, kept, ..parse_order(fields)? }),
+            "order" => {
+                KeeperMessage::Order(LifeOrder { files, notifications, unread_files, kept, ..parse_order(fields)? })
+            }
             "mounted" => KeeperMessage::Mounted(kept.ok_or_else(|| malformed("lacks descriptors"))?),
             "ready" => KeeperMessage::Ready,
             "upgrade" => KeeperMessage::Upgrade(value_of(fields, "program").unwrap_or_default().to_owned()),
@@ -196,6 +206,7 @@ impl KeeperMessage {
                 descriptors: kept.ok_or_else(|| malformed("lacks descriptors"))?,
                 takeovers: number_of(fields, "takeovers"),
                 cause: value_of(fields, "cause").unwrap_or_default().to_owned(),
+                files,
             }),
             "end" => KeeperMessage::End,
             "upgrade-answer" => KeeperMessage::UpgradeAnswer(value_of(fields, "answer").unwrap_or_default().to_owned()),

@@ -2,7 +2,8 @@
 //! the next container continues the mount with these copies. Both ends are here: the store, which listens at a socket, and the
 //! keeper's link, which connects again after a restart of the process with the store.
 
-use crate::messages::{KeeperMessage, KeptDescriptors, KeptMount, LifeOrder, monotonic_ns};
+use crate::messages::{KeeperMessage, KeptMount, LifeOrder, monotonic_ns};
+use crate::stored_files::{FileConversation, FileStore};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -39,13 +40,15 @@ struct SharedStore {
     held: Mutex<HeldMount>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct HeldMount {
     mount: Option<KeptMount>,
     /// When the last keeper was gone, by [`monotonic_ns`].
     ended_at_ns: u64,
     /// The connection of the keeper.
     keeper: Option<Arc<OwnedFd>>,
+    /// The open files of the keeper.
+    files: FileStore,
     is_closed: bool,
 }
 
@@ -72,7 +75,14 @@ impl DescriptorStore {
         bind(&listener, &SocketAddrUnix::new(path)?)?;
         std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
         listen(&listener, STORE_BACKLOG)?;
-        let shared = Arc::new(SharedStore { listener, held: Mutex::default() });
+        let held = HeldMount {
+            mount: None,
+            ended_at_ns: 0,
+            keeper: None,
+            files: FileStore::new(Arc::default()),
+            is_closed: false,
+        };
+        let shared = Arc::new(SharedStore { listener, held: Mutex::new(held) });
         let served = Arc::clone(&shared);
         std::thread::Builder::new().name("descriptor-store".into()).spawn(move || served.serve())?;
         Ok(DescriptorStore { shared })
@@ -130,7 +140,17 @@ impl SharedStore {
     }
 
     fn serve_keeper(&self, keeper: &Arc<OwnedFd>) {
-        let Ok(order) = self.next_order() else { return };
+        let files = self.held().files.clone();
+        let Ok(FileConversation { thread, ours, theirs }) = files.serve() else { return };
+        self.converse(keeper, theirs);
+        // What the keeper has sent before its end is read, and no more.
+        let _ = shutdown(&*ours, Shutdown::Both);
+        let _ = thread.join();
+    }
+
+    /// Takes the messages of a keeper, until the end of that.
+    fn converse(&self, keeper: &Arc<OwnedFd>, files: OwnedFd) {
+        let Ok(order) = self.next_order(files) else { return };
         if KeeperMessage::Order(order).send(keeper).is_err() {
             return;
         }
@@ -156,17 +176,17 @@ impl SharedStore {
     }
 
     /// The order to the next keeper, whose process follows the last one that was reported.
-    fn next_order(&self) -> io::Result<LifeOrder> {
+    fn next_order(&self, files: OwnedFd) -> io::Result<LifeOrder> {
         let held = self.held();
-        let keeper = std::process::id();
-        let Some(mount) = &held.mount else { return Ok(LifeOrder { keeper, ..LifeOrder::default() }) };
+        let order = LifeOrder { keeper: std::process::id(), files: Some(files), ..LifeOrder::default() };
+        let Some(mount) = &held.mount else { return Ok(order) };
         Ok(LifeOrder {
-            keeper,
             takeovers: mount.takeovers + 1,
             cause: "its keeper ended".into(),
             ended_at_ns: held.ended_at_ns,
+            unread_files: mount.files.as_ref().map(OwnedFd::try_clone).transpose()?,
             kept: Some(mount.descriptors.duplicate()?),
-            ..LifeOrder::default()
+            ..order
         })
     }
 }
@@ -214,19 +234,14 @@ impl StoreLink {
         self.socket.as_ref()
     }
 
-    /// Gives copies to the store; without a connection the copies follow after the next connect.
-    pub(crate) fn keep(&mut self, kept: &KeptDescriptors, takeovers: u64, cause: &str) {
-        if self.socket.is_none() && self.connect().is_err() {
-            return;
-        }
-        let Some(socket) = &self.socket else { return };
-        let sent = kept.duplicate().and_then(|descriptors| {
-            let mount = KeptMount { descriptors, takeovers, cause: cause.to_owned() };
-            KeeperMessage::Keep(mount).send(socket)
-        });
-        if sent.is_err() {
+    /// Gives copies to the store; without a connection the copies follow after the next connect. Returns the conversation about open
+    /// files of a connection that was made now.
+    pub(crate) fn keep(&mut self, mount: KeptMount) -> Option<OwnedFd> {
+        let files = if self.socket.is_none() { self.connect().ok()?.files } else { None };
+        if KeeperMessage::Keep(mount).send(self.socket.as_ref()?).is_err() {
             self.socket = None;
         }
+        files
     }
 
     /// Reads a message of the store; whether the mount is to end.
@@ -245,13 +260,20 @@ impl StoreLink {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::messages::KeptDescriptors;
+    use crate::stored_files::{STORED_NAME_BYTES, StoredFiles};
     use std::fs::File;
+    use std::os::fd::AsFd as _;
     use std::time::Instant;
 
     /// Descriptors that stand for those of a mount.
     fn descriptors() -> KeptDescriptors {
         let open = || File::open("/dev/null").unwrap().into();
         KeptDescriptors { device: open(), state: open() }
+    }
+
+    fn mount(takeovers: u64, cause: &str) -> KeptMount {
+        KeptMount { descriptors: descriptors(), takeovers, cause: cause.to_owned(), files: None }
     }
 
     fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
@@ -270,15 +292,23 @@ mod tests {
         let link = || StoreLink { path: path.clone(), socket: None };
         let store = DescriptorStore::listen(&path).unwrap();
         let mut first = link();
-        assert!(first.connect().unwrap().kept.is_none() && !store.holds_mount());
-        first.keep(&descriptors(), 2, "killed");
+        let order = first.connect().unwrap();
+        assert!(order.kept.is_none() && !store.holds_mount());
+        let (files, before) = StoredFiles::begin(order.files.unwrap()).unwrap();
+        assert!(before.is_empty());
+        let name = [1; STORED_NAME_BYTES];
+        files.store(&name, descriptors().device.as_fd()).unwrap();
+        first.keep(mount(2, "killed"));
         wait_until("the copies", || store.holds_mount());
         let last = ReportedProcess { takeovers: 2, cause: "killed".into() };
         assert_eq!(store.last_process(), Some(last));
-        drop(first);
+        // The copies of files are read although the keeper has ended.
+        drop((first, files));
         let mut second = link();
         let order = second.connect().unwrap();
         assert!(order.kept.is_some() && order.ended_at_ns > 0);
+        let (_, stored) = StoredFiles::begin(order.files.unwrap()).unwrap();
+        assert!(stored.len() == 1 && stored.contains_key(&name));
         assert_eq!((order.takeovers, order.cause.as_str()), (3, "its keeper ended"));
 
         // Another store in the place of the first knows nothing until the keeper has connected again.
@@ -287,10 +317,10 @@ mod tests {
             assert!(!second.read_end());
             second.socket().is_none()
         });
-        second.keep(&descriptors(), 3, "");
+        second.keep(mount(3, ""));
         assert!(second.socket().is_none());
         let store = DescriptorStore::listen(&path).unwrap();
-        second.keep(&descriptors(), 3, "");
+        second.keep(mount(3, ""));
         wait_until("the copies", || store.holds_mount());
         store.end();
         wait_until("the end of the mount", || second.read_end());

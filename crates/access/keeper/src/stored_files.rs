@@ -1,15 +1,18 @@
-//! Open files of a mount's process that a keeper holds for the next process. The files have a conversation of their own, which a
-//! thread of the keeper serves: an open waits for no other message. Knows the names of the files, and not what they are.
+//! Open files of a mount's process that a keeper holds for the next process, and a store for the next keeper. The files have a
+//! conversation of their own, which a thread of the holder serves: an open waits for no other message. Knows the names of the files,
+//! and not what they are.
 //!
-//! The keeper sends all stored files and an end mark, and then takes files and names of closed files.
+//! The holder sends all stored files and an end mark, and then takes files and names of closed files. A keeper has the same conversation
+//! with the store: there the keeper is the side that gives the files.
 
-use crate::descriptor_socket::{conversation, receive_message, send_message};
+use crate::descriptor_socket::{conversation, receive_as, send_message};
+use rustix::net::RecvFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -20,7 +23,9 @@ pub type StoredName = [u8; STORED_NAME_BYTES];
 
 /// How long a process waits for a keeper that takes no file.
 const SEND_LIMIT: Duration = Duration::from_secs(1);
-/// The thread of the keeper needs little.
+/// How long another holder may take to answer.
+const HOLDER_ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// The thread of a holder needs little.
 const STACK_BYTES: usize = 64 << 10;
 
 const STORE: u8 = 1;
@@ -42,8 +47,12 @@ fn send(socket: &OwnedFd, kind: u8, name: &StoredName, file: Option<BorrowedFd<'
 
 /// The next message; `None` at the end of the other side.
 fn receive(socket: &OwnedFd) -> Option<FileMessage> {
+    receive_with(socket, RecvFlags::empty())
+}
+
+fn receive_with(socket: &OwnedFd, flags: RecvFlags) -> Option<FileMessage> {
     let mut bytes = [0; 1 + STORED_NAME_BYTES];
-    let received = receive_message(socket, &mut bytes).ok()?;
+    let received = receive_as(socket, &mut bytes, flags).ok()?;
     if received.len == 0 {
         return None;
     }
@@ -52,45 +61,142 @@ fn receive(socket: &OwnedFd) -> Option<FileMessage> {
     Some(FileMessage { kind: bytes[0], name, file: received.descriptors.into_iter().next() })
 }
 
-/// The keeper's side.
-#[derive(Debug)]
-pub(crate) struct FileStore {
+/// Files by their names, and the holder of the same files outside of this process.
+#[derive(Debug, Default)]
+struct HeldFiles {
     files: HashMap<StoredName, OwnedFd>,
-    /// How many.
-    count: Arc<AtomicUsize>,
+    mirror: Option<StoredFiles>,
+}
+
+impl HeldFiles {
+    /// Stores a file, or forgets a closed one. A mirror that takes nothing is given up.
+    fn change(&mut self, name: StoredName, file: Option<OwnedFd>) {
+        let mirrored = match (&self.mirror, &file) {
+            (Some(mirror), Some(file)) => mirror.store(&name, file.as_fd()),
+            (Some(mirror), None) => mirror.close(&name),
+            (None, _) => Ok(()),
+        };
+        if mirrored.is_err() {
+            self.mirror = None;
+        }
+        match file {
+            Some(file) => drop(self.files.insert(name, file)),
+            None => drop(self.files.remove(&name)),
+        }
+    }
+}
+
+/// The side that holds the files: a keeper, and outside of its container the store.
+#[derive(Debug, Clone)]
+pub(crate) struct FileStore {
+    held: Arc<Mutex<HeldFiles>>,
+    /// Files that only this process holds.
+    only_here: Arc<AtomicUsize>,
+}
+
+/// A conversation of the side that holds the files.
+pub(crate) struct FileConversation {
+    /// Ends with the other side.
+    pub thread: JoinHandle<()>,
+    /// The socket of this side.
+    pub ours: Arc<OwnedFd>,
+    /// The socket for the other side.
+    pub theirs: OwnedFd,
 }
 
 impl FileStore {
-    /// No files; their number is shown in `count`.
-    pub(crate) fn new(count: Arc<AtomicUsize>) -> FileStore {
-        FileStore { files: HashMap::new(), count }
+    /// No files. The number of files that only this process holds is shown in `only_here`.
+    pub(crate) fn new(only_here: Arc<AtomicUsize>) -> FileStore {
+        FileStore { held: Arc::default(), only_here }
     }
 
-    /// Serves a process until that has ended; with the process's side of the conversation.
-    pub(crate) fn serve(self) -> io::Result<(JoinHandle<FileStore>, OwnedFd)> {
+    fn held(&self) -> MutexGuard<'_, HeldFiles> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn show_count(&self, held: &HeldFiles) {
+        let count = if held.mirror.is_some() { 0 } else { held.files.len() };
+        self.only_here.store(count, Ordering::SeqCst);
+    }
+
+    /// Begins to serve another process, until the end of that.
+    pub(crate) fn serve(&self) -> io::Result<FileConversation> {
         let (ours, theirs) = conversation()?;
+        let ours = Arc::new(ours);
+        let socket = Arc::clone(&ours);
+        let store = self.clone();
         let thread = std::thread::Builder::new().name("stored-files".into()).stack_size(STACK_BYTES);
-        Ok((thread.spawn(move || self.converse(&ours))?, theirs))
+        let thread = thread.spawn(move || store.converse(&socket))?;
+        Ok(FileConversation { thread, ours, theirs })
     }
 
-    fn converse(mut self, socket: &OwnedFd) -> FileStore {
-        // A process that is gone already is found below.
-        let all = self.files.iter().try_for_each(|(name, file)| send(socket, STORE, name, Some(file.as_fd())));
-        let _ = all.and_then(|()| send(socket, END, &[0; STORED_NAME_BYTES], None));
-        while let Some(FileMessage { kind, name, file }) = receive(socket) {
-            match (kind, file) {
-                (STORE, Some(file)) => {
-                    self.files.insert(name, file);
-                }
-                // Without a free descriptor, the file has not arrived.
-                _ => {
-                    self.files.remove(&name);
-                }
-            }
-            self.count.store(self.files.len(), Ordering::SeqCst);
+    fn converse(&self, socket: &OwnedFd) {
+        {
+            let held = self.held();
+            // A process that is gone already is found below.
+            let all = held.files.iter().try_for_each(|(name, file)| send(socket, STORE, name, Some(file.as_fd())));
+            let _ = all.and_then(|()| send(socket, END, &[0; STORED_NAME_BYTES], None));
         }
-        self
+        // A message leaves the socket once the mirror has it: if this process ends before, the next keeper reads the message.
+        while let Some(message) = receive_with(socket, RecvFlags::PEEK) {
+            self.take(message);
+            let _ = receive(socket);
+        }
     }
+
+    fn take(&self, message: FileMessage) {
+        let FileMessage { kind, name, file } = message;
+        let mut held = self.held();
+        // Without a free descriptor, a file has not arrived.
+        held.change(name, file.filter(|_| kind == STORE));
+        self.show_count(&held);
+    }
+
+    /// Takes the messages that a process has left in the socket of a keeper that has ended.
+    pub(crate) fn take_unread(&self, socket: &OwnedFd) {
+        while let Some(message) = receive_with(socket, RecvFlags::DONTWAIT) {
+            self.take(message);
+        }
+    }
+
+    /// Continues with the files of another holder, which gets all changes from now on.
+    ///
+    /// # Errors
+    /// When the holder does not answer.
+    pub(crate) fn continue_from(&self, holder: OwnedFd) -> io::Result<()> {
+        let (mirror, files) = begin_mirror(holder)?;
+        let mut held = self.held();
+        *held = HeldFiles { files, mirror: Some(mirror) };
+        self.show_count(&held);
+        Ok(())
+    }
+
+    /// Gives the files to another holder, which gets all changes from now on. Files there that are not held here are closed.
+    ///
+    /// # Errors
+    /// When the holder does not answer.
+    pub(crate) fn mirror_to(&self, holder: OwnedFd) -> io::Result<()> {
+        let (mirror, outdated) = begin_mirror(holder)?;
+        let mut held = self.held();
+        outdated.keys().filter(|name| !held.files.contains_key(*name)).try_for_each(|name| mirror.close(name))?;
+        held.files.iter().try_for_each(|(name, file)| mirror.store(name, file.as_fd()))?;
+        held.mirror = Some(mirror);
+        self.show_count(&held);
+        Ok(())
+    }
+
+    /// The other holder is gone.
+    pub(crate) fn forget_mirror(&self) {
+        let mut held = self.held();
+        held.mirror = None;
+        self.show_count(&held);
+    }
+}
+
+fn begin_mirror(holder: OwnedFd) -> io::Result<(StoredFiles, HashMap<StoredName, OwnedFd>)> {
+    // A holder that is stopped answers nothing, and the keeper does not wait for that.
+    set_socket_timeout(&holder, Timeout::Recv, Some(HOLDER_ANSWER_LIMIT))?;
+    StoredFiles::begin(holder)
 }
 
 /// The side of the mount's process.
@@ -146,8 +252,9 @@ mod tests {
             std::fs::File::from(rustix::fs::memfd_create("stored", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.write_all(b"bytes").unwrap();
         let count = Arc::new(AtomicUsize::new(0));
-        let (thread, socket) = FileStore::new(Arc::clone(&count)).serve().unwrap();
-        let (link, before) = StoredFiles::begin(socket).unwrap();
+        let store = FileStore::new(Arc::clone(&count));
+        let first = store.serve().unwrap();
+        let (link, before) = StoredFiles::begin(first.theirs).unwrap();
         assert!(before.is_empty());
         let names = [[1; STORED_NAME_BYTES], [2; STORED_NAME_BYTES], [3; STORED_NAME_BYTES]];
         for name in &names {
@@ -156,11 +263,13 @@ mod tests {
         link.close(&names[1]).unwrap();
         link.store(&names[2], file.as_fd()).unwrap();
         drop((link, file));
-        let (thread, socket) = thread.join().unwrap().serve().unwrap();
+        first.thread.join().unwrap();
         // A process that ends at once changes nothing.
-        drop(socket);
-        let (thread, socket) = thread.join().unwrap().serve().unwrap();
-        let (link, mut stored) = StoredFiles::begin(socket).unwrap();
+        let second = store.serve().unwrap();
+        drop(second.theirs);
+        second.thread.join().unwrap();
+        let third = store.serve().unwrap();
+        let (link, mut stored) = StoredFiles::begin(third.theirs).unwrap();
         let mut kept: Vec<StoredName> = stored.keys().copied().collect();
         kept.sort_unstable();
         assert_eq!(kept, [names[0], names[2]]);
@@ -170,7 +279,46 @@ mod tests {
         file.read_to_string(&mut text).unwrap();
         assert_eq!(text, "bytes");
         drop(link);
-        assert_eq!(thread.join().unwrap().files.len(), 2);
+        third.thread.join().unwrap();
+        assert_eq!(store.held().files.len(), 2);
         assert_eq!(count.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn another_holder_has_the_files_of_a_keeper_that_has_ended() {
+        let open = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let names = |store: &FileStore| {
+            let mut names: Vec<StoredName> = store.held().files.keys().copied().collect();
+            names.sort_unstable();
+            names
+        };
+        let only_here = Arc::new(AtomicUsize::new(0));
+        let (outside, keeper) = (FileStore::new(Arc::default()), FileStore::new(Arc::clone(&only_here)));
+        let [one, two, three] = [1, 2, 3].map(|first| [first; STORED_NAME_BYTES]);
+        outside.held().change(one, Some(open()));
+        keeper.held().change(two, Some(open()));
+        let conversation = outside.serve().unwrap();
+        keeper.mirror_to(conversation.theirs).unwrap();
+        let process = keeper.serve().unwrap();
+        let (link, before) = StoredFiles::begin(process.theirs).unwrap();
+        assert_eq!(before.len(), 1);
+        link.store(&three, open().as_fd()).unwrap();
+        link.close(&two).unwrap();
+        drop(link);
+        process.thread.join().unwrap();
+        assert_eq!(only_here.load(Ordering::SeqCst), 0, "the other holder has the file, too");
+        // The keeper ends.
+        keeper.forget_mirror();
+        assert_eq!(only_here.load(Ordering::SeqCst), 1);
+        conversation.thread.join().unwrap();
+        assert_eq!(names(&outside), [three]);
+
+        // A message that no keeper has read comes after these.
+        let (unread, process) = crate::descriptor_socket::conversation().unwrap();
+        send(&process, STORE, &two, Some(open().as_fd())).unwrap();
+        let next = FileStore::new(Arc::default());
+        next.continue_from(outside.serve().unwrap().theirs).unwrap();
+        next.take_unread(&unread);
+        assert_eq!(names(&next), [two, three]);
     }
 }

@@ -2,10 +2,12 @@
 
 use crate::descriptor_socket::conversation;
 use crate::life::LIFE_VARIABLE;
-use crate::messages::{KeeperMessage, KeptDescriptors, LifeOrder, UPGRADE_ACCEPTED, UPGRADE_CAUSE, monotonic_ns};
+use crate::messages::{
+    KeeperMessage, KeptDescriptors, KeptMount, LifeOrder, UPGRADE_ACCEPTED, UPGRADE_CAUSE, monotonic_ns,
+};
 use crate::notifications::serve_notifications;
 use crate::store::{STORE_RETRY_INTERVAL, StoreLink};
-use crate::stored_files::FileStore;
+use crate::stored_files::{FileConversation, FileStore};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, pidfd_open, waitid};
 use std::ffi::OsString;
@@ -96,7 +98,7 @@ pub struct StopRequests {
     unmounts: AtomicBool,
     /// Whether a stop ends only the keeper and the process, because a store holds the mount for the next keeper.
     leaves_mount: AtomicBool,
-    /// Open files that only this keeper has.
+    /// Open files that this keeper has and no store.
     held_files: Arc<AtomicUsize>,
     /// There were such files at the stop.
     ends_files: AtomicBool,
@@ -220,6 +222,8 @@ struct Keeper<'a> {
     kept: Option<KeptDescriptors>,
     /// Open files of the mount's processes.
     files: FileStore,
+    /// The socket of the conversation about these with the process.
+    process_files: Option<Arc<OwnedFd>>,
     stop: &'a StopRequests,
     reports: &'a mut dyn KeeperReports,
     store: Option<StoreLink>,
@@ -246,6 +250,7 @@ pub fn supervise(
     let mut keeper = Keeper {
         kept: None,
         files: FileStore::new(Arc::clone(&stop.held_files)),
+        process_files: None,
         stop,
         reports,
         store,
@@ -344,7 +349,11 @@ impl Keeper<'_> {
         let held = store.connect().map_err(|error| {
             io::Error::new(error.kind(), format!("the store of the mount's descriptors does not answer: {error}"))
         })?;
-        let Some(kept) = held.kept.filter(|kept| !kept.is_dead()) else { return Ok(()) };
+        let Some(kept) = held.kept.filter(|kept| !kept.is_dead()) else {
+            return held.files.map_or(Ok(()), |files| self.files.mirror_to(files));
+        };
+        held.files.map_or(Ok(()), |files| self.files.continue_from(files))?;
+        held.unread_files.iter().for_each(|socket| self.files.take_unread(socket));
         self.kept = Some(kept);
         self.takeovers = held.takeovers;
         self.cause = held.cause;
@@ -353,11 +362,34 @@ impl Keeper<'_> {
         Ok(())
     }
 
+    /// The mount as a store holds it; none before the mount exists.
+    fn kept_mount(&self) -> Option<io::Result<KeptMount>> {
+        let kept = self.kept.as_ref()?;
+        let files = self.process_files.as_ref().map(|files| files.try_clone()).transpose();
+        Some(kept.duplicate().and_then(|descriptors| {
+            Ok(KeptMount { descriptors, takeovers: self.takeovers, cause: self.cause.clone(), files: files? })
+        }))
+    }
+
     /// Gives the mount to the store, so that the next keeper can follow the process that is served by now.
     fn keep_in_store(&mut self) {
-        let (Some(store), Some(kept)) = (&mut self.store, &self.kept) else { return };
-        store.keep(kept, self.takeovers, &self.cause);
+        let Some(Ok(mount)) = self.kept_mount() else { return };
+        let Some(store) = &mut self.store else { return };
+        if let Some(files) = store.keep(mount)
+            && let Err(error) = self.files.mirror_to(files)
+        {
+            let text = format!("open files are lost if this keeper ends: the store of the mount takes none: {error}");
+            self.reports.report_restart(&text);
+        }
+        self.forget_lost_store();
         self.stop.set_leaves_mount(true);
+    }
+
+    /// Without a connection to the store, only this keeper has the open files.
+    fn forget_lost_store(&self) {
+        if self.store.as_ref().is_none_or(|store| store.socket().is_none()) {
+            self.files.forget_mirror();
+        }
     }
 
     /// The exit code, if the mount ends with this process.
@@ -425,12 +457,11 @@ impl Keeper<'_> {
     }
 
     fn run_life(&mut self, program: &SupervisedProgram) -> io::Result<LifeEnd> {
-        let none = FileStore::new(Arc::clone(&self.stop.held_files));
-        let (thread, files) = std::mem::replace(&mut self.files, none).serve()?;
-        let end = self.run_process(program, files)?;
-        if let Ok(files) = thread.join() {
-            self.files = files;
-        }
+        let FileConversation { thread, ours, theirs } = self.files.serve()?;
+        self.process_files = Some(ours);
+        let end = self.run_process(program, theirs)?;
+        // The last files of the process are here then.
+        let _ = thread.join();
         Ok(end)
     }
 
@@ -444,6 +475,7 @@ impl Keeper<'_> {
             check_only: false,
             files: Some(files),
             notifications: serve_notifications().ok(),
+            unread_files: None,
             kept: self.kept.as_ref().map(KeptDescriptors::duplicate).transpose()?,
         };
         let (ours, theirs) = conversation()?;
@@ -547,6 +579,9 @@ impl Keeper<'_> {
                 self.stop.set_leaves_mount(false);
             } else if is_unconnected {
                 self.keep_in_store();
+            }
+            if store_spoke {
+                self.forget_lost_store();
             }
             if is_woken {
                 self.stop.clear_wake();
