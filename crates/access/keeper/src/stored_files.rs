@@ -69,7 +69,7 @@ struct HeldFiles {
 }
 
 impl HeldFiles {
-    /// Stores a file, or forgets a closed one. A mirror that takes nothing is given up.
+    /// Stores a file, or forgets a closed one. A mirror that takes nothing is abandoned.
     fn change(&mut self, name: StoredName, file: Option<OwnedFd>) {
         let mirrored = match (&self.mirror, &file) {
             (Some(mirror), Some(file)) => mirror.store(&name, file.as_fd()),
