@@ -48,8 +48,8 @@ use std::time::{Duration, Instant};
 const CAPABILITIES: &[u8] = b"security.capability";
 /// The bits of a mode that `chmod(2)` sets.
 const PERMISSION_BITS: u32 = 0o7777;
-/// Pause before a file is opened once more at a process that closes moved files.
-const OPEN_PAUSE: Duration = Duration::from_millis(20);
+/// Pause before a request is sent once more to a process that closes moved files.
+const CLOSED_PAUSE: Duration = Duration::from_millis(20);
 
 /// The writable side of a group's volume.
 pub struct GroupWrites {
@@ -113,10 +113,18 @@ impl GroupWrites {
         }
     }
 
-    /// A call about a path that changes nothing.
+    /// A call about a path that changes nothing. A process that was away may still show files that another process has published or
+    /// renamed since: such a process closes these files first.
     fn query(&self, path: &[u8], call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
-        let sent = self.calls.query(CallTarget::Path(path), &call, caller, self.calls.begin())?;
-        settle_answer(sent.answer)
+        let deadline = self.calls.begin();
+        loop {
+            let sent = self.calls.query(CallTarget::Path(path), &call, caller, deadline)?;
+            let is_outdated = self.files.publishes() && self.files.close_kept_at(&sent.home);
+            if !is_outdated || deadline.is_over(Instant::now()) {
+                return settle_answer(sent.answer);
+            }
+            std::thread::sleep(CLOSED_PAUSE);
+        }
     }
 
     /// Opens a file, whose number is that of the change.
@@ -151,7 +159,7 @@ impl GroupWrites {
                 let why = format!("node {} does not close files that moved to another node", sent.home.node);
                 return Err(Error::new(ErrorKind::Timeout, why));
             }
-            std::thread::sleep(OPEN_PAUSE);
+            std::thread::sleep(CLOSED_PAUSE);
         }
     }
 
