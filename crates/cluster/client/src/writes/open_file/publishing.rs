@@ -4,8 +4,8 @@
 use super::{FileOpening, FilePlace, MOVES_PER_CALL_MAX, OpenFile, OpenFiles, change_open};
 use crate::writes::bytes::FileBytes;
 use crate::writes::calls::{
-    CallDeadline, CallEnd, CallTarget, HomeProcess, NodeAnswer, RequestContext, WriteCallPlan, attr_of, settle_answer,
-    unsteady,
+    CallDeadline, CallEnd, CallTarget, HomeProcess, NodeAnswer, RequestContext, WriteCallPlan, attr_of, is_transient,
+    settle_answer, unsteady,
 };
 use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_types::errno::{EIO, ESTALE};
@@ -221,8 +221,14 @@ impl OpenFiles {
             }
             open.bytes.unpublished.hold_place().number = UNKNOWN_VERSION;
             let home = open.home();
-            let deadline = self.calls.begin();
-            match open.move_on(self, &home, deadline) {
+            let mut deadline = self.calls.begin();
+            let mut moved = open.move_on(self, &home, deadline);
+            if moved.as_ref().is_err_and(is_transient) {
+                // One lost answer ends no open file.
+                deadline = self.calls.begin();
+                moved = open.move_on(self, &home, deadline);
+            }
+            match moved {
                 Ok(()) => open.lock_again(self, deadline),
                 Err(error) => {
                     let path = open.logged_path();
