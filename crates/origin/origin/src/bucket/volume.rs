@@ -684,6 +684,11 @@ impl WritableVolume for WritableBucket {
                 return self.files.rename_outcome(&from, &to, repeated.known[0], repeated.mark);
             }
             RepeatedCall::Change(Change::Unlink { .. }) => return outcome_by_names(self, repeated),
+            // The caller has seen the folder.
+            RepeatedCall::Change(Change::Rmdir { at }) => {
+                let is_gone = self.files.find(&path_of(&at)).is_err_and(|error| error.kind() == ErrorKind::NotFound);
+                return Ok(if is_gone { ChangeOutcome::Made(None) } else { ChangeOutcome::NotMade });
+            }
             RepeatedCall::Change(Change::Mkdir { at, .. }) => {
                 Some((path_of(&at), [path_of(&at).as_slice(), b"/"].concat()))
             }
