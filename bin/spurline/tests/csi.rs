@@ -415,6 +415,9 @@ fn write_beside_ends(rig: &mut Arc<DriverRig>, log: &mut LockedLog) {
             _ => {}
         }
         log.check();
+        if round == 0 {
+            assert_eq!(rig.launched(), keeper, "the keeper has replaced the process");
+        }
     }
     log.check_mount();
 }

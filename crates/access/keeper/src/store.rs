@@ -40,7 +40,7 @@ struct SharedStore {
     held: Mutex<HeldMount>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct HeldMount {
     mount: Option<KeptMount>,
     /// When the last keeper was gone, by [`monotonic_ns`].
@@ -75,14 +75,7 @@ impl DescriptorStore {
         bind(&listener, &SocketAddrUnix::new(path)?)?;
         std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
         listen(&listener, STORE_BACKLOG)?;
-        let held = HeldMount {
-            mount: None,
-            ended_at_ns: 0,
-            keeper: None,
-            files: FileStore::new(Arc::default()),
-            is_closed: false,
-        };
-        let shared = Arc::new(SharedStore { listener, held: Mutex::new(held) });
+        let shared = Arc::new(SharedStore { listener, held: Mutex::default() });
         let served = Arc::clone(&shared);
         std::thread::Builder::new().name("descriptor-store".into()).spawn(move || served.serve())?;
         Ok(DescriptorStore { shared })

@@ -87,7 +87,7 @@ impl HeldFiles {
 }
 
 /// The side that holds the files: a keeper, and outside of its container the store.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct FileStore {
     held: Arc<Mutex<HeldFiles>>,
     /// Files that only this process holds.
@@ -293,7 +293,7 @@ mod tests {
             names
         };
         let only_here = Arc::new(AtomicUsize::new(0));
-        let (outside, keeper) = (FileStore::new(Arc::default()), FileStore::new(Arc::clone(&only_here)));
+        let (outside, keeper) = (FileStore::default(), FileStore::new(Arc::clone(&only_here)));
         let [one, two, three] = [1, 2, 3].map(|first| [first; STORED_NAME_BYTES]);
         outside.held().change(one, Some(open()));
         keeper.held().change(two, Some(open()));
@@ -316,7 +316,7 @@ mod tests {
         // A message that no keeper has read comes after these.
         let (unread, process) = crate::descriptor_socket::conversation().unwrap();
         send(&process, STORE, &two, Some(open().as_fd())).unwrap();
-        let next = FileStore::new(Arc::default());
+        let next = FileStore::default();
         next.continue_from(outside.serve().unwrap().theirs).unwrap();
         next.take_unread(&unread);
         assert_eq!(names(&next), [two, three]);

@@ -362,18 +362,17 @@ impl Keeper<'_> {
         Ok(())
     }
 
-    /// The mount as a store holds it; none before the mount exists.
-    fn kept_mount(&self) -> Option<io::Result<KeptMount>> {
-        let kept = self.kept.as_ref()?;
-        let files = self.process_files.as_ref().map(|files| files.try_clone()).transpose();
-        Some(kept.duplicate().and_then(|descriptors| {
-            Ok(KeptMount { descriptors, takeovers: self.takeovers, cause: self.cause.clone(), files: files? })
-        }))
+    /// The mount as a store holds it.
+    fn kept_mount(&self, kept: &KeptDescriptors) -> io::Result<KeptMount> {
+        let files = self.process_files.as_ref().map(|files| files.try_clone()).transpose()?;
+        let descriptors = kept.duplicate()?;
+        Ok(KeptMount { descriptors, takeovers: self.takeovers, cause: self.cause.clone(), files })
     }
 
     /// Gives the mount to the store, so that the next keeper can follow the process that is served by now.
     fn keep_in_store(&mut self) {
-        let Some(Ok(mount)) = self.kept_mount() else { return };
+        let Some(kept) = self.kept.as_ref().filter(|_| self.store.is_some()) else { return };
+        let Ok(mount) = self.kept_mount(kept) else { return };
         let Some(store) = &mut self.store else { return };
         if let Some(files) = store.keep(mount)
             && let Err(error) = self.files.mirror_to(files)

@@ -59,8 +59,9 @@ impl OpenFiles {
     fn repeat_failed(&self) {
         let mut unreached: Vec<HomeProcess> = Vec::new();
         for close in self.calls.failed_closes() {
-            let closed = if unreached.contains(&close.home) { Some(false) } else { self.repeat_close(&close) };
-            if closed == Some(false) {
+            let is_unreached = unreached.contains(&close.home);
+            let closed = if is_unreached { Some(false) } else { self.repeat_close(&close) };
+            if closed == Some(false) && !is_unreached {
                 unreached.push(close.home.clone());
             }
             if closed == Some(true) || closed == Some(false) && close.is_settled() {
