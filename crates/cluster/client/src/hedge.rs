@@ -11,7 +11,7 @@ use crate::remote::GroupClient;
 use parking_lot::Mutex;
 use spurline_exec::PriorityWorkers;
 use spurline_mem::PoolBuf;
-use spurline_proto::NodeRequest;
+use spurline_proto::{NodeRequest, ReadFlags};
 use spurline_transport::{CallAnswer, CallError, ChannelBreaker, ChannelLease, PathWake};
 use spurline_types::{Error, ObjectRef, Result};
 use std::cell::Cell;
@@ -31,6 +31,9 @@ const ONE_IN: u64 = 20;
 const SAVED: u64 = 32;
 /// Late means slower than this share of the other nodes' long reads.
 const PERCENTILE: f64 = 0.95;
+/// A second node fetches a block that it does not have for a read that is this many times as late. A first node that is only
+/// busy has answered by then, and the origin is not read twice.
+const FETCH_AFTER: u32 = 4;
 /// Minimum number of other nodes' reads before any read counts as late.
 const LEAST: u64 = 16;
 /// Interval of updating the thresholds.
@@ -45,6 +48,19 @@ thread_local! {
     static PLACE: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
+/// What a second node was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum SecondRequest {
+    #[default]
+    None,
+    /// The bytes if it has them.
+    Cached,
+    /// It has not the bytes in its cache.
+    NotCached,
+    /// The bytes, which it may fetch.
+    Any,
+}
+
 /// One read in flight.
 #[derive(Default)]
 struct ReadFlight {
@@ -56,8 +72,7 @@ struct ReadFlight {
     /// The node called.
     peer: Option<Arc<GroupPeer>>,
     breaker: Option<Arc<dyn ChannelBreaker>>,
-    /// A second request was sent.
-    second_sent: bool,
+    second: SecondRequest,
     /// Its lateness was counted against the node.
     blamed: bool,
     /// The second node's answer.
@@ -88,6 +103,14 @@ impl FlightSlot {
             breaker.break_channel();
         }
         true
+    }
+
+    /// The second node does not have the bytes of read `number`.
+    fn note_not_cached(&self, number: u64) {
+        let mut flight = self.flight.lock();
+        if flight.number == number {
+            flight.second = SecondRequest::NotCached;
+        }
     }
 }
 
@@ -181,7 +204,7 @@ impl HedgedReads {
         if flight.breaker.as_ref().is_none_or(|known| !Arc::ptr_eq(known, breaker)) {
             flight.breaker = Some(Arc::clone(breaker));
         }
-        (flight.offset, flight.len, flight.second_sent, flight.blamed) = (offset, len, false, false);
+        (flight.offset, flight.len, flight.second, flight.blamed) = (offset, len, SecondRequest::None, false);
         drop(flight);
         let since = started.saturating_duration_since(self.born).as_micros() as u64;
         slot.since.store(since.max(1), Ordering::SeqCst);
@@ -420,11 +443,17 @@ impl<'a> LateReadWatcher<'a> {
             return;
         }
         let (Some(object), Some(peer)) = (flight.object.clone(), flight.peer.clone()) else { return };
-        if age > peer.latency().late_after().saturating_mul(2) && !flight.blamed {
+        let late_after = peer.latency().late_after();
+        if age > late_after.saturating_mul(2) && !flight.blamed {
             flight.blamed = true;
             inner.hedge.blame_node(&peer, now);
         }
-        if flight.second_sent || self.under_way.load(Ordering::Acquire) >= AT_ONCE || !self.may_send_second() {
+        let wanted = match flight.second {
+            SecondRequest::None => SecondRequest::Cached,
+            SecondRequest::NotCached if age > late_after.saturating_mul(FETCH_AFTER) => SecondRequest::Any,
+            _ => return,
+        };
+        if self.under_way.load(Ordering::Acquire) >= AT_ONCE || !self.may_send_second() {
             return;
         }
         let offset = flight.offset;
@@ -432,16 +461,22 @@ impl<'a> LateReadWatcher<'a> {
         let Some(second) = inner.second_peer(&object, offset, &peer) else { return };
         // Only from free memory of the budget.
         let Some(buf) = inner.tier.pool().try_alloc(len) else { return };
-        flight.second_sent = true;
+        flight.second = wanted;
         drop(flight);
         self.allowed -= 1;
         inner.stats.remotecache.hedges.add(1);
-        tracing::debug!(late = peer.name(), asked = second.name(), ?age, "a late read is sent to a second node");
+        tracing::debug!(
+            late = peer.name(),
+            asked = second.name(),
+            ?wanted,
+            ?age,
+            "a late read is sent to a second node"
+        );
         let inner = Arc::clone(inner);
         let under_way = SecondInFlight::begin(&self.under_way);
         self.workers.run_urgent(move || {
             let _under_way = under_way;
-            call_second_node(&inner, HedgedFlight { at, number }, &object, offset, buf, &second);
+            call_second_node(&inner, HedgedFlight { at, number, wanted }, &object, offset, buf, &second);
         });
     }
 
@@ -514,6 +549,7 @@ struct HedgedFlight {
     /// The place of its slot.
     at: usize,
     number: u64,
+    wanted: SecondRequest,
 }
 
 /// Calls the second node and delivers its answer if the read still waits.
@@ -528,11 +564,18 @@ fn call_second_node(
     let deadline = Instant::now() + inner.patience().answer;
     let mut body = Vec::new();
     let plan = inner.plan_read(object, offset, &buf, deadline);
+    let is_cached_only = flight.wanted == SecondRequest::Cached;
     let got = second.call_once(&plan.call, &mut |lease, deadline| {
-        let request = NodeRequest::Read(plan.request(lease.welcome().volume, false));
-        lease.call(&request, &mut body, &mut buf, &mut |_| {}, deadline)
+        let mut request = plan.request(lease.welcome().volume, false);
+        if is_cached_only {
+            request.flags = ReadFlags::CACHED_ONLY;
+        }
+        lease.call(&NodeRequest::Read(request), &mut body, &mut buf, &mut |_| {}, deadline)
     });
     if !got.is_ok_and(|answer| answer.payload_len == buf.len()) {
+        if is_cached_only {
+            inner.hedge.slots[flight.at].note_not_cached(flight.number);
+        }
         return;
     }
     if inner.hedge.slots[flight.at].deliver_answer(flight.number, buf) {

@@ -64,6 +64,23 @@ fn a_group_that_is_slow_as_a_whole_is_not_asked_for_more_than_its_share() {
 }
 
 #[test]
+fn a_second_node_fetches_nothing_for_a_read_that_is_a_little_late() {
+    let cluster = Cluster::start(3, 1024);
+    let waits = Waits { silence: Duration::from_secs(60), hedge_after: Duration::from_secs(1), copies: 1, number: 0 };
+    let mount = cluster.mount_as(0..3, waits);
+    let objects: Vec<_> = (0..60).map(|n| object(n, BLOCK)).collect();
+    // Enough reads for a lateness threshold and a budget of second requests.
+    (0..10).flat_map(|_| &objects).for_each(|object| mount.read_all(object).unwrap());
+    let held = |node, object| cluster.held(node, object) > 0;
+    let late = objects.iter().find(|o| held(1, o) && !held(0, o) && !held(2, o)).expect("a block of this node alone");
+    let before = cluster.under.reads();
+    cluster.hosts[1].link.set_mode(RailMode::Slow(Duration::from_millis(1500)));
+    mount.read_all(late).unwrap();
+    assert_eq!(mount.stats.remotecache.hedges.get(), 1);
+    assert_eq!(cluster.under.reads(), before);
+}
+
+#[test]
 fn nothing_is_asked_twice_where_that_is_switched_off() {
     let cluster = Cluster::start(2, 128);
     let mount = cluster.mount_as(0..2, Waits { silence: Duration::from_secs(60), ..Waits::default() });
