@@ -3,6 +3,8 @@
 mod calls;
 mod cases;
 mod hostile;
+#[path = "../common/installed_tool.rs"]
+mod installed_tool;
 #[path = "../common/python_packages.rs"]
 mod python_packages;
 mod rig;

@@ -1,10 +1,12 @@
-//! S3 clients of others: boto3, the AWS command line, rclone, s3fs, obstore and Mountpoint's library read and write objects with keys,
-//! which are files of a directory.
+//! S3 clients of others: boto3, the AWS command line, rclone, s3fs, obstore, Mountpoint's library and s3fs-fuse read and write objects
+//! with keys, which are files of a directory.
 
+use crate::installed_tool::tool;
 use crate::rig::*;
 use crate::s3_clients::*;
 use crate::world::*;
 use std::fs;
+use std::path::Path;
 
 const KEY: &str = "client";
 const SECRET: &str = "0123456789abcdef0123";
@@ -135,6 +137,26 @@ duck.execute("COPY (SELECT * FROM 's3://data/arrow/one.parquet' WHERE number < 1
 assert duck.execute("SELECT count(*) FROM 's3://data/duck/many.parquet'").fetchone()[0] == 100000
 "#;
 
+/// Programs on a mount of s3fs-fuse.
+const BY_S3FS_FUSE: &str = r#"
+set -euo pipefail
+s3fs data "$MOUNT" -o "url=$AWS_ENDPOINT_URL,use_path_request_style,passwd_file=$KEYS"
+trap 'umount "$MOUNT"' EXIT
+cd "$MOUNT"
+cmp d/before "$LOCAL/big"
+mkdir new
+cp "$LOCAL/big" new/big
+cmp new/big "$LOCAL/big"
+printf tail >> new/big
+mv new/big 'new/with a space'
+[ "$(tail -c 4 'new/with a space')" = tail ]
+[ "$(ls new)" = 'with a space' ]
+for n in $(seq 20); do echo "$n" > "new/$n"; done
+[ "$(cat new/[0-9]* | sort -n | tail -1)" = 20 ]
+rm new/[0-9]* d/before
+cd /
+"#;
+
 /// Uploads of boto3 to an endpoint without keys, over TLS: the bodies are in chunks, with a checksum behind.
 const BY_BOTO3_WITHOUT_KEYS: &str = r#"
 import boto3, io, os
@@ -222,4 +244,27 @@ fn clients_of_others_read_and_write() {
     succeed(s3_client(&python, &endpoint, ClientKeys { id: KEY, secret: SECRET }).args(["-c", BY_LIBRARIES]));
     assert!(fs::read(data.join("by-obstore/two")).unwrap() == big);
     assert!(!data.join("by-s3fs").exists() && !data.join("by-obstore/one").exists());
+}
+
+#[test]
+fn s3fs_fuse_mounts_the_bucket() {
+    let Some(_) = tool("s3fs") else { return };
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let data = world.dir("data");
+    let local = world.dir("local");
+    let big: Vec<u8> = (0..11 << 20).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    fs::write(local.join("big"), &big).unwrap();
+    fs::create_dir(data.join("d")).unwrap();
+    fs::write(data.join("d/before"), &big).unwrap();
+    let keys = format!("{KEY}:{SECRET}\n");
+    let at = Endpoint::gateway_with_keys(&world, data.to_str().unwrap(), &keys);
+    let mut programs = s3_client(Path::new("bash"), &at.url(), ClientKeys { id: KEY, secret: SECRET });
+    programs.env("MOUNT", world.dir("mounted")).env("LOCAL", &local).env("KEYS", world.path("keys"));
+    succeed(programs.args(["-c", BY_S3FS_FUSE]));
+    let changed = fs::read(data.join("new/with a space")).unwrap();
+    assert!(changed.strip_suffix(b"tail").is_some_and(|before| before == big));
+    assert!(!data.join("d/before").exists());
 }
