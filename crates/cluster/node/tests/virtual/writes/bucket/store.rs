@@ -100,6 +100,8 @@ struct StoreState {
     last_upload: u64,
     last_process: u64,
     processes: BTreeSet<u64>,
+    /// Names of objects that a request has made after the end of its process.
+    made_late: BTreeSet<String>,
     /// Processes whose requests do not fail yet.
     starting: BTreeSet<u64>,
     faults: StoreFaults,
@@ -125,6 +127,9 @@ impl StoreState {
 
     fn put(&mut self, key: &str, version: ObjectVersion) -> String {
         let etag = version.etag.clone();
+        if version.writer.is_some_and(|process| !self.processes.contains(&process)) {
+            self.made_late.insert(key.to_owned());
+        }
         self.keys.entry(key.to_owned()).or_default().push(Some(version));
         etag
     }
@@ -240,6 +245,11 @@ impl SimStore {
     /// All versions that an object has had; `None` is a removal.
     pub fn versions(&self, key: &str) -> Vec<Option<ObjectVersion>> {
         self.state.lock().keys.get(key).cloned().unwrap_or_default()
+    }
+
+    /// Whether a request has made the object after the end of its process.
+    pub fn is_made_late(&self, key: &str) -> bool {
+        self.state.lock().made_late.contains(key)
     }
 
     /// The keys that lead to objects.
