@@ -5,6 +5,7 @@
 mod checkpoint;
 mod child;
 mod cpu;
+mod delayed_link;
 mod error;
 mod fio;
 mod fleet;

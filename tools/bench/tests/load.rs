@@ -82,6 +82,29 @@ fn skip(why: &str) {
 }
 
 #[test]
+fn a_distant_node_is_read_through_a_delayed_link() {
+    let Some(spurline) = spurline_for_hosts() else { return };
+    let work = tempfile::tempdir().unwrap();
+    let json = work.path().join("delayed.json");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spurline-bench"));
+    command.args(["load", "--feed", "node", "--delay", "40ms", "--size", "4M", "--files", "1", "--rounds", "1"]);
+    command
+        .args(["--case", "cat,mmap", "--threads", "2", "--spurline"])
+        .arg(&spurline)
+        .arg("--work-dir")
+        .arg(work.path());
+    let out = command.arg("--json").arg(&json).output().unwrap();
+    let text = said(&out);
+    assert!(out.status.success() && text.contains("the node has a round trip of 40 ms"), "{text}");
+    let report = report(&json);
+    assert_eq!(report["round_trip_seconds"].as_f64(), Some(0.04));
+    for case in report["cases"].as_array().unwrap() {
+        assert!(case["rounds"][0]["seconds"].as_f64().unwrap() >= 0.04, "{report}");
+    }
+    assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 1, "nothing but the report is left");
+}
+
+#[test]
 fn one_host_and_all_load_cold_models_over_their_links() {
     let Some(spurline) = spurline_for_hosts() else { return };
     let work = tempfile::tempdir().unwrap();

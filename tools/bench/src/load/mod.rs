@@ -53,10 +53,11 @@ pub struct LoadArgs {
     #[arg(long, value_name = "N", conflicts_with_all = ["dir", "feed", "make", "kv"], value_parser = clap::value_parser!(u32).range(2..=64))]
     pub hosts: Option<u32>,
     /// Rate of each host's link with --hosts, each way
-    #[arg(long, value_name = "MBIT/S", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "MBIT/S", requires = "hosts", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub link: u32,
-    /// Round trip between two hosts with --hosts, where the kernel has netem
-    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = spurline_types::parse_duration)]
+    /// Round trip between the node and the mount that reads from it, by a relay on loopback; between two hosts with --hosts, where
+    /// the kernel has netem
+    #[arg(long, value_name = "TIME", conflicts_with_all = ["dir", "make", "kv"], default_value = "0s", value_parser = spurline_types::parse_duration)]
     pub delay: Duration,
     /// Replay a key-value cache instead: blocks that are files, and lookups of absent blocks
     #[arg(long)]
@@ -172,7 +173,8 @@ fn run_models(args: &LoadArgs, scratch: &ScratchDir) -> Result<LoadReport> {
         write_model(&source, args.size.0, args.files as usize)?;
         let me = std::env::current_exe().map_err(|error| BenchError::io("can't find this program", &error))?;
         let spurline = suite::program(args.spurline.as_deref(), &me)?;
-        let workplace = FeedWorkplace { spurline: &spurline, scratch, source: &source, files: &[] };
+        let workplace =
+            FeedWorkplace { spurline: &spurline, scratch, source: &source, files: &[], round_trip: args.delay };
         for kind in [FeedKind::Directory, FeedKind::Mount, FeedKind::Node] {
             if !args.feed.is_empty() && !args.feed.contains(&kind) {
                 continue;
@@ -189,7 +191,10 @@ fn run_models(args: &LoadArgs, scratch: &ScratchDir) -> Result<LoadReport> {
             }
         }
     }
-    let model = places.first().map(|(_, model)| describe_model(model)).unwrap_or_default();
+    let mut model = places.first().map(|(_, model)| describe_model(model)).unwrap_or_default();
+    if !args.delay.is_zero() {
+        model.push_str(&format!("; the node has a round trip of {} ms", args.delay.as_secs_f64() * 1e3));
+    }
     anstream::println!("{model}");
     let outcomes = run_cases(args, &places, scratch)?;
     let mut section = ReportSection::of_table(case_table(&outcomes), Vec::new());
@@ -198,7 +203,7 @@ fn run_models(args: &LoadArgs, scratch: &ScratchDir) -> Result<LoadReport> {
         let why = outcome.refused.as_deref().unwrap_or_default();
         notes.push(format!("SKIP: {} {} by {} threads: {why}", outcome.place, outcome.case.word(), outcome.threads));
     }
-    let result = json!({"model": model, "cases": outcomes.iter().map(case_json).collect::<Vec<_>>()});
+    let result = json!({"model": model, "round_trip_seconds": args.delay.as_secs_f64(), "cases": outcomes.iter().map(case_json).collect::<Vec<_>>()});
     Ok((section, result, notes))
 }
 

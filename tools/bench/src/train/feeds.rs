@@ -3,11 +3,17 @@
 
 use super::data_set::{self, DataFile};
 use crate::child;
+use crate::delayed_link::DelayedLink;
 use crate::error::{BenchError, Result};
 use crate::mount::{CounterValues, MountUnderTest, NodeUnderTest, mountpoint_of, query_counters};
 use crate::netns::NamespacePair;
 use crate::scratch::ScratchDir;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The node's port in a network namespace of its own.
+const NODE_PORT: u16 = 7120;
 
 /// A kind of feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -41,10 +47,11 @@ pub struct TrainFeed {
     pub files: Vec<DataFile>,
     /// The mountpoint of a mount of Spurline.
     mountpoint: Option<PathBuf>,
-    // Dropped in this order: the mount before the node, both before the network.
+    // Dropped in this order: the mount before the node, both before the network and the link.
     mount: Option<MountUnderTest>,
     node: Option<NodeUnderTest>,
     _net: Option<NamespacePair>,
+    _link: Option<DelayedLink>,
 }
 
 /// The place where feeds are made.
@@ -57,6 +64,8 @@ pub struct FeedWorkplace<'a> {
     pub source: &'a Path,
     /// The files.
     pub files: &'a [DataFile],
+    /// Round trip between mount and node, beside that of this machine.
+    pub round_trip: Duration,
 }
 
 impl FeedWorkplace<'_> {
@@ -84,27 +93,44 @@ impl FeedWorkplace<'_> {
     fn feed_of(&self, kind: FeedKind, dir: PathBuf) -> TrainFeed {
         let name = kind.word().to_owned();
         let files = self.files.to_vec();
-        TrainFeed { name, dir, files, mountpoint: None, mount: None, node: None, _net: None }
+        TrainFeed { name, dir, files, mountpoint: None, mount: None, node: None, _net: None, _link: None }
     }
 
     fn open_node(&self) -> Result<TrainFeed> {
+        if !self.round_trip.is_zero() {
+            return self.open_distant_node();
+        }
         let net = NamespacePair::new()?;
-        let addr = format!("{}:7120", net.server_ip);
-        let cache = self.scratch.empty_subdir("cache-node")?.display().to_string();
-        let source = self.source.display().to_string();
-        let words = ["--source", &source, "--cache-dir", &cache, "--cache-size", "-1", "--free-space-ratio", "0"];
-        let network = ["--group-network", net.server_ip, "--group-port", "7120", "--allow-anyone", "--metrics", "none"];
-        let words: Vec<String> = words.iter().chain(&network).map(|word| (*word).to_owned()).collect();
-        let log = self.scratch.subdir("logs")?.join("node.log");
-        let mut command = child::command_in(self.spurline, Some(&net.server));
-        command.arg("node").args(&words);
-        let node = NodeUnderTest::start(command, &addr, Some(&net.server), &log)?;
-        let registry = format!("static:{addr}");
+        let node = self.start_node(net.server_ip, NODE_PORT, Some(&net.server))?;
+        let registry = format!("static:{}", node.addr);
         let mounted = self.start_mount("remote", Some(&net.client), &["--registry", &registry])?;
         let mut feed = self.feed_of(FeedKind::Node, mounted.at().to_owned());
         (feed.mountpoint, feed.mount) = (Some(mounted.at().to_owned()), Some(mounted));
         (feed.node, feed._net) = (Some(node), Some(net));
         Ok(feed)
+    }
+
+    /// Node and mount on loopback, with a relay between them: many kernels can't delay packets.
+    fn open_distant_node(&self) -> Result<TrainFeed> {
+        let node = self.start_node("127.0.0.1", free_port()?, None)?;
+        let address = node.addr.parse().map_err(|_| BenchError::Failed(format!("'{}' is no address", node.addr)))?;
+        let link = DelayedLink::start(address, self.round_trip)?;
+        let registry = format!("static:{}", link.address());
+        let mounted = self.start_mount("remote", None, &["--registry", &registry])?;
+        let mut feed = self.feed_of(FeedKind::Node, mounted.at().to_owned());
+        (feed.mountpoint, feed.mount) = (Some(mounted.at().to_owned()), Some(mounted));
+        (feed.node, feed._link) = (Some(node), Some(link));
+        Ok(feed)
+    }
+
+    fn start_node(&self, host: &str, port: u16, namespace: Option<&str>) -> Result<NodeUnderTest> {
+        let cache = self.scratch.empty_subdir("cache-node")?;
+        let log = self.scratch.subdir("logs")?.join("node.log");
+        let mut command = child::command_in(self.spurline, namespace);
+        command.arg("node").arg("--source").arg(self.source).arg("--cache-dir").arg(cache);
+        command.args(["--cache-size", "-1", "--free-space-ratio", "0", "--allow-anyone", "--metrics", "none"]);
+        command.args(["--group-network", host, "--group-port", &port.to_string()]);
+        NodeUnderTest::start(command, &format!("{host}:{port}"), namespace, &log)
     }
 
     fn start_mount(&self, name: &str, net: Option<&str>, more: &[&str]) -> Result<MountUnderTest> {
@@ -113,6 +139,12 @@ impl FeedWorkplace<'_> {
         command.arg("mount").arg(self.source).arg(&at).args(["--metrics", "none"]).args(more);
         MountUnderTest::start(command, &at, net, &self.scratch.subdir("logs")?.join(format!("{name}.log")))
     }
+}
+
+/// A port of loopback that no program listens at.
+fn free_port() -> Result<u16> {
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+    Ok(port.map_err(|error| BenchError::io("no port is free", &error))?.port())
 }
 
 /// A folder that the user names; a mount of Spurline there is queried for counters.
@@ -126,7 +158,7 @@ pub fn open_folder(spurline: &Path, dir: &Path) -> Result<TrainFeed> {
     let answers = query_counters(spurline, &mountpoint.display().to_string(), None).is_ok();
     let name = dir.display().to_string();
     let mountpoint = answers.then_some(mountpoint);
-    Ok(TrainFeed { name, dir, files, mountpoint, mount: None, node: None, _net: None })
+    Ok(TrainFeed { name, dir, files, mountpoint, mount: None, node: None, _net: None, _link: None })
 }
 
 /// The counters of a feed's processes.

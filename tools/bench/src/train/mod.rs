@@ -218,7 +218,7 @@ fn open_feeds(
         files.len(),
         bytes / 1_000_000
     ));
-    let place = FeedWorkplace { spurline, scratch, source: &source, files };
+    let place = FeedWorkplace { spurline, scratch, source: &source, files, round_trip: Duration::ZERO };
     let all = [FeedKind::Directory, FeedKind::Mount, FeedKind::Node];
     for kind in all.into_iter().filter(|kind| args.feed.is_empty() || args.feed.contains(kind)) {
         match place.open_feed(kind) {
