@@ -14,7 +14,7 @@ use crate::{OriginOptions, SourceLocation};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
-use http::header::{ACCEPT_ENCODING, ETAG, IF_MATCH, LAST_MODIFIED, RANGE, RETRY_AFTER};
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, ETAG, IF_MATCH, LAST_MODIFIED, RANGE, RETRY_AFTER};
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use object_store::client::{HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse};
@@ -179,6 +179,10 @@ impl S3Backend {
             };
             sign_request(&method, &uri, request.headers_mut(), signed, credential, region, at)
                 .map_err(|error| RequestFailure { error, advice: RetryHint::Never })?;
+        }
+        // The HTTP library states no length of an empty body, and S3 requires one (411).
+        if matches!(*request.method(), Method::PUT | Method::POST) {
+            request.headers_mut().insert(CONTENT_LENGTH, body.len().into());
         }
         let response = self.client.execute(request).await.map_err(|e| self.connection_failure(&e))?;
         Ok((response, credential.map(|credential| SignedWith { credential, clock_offset_s })))
