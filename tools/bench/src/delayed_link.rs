@@ -14,7 +14,7 @@ const PIECE_BYTES: usize = 128 << 10;
 /// Pieces of a connection on their way, at most: 128 MiB, more than a round trip needs.
 const PIECES_ON_THE_WAY: usize = 1024;
 
-/// The relay. A drop ends it; its connections end with those of their ends.
+/// The relay, until a drop. A connection ends with the client or the server.
 #[derive(Debug)]
 pub struct DelayedLink {
     address: SocketAddr,

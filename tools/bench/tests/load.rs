@@ -25,6 +25,8 @@ fn a_model_is_made_and_loaded_in_every_way() {
     let dir = models.path().to_str().unwrap();
     let made = bench(&["--make", dir, "--size", "24M", "--files", "2"]);
     assert!(made.status.success() && said(&made).contains("tensors in 2 files"), "{}", said(&made));
+    let again = bench(&["--make", dir, "--size", "24M"]);
+    assert!(again.status.code() == Some(2) && said(&again).contains("has a model already"), "{}", said(&again));
     let json = work.path().join("load.json");
     let work_dir = work.path().to_str().unwrap();
     let words =

@@ -27,7 +27,7 @@ use std::time::Duration;
 /// The arguments of `bench load`.
 #[derive(Debug, clap::Args)]
 pub struct LoadArgs {
-    /// Folder with safetensors files, such as one of a mount, with a name for reports; repeat for more: the others are compared
+    /// Absolute path of a folder with safetensors files, such as one of a mount, with a name for reports; repeat for more: the others are compared
     /// with the first. With --kv, a second DIR reads through another mount [default: own files, by --feed]
     #[arg(long, value_name = "[NAME=]DIR[:DIR]", conflicts_with = "feed")]
     pub dir: Vec<String>,
@@ -44,7 +44,7 @@ pub struct LoadArgs {
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub files: u32,
     /// Ways to load; repeat for more [default: all]
-    #[arg(long, value_name = "CASE", value_delimiter = ',')]
+    #[arg(long, value_name = "CASE", value_delimiter = ',', conflicts_with = "kv")]
     pub case: Vec<LoadCase>,
     /// Numbers of threads that load
     #[arg(long, value_name = "N[,N]", value_delimiter = ',', default_value = "1,8,32", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -116,6 +116,9 @@ impl CaseOutcome {
 pub fn run(args: &LoadArgs) -> Result<()> {
     crate::stop::catch_signals()?;
     args.report.check_places()?;
+    if args.block.0 == 0 {
+        return Err(BenchError::Usage("--block 0 has no bytes: give 16M".to_owned()));
+    }
     if args.size.0 < 1 << 20 {
         return Err(BenchError::Usage("--size below 1M has no layer: give 2G".to_owned()));
     }

@@ -98,6 +98,10 @@ fn plan_tensors(bytes: u64) -> Vec<TensorPlan> {
 /// When a file can't be written, or the user interrupts.
 pub fn write_model(dir: &Path, bytes: u64, files: usize) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(|error| BenchError::io(dir.display(), &error))?;
+    let entries = std::fs::read_dir(dir).map_err(|error| BenchError::io(dir.display(), &error))?;
+    if entries.flatten().any(|entry| entry.path().extension().is_some_and(|end| end == "safetensors")) {
+        return Err(BenchError::Usage(format!("{} has a model already: give an empty folder", dir.display())));
+    }
     let tensors = plan_tensors(bytes);
     let total: u64 = tensors.iter().map(TensorPlan::bytes).sum();
     let mut rest = tensors.as_slice();

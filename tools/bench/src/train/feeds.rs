@@ -12,7 +12,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The node's port in a network namespace of its own.
+/// The node's port in a network namespace.
 const NODE_PORT: u16 = 7120;
 
 /// A kind of feed.
@@ -64,7 +64,7 @@ pub struct FeedWorkplace<'a> {
     pub source: &'a Path,
     /// The files.
     pub files: &'a [DataFile],
-    /// Round trip between mount and node, beside that of this machine.
+    /// Additional round trip between mount and node.
     pub round_trip: Duration,
 }
 
