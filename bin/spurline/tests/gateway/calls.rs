@@ -101,6 +101,12 @@ fn listings_have_pages_prefixes_and_the_order_of_keys() {
         }
     }
     assert_eq!(found, names);
+    // An empty folder is an object.
+    fs::create_dir(world.dir("data").join("a/empty")).unwrap();
+    eventually("the folder is listed", || list("prefix=a/e").elements("Key") == ["a/empty/"]);
+    assert_eq!(list("prefix=a/empty/&delimiter=/").elements("Key"), ["a/empty/"]);
+    assert_eq!(list("prefix=a/&delimiter=/").elements("Prefix"), ["a/", "a/2/", "a/empty/"]);
+    assert_eq!(list("start-after=a/empty/&max-keys=1").elements("Key"), ["a0"]);
     at.get("/data?list-type=2&continuation-token=nonsense").expect(400, "InvalidArgument");
     let first = at.get("/data?max-keys=2&delimiter=/").expect(200, "");
     assert_eq!((first.elements("Key"), first.elements("NextMarker")), (vec!["a-b".into()], vec!["a/".into()]));

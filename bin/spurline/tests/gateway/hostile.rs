@@ -113,10 +113,30 @@ fn malformed_requests_get_an_answer_and_no_bytes() {
     let answer = at.send("POST /data?delete", &[], endless.as_bytes());
     assert!(matches!(answer.status, 400 | 413), "{answer:?}");
     at.send("PUT /data/y?partNumber=0&uploadId=none", &[], b"x").expect(400, "");
-    at.send("PUT /data/y?partNumber=1&uploadId=none", &[], b"x").expect(404, "NoSuchUpload");
+    let refused = at.send("PUT /data/y?partNumber=1&uploadId=none", &[], b"x").expect(404, "NoSuchUpload");
+    assert!(refused.elements("Message")[0].contains("there is no such upload"), "{}", refused.text());
+    assert_eq!(refused.elements("RequestId"), [refused.header("x-amz-request-id").unwrap()]);
     at.put(&format!("/data/{}", "n".repeat(300)), b"x").expect(400, "");
     at.put(&format!("/data/{}", "k/".repeat(600)), b"x").expect(400, "");
     assert_eq!(at.get("/data/x").expect(200, "").body, b"inside");
+}
+
+#[test]
+fn buckets_are_names_of_hosts_in_any_case() {
+    let world = World::new();
+    let data = world.dir("data");
+    make_files(&data, &[("x", b"inside")]);
+    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &["--s3-domain", "s3.local"]);
+    for (host, path, status) in [
+        ("data.s3.local", "/x", 200),
+        ("DATA.S3.local:9000", "/x", 200),
+        ("other.s3.local", "/x", 404),
+        ("s3.local", "/data/x", 200),
+        ("10.0.0.7", "/data/x", 200),
+    ] {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        assert_eq!(status_of(&at, request.as_bytes()), Some(status), "{host}");
+    }
 }
 
 #[test]
@@ -144,4 +164,81 @@ fn heads_have_the_limit_of_s3() {
     }
     assert!(!data.join("new").exists());
     assert_eq!(at.get("/data/x").expect(200, "").body, b"inside");
+}
+
+/// An answer to one request of a connection that stays open; `None` at its end.
+fn next_answer(stream: &mut TcpStream) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        if stream.read(&mut byte).unwrap_or(0) == 0 {
+            return None;
+        }
+        head.push(byte[0]);
+    }
+    Some(String::from_utf8_lossy(&head).to_lowercase())
+}
+
+#[test]
+fn a_body_is_not_taken_for_a_request() {
+    let world = World::new();
+    let data = world.dir("data");
+    make_files(&data, &[("x", b"x")]);
+    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &["--writable"]);
+    let body = "DELETE /data/x HTTP/1.1\r\nHost: x\r\n\r\n";
+    let second = format!("PUT /data/y HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
+    for _ in 0..50 {
+        let mut stream = TcpStream::connect(&at.address).unwrap();
+        let refused = format!(
+            "PUT /data/z HTTP/1.1\r\nHost: x\r\nx-amz-tagging: a=b\r\nExpect: 100-continue\r\nContent-Length: {}\r\n\r\n",
+            second.len()
+        );
+        stream.write_all(refused.as_bytes()).unwrap();
+        let answer = next_answer(&mut stream).unwrap();
+        assert!(answer.starts_with("http/1.1 501") && answer.contains("connection: close"), "{answer}");
+        let _ = stream.write_all(format!("{second}{body}").as_bytes());
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+    at.get("/data/x").expect(200, "");
+}
+
+#[test]
+fn idle_clients_make_place_for_new_clients_and_busy_clients_do_not() {
+    let world = World::new();
+    let data = world.dir("data");
+    make_files(&data, &[("x", b"x"), ("big", &bytes(1, 8 * MIB))]);
+    let at = Endpoint::gateway(&world, data.to_str().unwrap(), &[]);
+    let head = b"HEAD /data/x HTTP/1.1\r\nHost: x\r\n\r\n";
+    let mut idle = Vec::new();
+    loop {
+        let mut stream = TcpStream::connect(&at.address).unwrap();
+        stream.write_all(head).unwrap();
+        assert!(next_answer(&mut stream).unwrap().starts_with("http/1.1 200"));
+        idle.push(stream);
+        idle[0].set_nonblocking(true).unwrap();
+        if matches!(idle[0].read(&mut [0]), Ok(0)) {
+            break;
+        }
+        assert!(idle.len() < 3000, "no connection ends");
+    }
+    // The others stay.
+    let last = idle.last_mut().unwrap();
+    last.write_all(head).unwrap();
+    assert!(next_answer(last).unwrap().starts_with("http/1.1 200"));
+    drop(idle);
+
+    let mut busy = Vec::new();
+    loop {
+        let mut stream = TcpStream::connect(&at.address).unwrap();
+        stream.write_all(b"GET /data/big HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let answer = next_answer(&mut stream).unwrap();
+        if answer.starts_with("http/1.1 503 slow down") {
+            break;
+        }
+        assert!(answer.starts_with("http/1.1 200") && busy.len() < 3000, "{answer}");
+        busy.push(stream);
+    }
+    assert!(at.log().contains("new clients get 503 SlowDown"), "{}", at.log());
+    drop(busy);
+    eventually("there is place again", || at.get("/data/x").status == 200);
 }

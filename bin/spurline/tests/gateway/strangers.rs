@@ -58,7 +58,40 @@ try:
     sys.exit('there are no tags')
 except ClientError as error:
     assert error.response['ResponseMetadata']['HTTPStatusCode'] == 501, error
-s3.delete_objects(Bucket='data', Delete={'Objects': [{'Key': k} for k in ['d/copy', 'd/big copy', 'd/by url']]})
+def in_parts(parts, algorithm, **complete):
+    of_upload = {'Bucket': 'data', 'Key': 'd/parts'}
+    kind = 'COMPOSITE' if algorithm == 'SHA256' else 'FULL_OBJECT'
+    of_upload['UploadId'] = s3.create_multipart_upload(ChecksumAlgorithm=algorithm, ChecksumType=kind, **of_upload)['UploadId']
+    sums = []
+    for number, part in enumerate(parts, 1):
+        done = s3.upload_part(PartNumber=number, Body=part, ChecksumAlgorithm=algorithm, **of_upload)
+        sums.append({'PartNumber': number, 'ETag': done['ETag'], 'Checksum' + algorithm: done['Checksum' + algorithm]})
+    complete = {name: value(sums) for name, value in complete.items()}
+    parts_named = complete.pop('Parts', sums)
+    try:
+        return s3.complete_multipart_upload(MultipartUpload={'Parts': parts_named}, **complete, **of_upload)
+    except ClientError as error:
+        s3.abort_multipart_upload(**of_upload)
+        return error.response['Error']['Code']
+import base64, hashlib, zlib
+halves = [big[:6 << 20], big[6 << 20:]]
+crc = lambda data: base64.b64encode(zlib.crc32(data).to_bytes(4, 'big')).decode()
+sha = lambda data: hashlib.sha256(data).digest()
+whole = base64.b64encode(sha(sha(halves[0]) + sha(halves[1]))).decode() + '-2'
+assert in_parts(halves, 'CRC32', ChecksumCRC32=lambda _: crc(b'other')) == 'BadDigest'
+assert in_parts(halves, 'SHA256', ChecksumSHA256=lambda _: whole[:-1] + '3') == 'BadDigest'
+assert in_parts(halves, 'CRC32', MpuObjectSize=lambda _: 99) == 'InvalidRequest'
+wrong_part = lambda sums: [sums[0], {**sums[1], 'ChecksumCRC32': sums[0]['ChecksumCRC32']}]
+assert in_parts(halves, 'CRC32', Parts=wrong_part) == 'InvalidPart'
+assert in_parts(halves, 'CRC32', ChecksumCRC32=lambda _: crc(big), MpuObjectSize=lambda _: len(big))['ChecksumCRC32'] == crc(big)
+assert in_parts(halves, 'SHA256', ChecksumSHA256=lambda _: whole)['ChecksumSHA256'] == whole
+assert s3.get_object(Bucket='data', Key='d/parts')['Body'].read() == big
+ids = sorted(s3.create_multipart_upload(Bucket='data', Key='d/open')['UploadId'] for _ in range(3))
+pages = s3.get_paginator('list_multipart_uploads').paginate(Bucket='data', PaginationConfig={'PageSize': 2})
+assert [u['UploadId'] for p in pages for u in p['Uploads']] == ids
+for upload in ids:
+    s3.abort_multipart_upload(Bucket='data', Key='d/open', UploadId=upload)
+s3.delete_objects(Bucket='data', Delete={'Objects': [{'Key': k} for k in ['d/parts', 'd/copy', 'd/big copy', 'd/by url']]})
 for secret in ['0' * 20, '']:
     other = boto3.client('s3', aws_access_key_id='client', aws_secret_access_key=secret or '1' * 20)
     try:
@@ -267,4 +300,33 @@ fn s3fs_fuse_mounts_the_bucket() {
     let changed = fs::read(data.join("new/with a space")).unwrap();
     assert!(changed.strip_suffix(b"tail").is_some_and(|before| before == big));
     assert!(!data.join("d/before").exists());
+}
+
+#[test]
+fn a_mount_writes_through_the_endpoint() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let data = world.dir("data");
+    let at = Endpoint::gateway_with_keys(&world, data.to_str().unwrap(), &format!("{KEY}:{SECRET}\n"));
+    let mut command = world.command(&["mount", "s3://data", "--rw"]);
+    command.arg(world.dir("mnt")).arg("--cache-dir").arg(world.dir("mount-cache"));
+    command.env("AWS_ENDPOINT_URL", at.url()).env("AWS_REGION", "us-east-1");
+    command.env("AWS_ACCESS_KEY_ID", KEY).env("AWS_SECRET_ACCESS_KEY", SECRET);
+    let mount = world.mount_with(&mut command);
+    let big = bytes(3, 20 * MIB);
+    fs::create_dir(mount.at.join("folder")).unwrap();
+    fs::write(mount.at.join("folder/empty"), b"").unwrap();
+    fs::write(mount.at.join("folder/big"), &big).unwrap();
+    fs::write(mount.at.join("small"), b"small").unwrap();
+    fs::rename(mount.at.join("small"), mount.at.join("folder/renamed")).unwrap();
+    fs::create_dir(mount.at.join("gone")).unwrap();
+    fs::remove_dir(mount.at.join("gone")).unwrap();
+    assert!(fs::read(mount.at.join("folder/big")).unwrap() == big);
+    mount.unmount();
+    assert_eq!(fs::read(data.join("folder/empty")).unwrap(), b"");
+    assert!(fs::read(data.join("folder/big")).unwrap() == big);
+    assert_eq!(fs::read(data.join("folder/renamed")).unwrap(), b"small");
+    assert!(!data.join("gone").exists() && !data.join("small").exists());
 }

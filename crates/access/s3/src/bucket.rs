@@ -74,6 +74,11 @@ impl OpenBucket {
         self.key_locks[hash % KEY_LOCKS].lock()
     }
 
+    /// Whether empty folders exist. A bucket has markers of folders, and a new object leaves markers.
+    pub fn is_directory(&self) -> bool {
+        self.volume.source().starts_with("file://")
+    }
+
     fn max_age(&self) -> Duration {
         let since_change = self.last_change.lock().map_or(Duration::MAX, |at| at.elapsed());
         METADATA_AGE.min(since_change)

@@ -9,11 +9,12 @@ pub(crate) fn volume_error(error: &Error) -> S3Error {
     let code = match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory => S3ErrorCode::NoSuchKey,
         ErrorKind::PermissionDenied => S3ErrorCode::AccessDenied,
-        // A client that repeats the request gets the new version.
-        ErrorKind::Stale => S3ErrorCode::OperationAborted,
-        ErrorKind::Timeout | ErrorKind::Unavailable | ErrorKind::OriginDown | ErrorKind::NoMemory => {
-            S3ErrorCode::ServiceUnavailable
-        }
+        // A client that repeats the request gets the new version of a replaced object.
+        ErrorKind::Stale
+        | ErrorKind::Timeout
+        | ErrorKind::Unavailable
+        | ErrorKind::OriginDown
+        | ErrorKind::NoMemory => S3ErrorCode::ServiceUnavailable,
         ErrorKind::Throttled => S3ErrorCode::SlowDown,
         ErrorKind::Invalid => S3ErrorCode::InvalidArgument,
         ErrorKind::Unsupported => S3ErrorCode::NotImplemented,

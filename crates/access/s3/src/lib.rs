@@ -8,6 +8,8 @@ mod bucket;
 mod changes;
 mod chunks;
 mod conditions;
+mod connections;
+mod error_documents;
 mod errors;
 mod keys;
 mod listing;
@@ -17,6 +19,7 @@ mod server;
 mod service;
 mod special_requests;
 mod tls;
+mod upload_checksums;
 mod uploads;
 
 pub use access_keys::AccessKeys;

@@ -12,6 +12,9 @@ use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectHeaders};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+/// How often an object that other writers replace meanwhile is opened.
+const OPEN_ATTEMPTS: usize = 5;
+
 /// A read of an object.
 pub(crate) struct ReadRequest {
     pub key: String,
@@ -136,7 +139,7 @@ fn unsatisfiable(size: u64) -> S3Error {
 }
 
 /// Opens an object, with the first bytes of the answer; blocks. An object that is replaced between lookup and read is looked up
-/// once more.
+/// again.
 ///
 /// # Errors
 /// `NoSuchKey`; those of the range, the conditions and the volume.
@@ -145,14 +148,14 @@ pub(crate) fn open_object(
     memory: &Arc<PieceMemory>,
     request: &ReadRequest,
 ) -> S3Result<ObjectBody> {
-    match try_open(bucket, memory, request) {
-        Err(OpenFailure::Read(error)) if error.kind() == ErrorKind::Stale => {
+    for _ in 1..OPEN_ATTEMPTS {
+        match try_open(bucket, memory, request) {
             // The lookup that follows is newer than this change of another writer.
-            bucket.note_change();
-            try_open(bucket, memory, request).map_err(S3Error::from)
+            Err(OpenFailure::Read(error)) if error.kind() == ErrorKind::Stale => bucket.note_change(),
+            opened => return opened.map_err(S3Error::from),
         }
-        opened => opened.map_err(S3Error::from),
     }
+    try_open(bucket, memory, request).map_err(S3Error::from)
 }
 
 enum OpenFailure {

@@ -3,13 +3,17 @@
 use crate::access_keys::AccessKeys;
 use crate::bucket::{OpenBucket, SourceBucket};
 use crate::chunks::PieceMemory;
+use crate::connections::{
+    AnswerBody, ClientConnection, ClientConnections, ConnectionPlace, WatchedBody, end_after_unread_body,
+};
+use crate::error_documents::complete_document;
 use crate::service::BucketService;
 use crate::special_requests::SpecialRequests;
 use crate::tls::EndpointCertificate;
 use crate::uploads::StagingDir;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
-use http::{Method, Request, Response, StatusCode, Uri};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Incoming};
 use hyper::service::service_fn;
@@ -20,26 +24,31 @@ use s3s::host::{S3Host, VirtualHost};
 use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s::{Body, HttpError, S3Result};
 use spurline_types::{Error, Result, Stats};
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
 /// How long a client may take for the head of a request, and how long an idle connection stays.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// A client that takes no byte of an answer for this long loses the connection.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the handshake of TLS may take.
 const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the refusal of a client may take.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause after a failed accept: mostly, descriptors are missing.
 const S3_ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Bytes of a connection's buffer: more than the largest head of a request. The HTTP library answers a head that does not fit with
@@ -83,8 +92,7 @@ pub struct EndpointLimits {
 pub struct S3Endpoint {
     address: SocketAddr,
     stop: watch::Sender<bool>,
-    connections: Arc<Semaphore>,
-    connection_limit: usize,
+    connections: Arc<ClientConnections>,
     /// Taken only by the end.
     runtime: Option<Runtime>,
 }
@@ -122,10 +130,14 @@ impl S3Endpoint {
         let s3 = s3_service(service, keys, domain.as_deref());
         let requests = RequestService { s3, is_open, peer: address, stats: Arc::clone(stats) };
         let (stop, stopped) = watch::channel(false);
-        let connections = Arc::new(Semaphore::new(limits.connections));
-        let room = Arc::clone(&connections);
-        runtime.spawn(accept_clients(listener, requests, certificate, room, stopped));
-        Ok(S3Endpoint { address, stop, connections, connection_limit: limits.connections, runtime: Some(runtime) })
+        let connections = ClientConnections::new(limits.connections);
+        runtime.spawn(accept_clients(listener, requests, certificate, Arc::clone(&connections), stopped));
+        Ok(S3Endpoint { address, stop, connections, runtime: Some(runtime) })
+    }
+
+    /// The most connections at the same time.
+    pub fn connection_limit(&self) -> usize {
+        self.connections.limit()
     }
 
     /// The listening address.
@@ -137,9 +149,8 @@ impl S3Endpoint {
     pub fn stop(mut self, deadline: Instant) {
         let _ = self.stop.send(true);
         let Some(runtime) = self.runtime.take() else { return };
-        let all = u32::try_from(self.connection_limit).unwrap_or(u32::MAX);
-        let connections = self.connections.acquire_many(all);
-        let ended = runtime.block_on(async { tokio::time::timeout_at(deadline.into(), connections).await });
+        let all_ended = self.connections.all_ended();
+        let ended = runtime.block_on(async { tokio::time::timeout_at(deadline.into(), all_ended).await });
         if ended.is_err() {
             tracing::warn!("requests to the S3 endpoint were still being answered");
         }
@@ -185,8 +196,11 @@ struct HostsOfBuckets {
 impl S3Host for HostsOfBuckets {
     fn parse_host_header<'a>(&'a self, host: &'a str) -> S3Result<VirtualHost<'a>> {
         let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-        Ok(match name.strip_suffix(self.suffix.as_str()) {
-            Some(bucket) => VirtualHost::new(&self.suffix[1..]).with_bucket(bucket),
+        // Names of hosts have no case.
+        let bucket_len = name.len().checked_sub(self.suffix.len()).filter(|len| name.is_char_boundary(*len));
+        let split = bucket_len.map(|len| name.split_at(len));
+        Ok(match split.filter(|(_, domain)| domain.eq_ignore_ascii_case(&self.suffix)) {
+            Some((bucket, _)) => VirtualHost::new(&self.suffix[1..]).with_bucket(bucket.to_ascii_lowercase()),
             None => VirtualHost::new(host),
         })
     }
@@ -196,11 +210,10 @@ async fn accept_clients(
     listener: TcpListener,
     requests: RequestService,
     certificate: Option<EndpointCertificate>,
-    room: Arc<Semaphore>,
+    connections: Arc<ClientConnections>,
     mut stopped: watch::Receiver<bool>,
 ) {
     loop {
-        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = stopped.changed() => return,
@@ -210,12 +223,18 @@ async fn accept_clients(
             continue;
         };
         let acceptor = certificate.as_ref().map(|certificate| TlsAcceptor::from(certificate.config()));
+        let Some(place) = connections.take_place().await else {
+            connections.log_full();
+            requests.stats.s3.errors.add(1);
+            // One at a time: further clients wait in the kernel's queue.
+            refuse_client(socket, acceptor.is_some()).await;
+            continue;
+        };
         let requests = RequestService { peer, ..requests.clone() };
         let stopped = stopped.clone();
         tokio::spawn(async move {
-            let _place = place;
             requests.stats.s3.connections.add(1);
-            let end = serve_client(socket, acceptor, &requests, stopped).await;
+            let end = serve_client(socket, acceptor, &requests, &place, stopped).await;
             requests.stats.s3.connections.sub(1);
             if let Err(error) = end {
                 tracing::debug!("the connection of {peer} ended: {error}");
@@ -224,19 +243,39 @@ async fn accept_clients(
     }
 }
 
+/// Answers the first request of a client that gets no connection. A client that encrypts sees the end of its connection.
+async fn refuse_client(mut socket: TcpStream, is_encrypted: bool) {
+    if is_encrypted {
+        return;
+    }
+    let document = "<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>SlowDown</Code><Message>requests of all connections \
+                    of the endpoint are under way</Message></Error>";
+    let answer = format!(
+        "HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{document}",
+        document.len()
+    );
+    let _ = tokio::time::timeout(REFUSAL_TIMEOUT, async {
+        // A connection with unread bytes ends with a reset, and the refusal would be lost.
+        let _ = socket.read(&mut [0; REQUEST_HEAD_MAX]).await;
+        socket.write_all(answer.as_bytes()).await
+    })
+    .await;
+}
+
 async fn serve_client(
     socket: TcpStream,
     acceptor: Option<TlsAcceptor>,
     requests: &RequestService,
+    place: &ConnectionPlace,
     stopped: watch::Receiver<bool>,
 ) -> io::Result<()> {
     socket.set_nodelay(true)?;
     let socket = ClientSocket { socket, stalled: None };
     match acceptor {
-        None => serve_requests(socket, requests, stopped).await,
+        None => serve_requests(socket, requests, &place.connection, stopped).await,
         Some(acceptor) => {
             let encrypted = tokio::time::timeout(TLS_HANDSHAKE_TIMEOUT, acceptor.accept(socket)).await??;
-            serve_requests(encrypted, requests, stopped).await
+            serve_requests(encrypted, requests, &place.connection, stopped).await
         }
     }
 }
@@ -244,24 +283,24 @@ async fn serve_client(
 async fn serve_requests(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     requests: &RequestService,
+    connection: &Arc<ClientConnection>,
     mut stopped: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let service = service_fn(|request| requests.answer(request));
-    let mut connection = pin!(
+    let service = service_fn(|request| requests.answer(request, connection));
+    let mut served = pin!(
         hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIMEOUT)
             .max_buf_size(CONNECTION_BUFFER)
             .serve_connection(TokioIo::new(stream), service)
     );
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        _ = stopped.changed() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    ended.map_err(io::Error::other)
+    tokio::select! {
+        ended = served.as_mut() => return ended.map_err(io::Error::other),
+        _ = stopped.changed() => {}
+        () = connection.ordered_to_end() => {}
+    }
+    served.as_mut().graceful_shutdown();
+    served.await.map_err(io::Error::other)
 }
 
 /// Answers requests, and counts them.
@@ -276,11 +315,26 @@ struct RequestService {
 }
 
 impl RequestService {
-    async fn answer(&self, request: Request<Incoming>) -> std::result::Result<Response<Body>, HttpError> {
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        connection: &Arc<ClientConnection>,
+    ) -> std::result::Result<Response<AnswerBody<Body>>, HttpError> {
+        let under_way = connection.begin_request();
         let started = Instant::now();
         let method = request.method().clone();
         let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
-        let answered = self.route(request).await;
+        let (head, body) = request.into_parts();
+        let (body, is_read) = WatchedBody::new(body);
+        let mut answered = self.route(Request::from_parts(head, body)).await;
+        let request_id = next_request_id();
+        if let Ok(answer) = &mut answered {
+            end_after_unread_body(answer, &is_read);
+            complete_document(answer, &request_id);
+            if let Ok(value) = HeaderValue::from_str(&request_id) {
+                answer.headers_mut().insert(REQUEST_ID, value);
+            }
+        }
         let counted = &self.stats.s3;
         counted.ops.add(1);
         counted.busy_us.add_us(started.elapsed());
@@ -293,12 +347,15 @@ impl RequestService {
             let micros = started.elapsed().as_micros();
             let RequestService { peer, .. } = self;
             let status = status.as_u16();
-            tracing::debug!("{peer} {method} {path:?} status={status} len={len} us={micros}");
+            tracing::debug!("{peer} {method} {path:?} status={status} len={len} us={micros} id={request_id}");
         }
-        answered
+        answered.map(|answer| answer.map(|body| AnswerBody { body, _request: under_way }))
     }
 
-    async fn route(&self, mut request: Request<Incoming>) -> std::result::Result<Response<Body>, HttpError> {
+    async fn route(
+        &self,
+        mut request: Request<WatchedBody<Incoming>>,
+    ) -> std::result::Result<Response<Body>, HttpError> {
         if head_bytes(&request) > REQUEST_HEAD_MAX {
             let why = "the headers and the query are larger than 8 KiB";
             return Ok(refusal(StatusCode::BAD_REQUEST, "RequestHeaderSectionTooLarge", why));
@@ -321,6 +378,13 @@ impl RequestService {
     }
 }
 
+/// A number for a request; a restart begins at another number.
+fn next_request_id() -> String {
+    static FIRST: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    format!("{:016X}", FIRST.wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed)))
+}
+
 /// The length of a request's first line and headers.
 fn head_bytes<B>(request: &Request<B>) -> usize {
     const FIRST_LINE_REST: usize = "  HTTP/1.1\r\n".len();
@@ -336,11 +400,11 @@ fn refusal(status: StatusCode, code: &str, why: &str) -> Response<Body> {
         format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code><Message>{why}</Message></Error>");
     let mut refused = Response::new(Body::http_body(Full::new(Bytes::from(document))));
     *refused.status_mut() = status;
-    refused.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("application/xml"));
+    refused.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/xml"));
     refused
 }
 
-fn has_type(request: &Request<Incoming>, wanted: &str) -> bool {
+fn has_type<B>(request: &Request<B>, wanted: &str) -> bool {
     let given = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     given.is_some_and(|given| given.trim_start().to_ascii_lowercase().starts_with(wanted))
 }

@@ -13,6 +13,7 @@ use crate::objects::{
     CopiedObject, CopiedPart, ObjectBody, ReadRequest, copied_range, head_object, open_object, range_of_part, timestamp,
 };
 use crate::special_requests::check_version;
+use crate::upload_checksums::check_object;
 use crate::uploads::{BodyChecks, NamedPart, PartUploads, StagingDir, UploadRef, receive};
 use async_trait::async_trait;
 use http::header::{HeaderName, IF_MATCH, IF_NONE_MATCH};
@@ -587,14 +588,28 @@ impl S3 for BucketService {
         &self,
         request: S3Request<CompleteMultipartUploadInput>,
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
-        let input = request.input;
+        let mut input = request.input;
         let bucket = self.changed_bucket(&input.bucket)?;
-        let condition = write_condition(input.if_match, input.if_none_match.as_ref())?;
+        let condition = write_condition(input.if_match.take(), input.if_none_match.as_ref())?;
+        let of_object = checksums_of!(input);
         let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
-        let parts = input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default();
-        let named = parts.into_iter().map(|part| NamedPart { number: part.part_number.unwrap_or(0), etag: part.e_tag });
-        let named: Vec<NamedPart> = named.collect();
-        let staged = self.uploads.assemble(upload, &named)?;
+        let mut named = Vec::new();
+        for mut part in input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default() {
+            let number = part.part_number.unwrap_or(0);
+            named.push(NamedPart { number, etag: part.e_tag.take(), checksums: checksums_of!(part) });
+        }
+        let parts = self.uploads.assemble(upload, &named)?;
+        let size: u64 = parts.iter().map(|part| part.staged.len).sum();
+        if input.mpu_object_size.is_some_and(|wanted| u64::try_from(wanted) != Ok(size)) {
+            return Err(s3_error!(
+                InvalidRequest,
+                "the parts have {size} bytes, and x-amz-mp-object-size another number"
+            ));
+        }
+        let checked = parts.clone();
+        let of_client = of_object.clone();
+        on_thread(move || check_object(of_client, &checked)).await?;
+        let staged = parts.into_iter().map(|part| part.staged).collect();
         let headers = self.uploads.headers(upload)?;
         let object = NewObject { bytes: NewBytes::Staged(staged), headers, condition };
         let etag = self.put(bucket, input.key.clone(), object).await?;
@@ -605,6 +620,11 @@ impl S3 for BucketService {
             bucket: Some(input.bucket),
             key: Some(input.key),
             e_tag: Some(ETag::Strong(etag)),
+            checksum_crc32: of_object.checksum_crc32,
+            checksum_crc32c: of_object.checksum_crc32c,
+            checksum_crc64nvme: of_object.checksum_crc64nvme,
+            checksum_sha1: of_object.checksum_sha1,
+            checksum_sha256: of_object.checksum_sha256,
             ..CompleteMultipartUploadOutput::default()
         };
         Ok(S3Response::new(output))
@@ -665,18 +685,36 @@ impl S3 for BucketService {
         let input = request.input;
         self.bucket(&input.bucket)?;
         let encoding = NameEncoding::new(input.encoding_type.as_ref())?;
+        if input.delimiter.as_ref().is_some_and(|delimiter| !delimiter.is_empty()) {
+            return Err(s3_error!(NotImplemented, "uploads are listed without a delimiter"));
+        }
         let prefix = input.prefix.unwrap_or_default();
-        let uploads = self.uploads.list(&input.bucket, &prefix).into_iter().map(|upload| MultipartUpload {
-            key: Some(encoding.write(&upload.key)),
-            upload_id: Some(upload.id),
-            initiated: Some(upload.initiated),
-            ..MultipartUpload::default()
-        });
+        let max_uploads = page_keys(input.max_uploads)?;
+        let after = (input.key_marker.clone().unwrap_or_default(), input.upload_id_marker.clone().unwrap_or_default());
+        let mut rest = self.uploads.list(&input.bucket, &prefix, &after.0, &after.1).into_iter().peekable();
+        let mut uploads = Vec::new();
+        while uploads.len() < max_uploads
+            && let Some(upload) = rest.next()
+        {
+            uploads.push(MultipartUpload {
+                key: Some(encoding.write(&upload.key)),
+                upload_id: Some(upload.id),
+                initiated: Some(upload.initiated),
+                ..MultipartUpload::default()
+            });
+        }
+        let is_truncated = rest.peek().is_some();
+        let last = uploads.last().filter(|_| is_truncated);
         let output = ListMultipartUploadsOutput {
-            uploads: Some(uploads.collect()),
+            next_key_marker: last.and_then(|upload| upload.key.clone()),
+            next_upload_id_marker: last.and_then(|upload| upload.upload_id.clone()),
+            uploads: Some(uploads),
             bucket: Some(input.bucket),
             prefix: Some(encoding.write(&prefix)),
-            is_truncated: Some(false),
+            is_truncated: Some(is_truncated),
+            max_uploads: i32::try_from(max_uploads).ok(),
+            key_marker: input.key_marker,
+            upload_id_marker: input.upload_id_marker,
             encoding_type: input.encoding_type,
             ..ListMultipartUploadsOutput::default()
         };

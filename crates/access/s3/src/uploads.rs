@@ -3,6 +3,7 @@
 
 use crate::aws_chunked::BodyFraming;
 use crate::errors::lost_thread;
+use crate::upload_checksums::check_part;
 use futures::StreamExt as _;
 use http::HeaderMap;
 use parking_lot::Mutex;
@@ -81,6 +82,7 @@ impl StagedBytes {
 }
 
 fn disk_error(error: io::Error) -> S3Error {
+    tracing::warn!("the directory for uploads (--s3-upload-dir): {error}");
     s3_error!(InternalError, "the directory for uploads (--s3-upload-dir): {error}")
 }
 
@@ -104,7 +106,7 @@ pub(crate) struct ReceivedBody {
 /// The name of a checksum's header, and its place.
 type ChecksumField = (&'static str, fn(&mut Checksum) -> &mut Option<String>);
 
-const CHECKSUM_FIELDS: [ChecksumField; 5] = [
+pub(crate) const CHECKSUM_FIELDS: [ChecksumField; 5] = [
     ("x-amz-checksum-crc32", |sums| &mut sums.checksum_crc32),
     ("x-amz-checksum-crc32c", |sums| &mut sums.checksum_crc32c),
     ("x-amz-checksum-crc64nvme", |sums| &mut sums.checksum_crc64nvme),
@@ -119,7 +121,7 @@ impl BodyChecks {
         trailer.split(',').any(|word| word.trim().eq_ignore_ascii_case(name))
     }
 
-    fn hasher(&self) -> ChecksumHasher {
+    pub fn hasher(&self) -> ChecksumHasher {
         let mut hasher = ChecksumHasher::default();
         if self.given.checksum_crc32.is_some() || self.announces("x-amz-checksum-crc32") {
             hasher.crc32 = Some(Crc32::new());
@@ -140,7 +142,10 @@ impl BodyChecks {
     }
 
     /// Compares what was received with what the client has said.
-    fn compare(mut self, trailer: &HeaderMap, md5: Option<Md5>, found: &mut Checksum) -> S3Result<Checksum> {
+    ///
+    /// # Errors
+    /// `BadDigest`; `InvalidRequest` without an announced checksum.
+    pub fn compare(mut self, trailer: &HeaderMap, md5: Option<Md5>, found: &mut Checksum) -> S3Result<Checksum> {
         if let (Some(wanted), Some(md5)) = (&self.content_md5, md5) {
             use base64::Engine as _;
             let md5 = base64::prelude::BASE64_STANDARD.encode(md5.finalize());
@@ -308,6 +313,7 @@ pub(crate) struct UploadEntry {
 pub(crate) struct NamedPart {
     pub number: i32,
     pub etag: Option<ETag>,
+    pub checksums: Checksum,
 }
 
 /// The uploads in parts that are under way; clones share them.
@@ -399,11 +405,11 @@ impl PartUploads {
         self.on_upload(of, |upload| Ok(Arc::clone(&upload.headers)))
     }
 
-    /// The bytes of an object from the parts that a client names, in order.
+    /// The parts of an object, as a client names them, in order.
     ///
     /// # Errors
     /// `NoSuchUpload`, `InvalidPartOrder`, `InvalidPart`, `EntityTooSmall`, `MalformedXML`.
-    pub fn assemble(&self, of: UploadRef<'_>, named: &[NamedPart]) -> S3Result<Vec<StagedBytes>> {
+    pub fn assemble(&self, of: UploadRef<'_>, named: &[NamedPart]) -> S3Result<Vec<StagedPart>> {
         if named.is_empty() {
             return Err(s3_error!(MalformedXML, "the request names no part"));
         }
@@ -411,18 +417,19 @@ impl PartUploads {
             return Err(S3ErrorCode::InvalidPartOrder.into());
         }
         self.on_upload(of, |upload| {
-            let mut bytes = Vec::new();
+            let mut parts = Vec::new();
             for (index, part) in named.iter().enumerate() {
                 let known = upload.parts.get(&part.number).ok_or(S3ErrorCode::InvalidPart)?;
                 if part.etag.as_ref().is_some_and(|etag| etag.value() != known.etag) {
                     return Err(S3ErrorCode::InvalidPart.into());
                 }
+                check_part(part.number, part.checksums.clone(), &known.checksums)?;
                 if index + 1 < named.len() && known.staged.len < PART_MIN_BYTES {
                     return Err(s3_error!(EntityTooSmall, "part {} is smaller than 5 MiB", part.number));
                 }
-                bytes.push(known.staged.clone());
+                parts.push(known.clone());
             }
-            Ok(bytes)
+            Ok(parts)
         })
     }
 
@@ -436,18 +443,20 @@ impl PartUploads {
         Ok(())
     }
 
-    /// The uploads of a bucket whose keys begin with a prefix, in order.
-    pub fn list(&self, bucket: &str, prefix: &str) -> Vec<UploadEntry> {
+    /// The uploads of a bucket whose keys begin with a prefix, in the order of keys and ids, behind the page before.
+    pub fn list(&self, bucket: &str, prefix: &str, after_key: &str, after_id: &str) -> Vec<UploadEntry> {
         let uploads = self.0.lock();
-        let listed = uploads.iter().filter(|(_, upload)| upload.bucket == bucket && upload.key.starts_with(prefix));
-        let mut listed: Vec<UploadEntry> = listed
-            .map(|(id, upload)| UploadEntry {
-                key: upload.key.clone(),
-                id: id.clone(),
-                initiated: Timestamp::from(upload.initiated),
-            })
-            .collect();
-        listed.sort_by(|a, b| a.key.cmp(&b.key).then_with(|| a.initiated.cmp(&b.initiated)));
+        let mut listed = Vec::new();
+        for (id, upload) in uploads.iter() {
+            let key = upload.key.as_str();
+            let is_behind = key > after_key || key == after_key && !after_id.is_empty() && id.as_str() > after_id;
+            if upload.bucket == bucket && key.starts_with(prefix) && is_behind {
+                let initiated = Timestamp::from(upload.initiated);
+                listed.push(UploadEntry { key: upload.key.clone(), id: id.clone(), initiated });
+            }
+        }
+        drop(uploads);
+        listed.sort_by(|a, b| a.key.cmp(&b.key).then_with(|| a.id.cmp(&b.id)));
         listed
     }
 

@@ -31,8 +31,8 @@ const ONE_IN: u64 = 20;
 const SAVED: u64 = 32;
 /// Late means slower than this share of the other nodes' long reads.
 const PERCENTILE: f64 = 0.95;
-/// A second node fetches a block that it does not have for a read that is this many times as late. A first node that is only
-/// busy has answered by then, and the origin is not read twice.
+/// A second node fetches an uncached block for a read that is this many times as late. A first node that is only busy has answered by
+/// then, and the origin is not read twice.
 const FETCH_AFTER: u32 = 4;
 /// Minimum number of other nodes' reads before any read counts as late.
 const LEAST: u64 = 16;
@@ -53,11 +53,11 @@ thread_local! {
 enum SecondRequest {
     #[default]
     None,
-    /// The bytes if it has them.
+    /// Bytes of the node's cache.
     Cached,
-    /// It has not the bytes in its cache.
+    /// The node's cache does not have the bytes.
     NotCached,
-    /// The bytes, which it may fetch.
+    /// Bytes that the node may fetch.
     Any,
 }
 

@@ -109,7 +109,7 @@ pub(crate) fn log_endpoint(endpoint: &S3Endpoint, config: &S3Config) {
     let scheme = if config.certificate.is_some() { "https" } else { "http" };
     let buckets: Vec<String> =
         config.buckets.iter().map(|bucket| format!("{} ({})", bucket.name, bucket.source)).collect();
-    tracing::info!("buckets: {}", buckets.join(", "));
+    tracing::info!("buckets: {}; up to {} connections", buckets.join(", "), endpoint.connection_limit());
     tracing::info!("serving S3 on {scheme}://{}", endpoint.address());
 }
 

@@ -385,7 +385,7 @@ impl<'a> BucketProgram<'a> {
         for gone in [&file, &renamed, &folder] {
             let volume = self.base.volume();
             let found = self.base.call(format_args!("lookup of {gone}"), || volume.lookup(name(gone), &root()));
-            // A new file has no version that a request could name, so a late one of a lost node finds the name free.
+            // A request for a new file names no version: a late request of a lost node finds the name free.
             if let Ok(found) = found
                 && !self.model.store.is_made_late(gone)
             {
