@@ -287,6 +287,14 @@ impl GroupWrites {
         matches!(change, Change::Unlink { .. }) && self.files.find_changed(path).is_some()
     }
 
+    /// The result of a call on the open file with unpublished changes that a path leads to. `None` without such a file, also if
+    /// another thread closes and so publishes the file meanwhile.
+    fn by_changed<T>(&self, path: &[u8], call: impl Fn(&Arc<OpenFile>) -> Result<T>) -> Option<Result<T>> {
+        let open = self.files.find_changed(path)?;
+        let result = call(&open);
+        if result.is_err() && open.is_closed() { None } else { Some(result) }
+    }
+
     /// The attributes of a file with unpublished changes, by the process that has them.
     fn attr_of_changed(&self, open: &OpenFile) -> Result<NodeAttr> {
         self.files.send_all(&open.bytes)?;
@@ -410,8 +418,8 @@ impl WritableVolume for GroupWrites {
     }
 
     fn stat(&self, at: NodePath<'_>, caller: &Caller) -> Result<NodeAttr> {
-        if let Some(open) = self.files.find_changed(at.path) {
-            return self.attr_of_changed(&open);
+        if let Some(attr) = self.by_changed(at.path, |open| self.attr_of_changed(open)) {
+            return attr;
         }
         self.files.send_bytes_of(at.expected)?;
         let attr = attr_of(self.query(at.path, WriteCall::Stat(at), caller)?)?;
@@ -420,8 +428,8 @@ impl WritableVolume for GroupWrites {
 
     fn lookup(&self, at: NamePath<'_>, caller: &Caller) -> Result<NodeAttr> {
         let path = join_path(at.directory.path, at.name);
-        if let Some(open) = self.files.find_changed(&path) {
-            return self.attr_of_changed(&open).inspect(|attr| self.known.note_object(&path, attr.identity));
+        if let Some(attr) = self.by_changed(&path, |open| self.attr_of_changed(open)) {
+            return attr.inspect(|attr| self.known.note_object(&path, attr.identity));
         }
         let answer =
             self.query(&path, WriteCall::Lookup(at), caller).inspect_err(|_| self.known.note_absence(&path))?;
@@ -445,9 +453,8 @@ impl WritableVolume for GroupWrites {
     }
 
     fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
-        if let Some(open) = self.files.find_changed(at.path) {
-            let (_, file) = reopen_file(&self.files, &open, flags, caller)?;
-            return Ok(Box::new(file));
+        if let Some(opened) = self.by_changed(at.path, |open| reopen_file(&self.files, open, flags, caller)) {
+            return opened.map(|(_, file)| Box::new(file) as _);
         }
         // A process that is lost, or has closed the file meanwhile, has no changes of it.
         if let Some(open) = self.files.find_beside(at, flags)
@@ -478,11 +485,11 @@ impl WritableVolume for GroupWrites {
         _mark: Option<ChangeMark>,
     ) -> Result<CreatedFile> {
         let path = join_path(at.directory.path, at.name);
-        if let Some(open) = self.files.find_changed(&path) {
-            if flags & O_EXCL != 0 {
-                return Err(Error::new(ErrorKind::Io(EEXIST), "the name exists"));
-            }
-            let (attr, file) = reopen_file(&self.files, &open, flags, caller)?;
+        if flags & O_EXCL != 0 && self.files.find_changed(&path).is_some() {
+            return Err(Error::new(ErrorKind::Io(EEXIST), "the name exists"));
+        }
+        if let Some(opened) = self.by_changed(&path, |open| reopen_file(&self.files, open, flags, caller)) {
+            let (attr, file) = opened?;
             return Ok(CreatedFile { attr, file: Box::new(file), directory: None });
         }
         self.files.send_bytes_of(self.known.object(&path))?;
@@ -584,7 +591,11 @@ impl WritableVolume for GroupWrites {
             }
             Change::SetAttr { of, .. } | Change::RemoveXattr { of, .. } => {
                 if let (Change::SetAttr { set, .. }, Some(open)) = (change, self.files.find_writer(of.path)) {
-                    return self.set_attr_of_changed(open, set, caller).map(Some);
+                    let result = self.set_attr_of_changed(Arc::clone(&open), set, caller);
+                    // A file that is closed meanwhile is changed by the path.
+                    if result.is_ok() || !open.is_closed() {
+                        return result.map(Some);
+                    }
                 }
                 self.files.send_bytes_of(of.expected)?;
                 of.path.to_vec()
@@ -666,8 +677,9 @@ impl WritableVolume for GroupWrites {
 
     fn get_xattr(&self, at: NodePath<'_>, name: &[u8], caller: &Caller) -> Result<Vec<u8>> {
         // The kernel requests them before each write. The source's kernel removes them at a write, whatever is known here.
-        if let Some(open) = self.files.find_changed(at.path) {
-            return self.xattr_of_changed(&open, &OpenAttrCall::Get(name), caller);
+        let call = OpenAttrCall::Get(name);
+        if let Some(value) = self.by_changed(at.path, |open| self.xattr_of_changed(open, &call, caller)) {
+            return value;
         }
         let open = self.files.open_bytes_of(at.expected.filter(|_| name == CAPABILITIES));
         if open.as_ref().is_some_and(|open| open.is_bare()) {
@@ -686,8 +698,8 @@ impl WritableVolume for GroupWrites {
     }
 
     fn list_xattr(&self, at: NodePath<'_>, caller: &Caller) -> Result<Vec<u8>> {
-        if let Some(open) = self.files.find_changed(at.path) {
-            return self.xattr_of_changed(&open, &OpenAttrCall::List, caller);
+        if let Some(names) = self.by_changed(at.path, |open| self.xattr_of_changed(open, &OpenAttrCall::List, caller)) {
+            return names;
         }
         match self.query(at.path, WriteCall::ListXattr(at), caller)? {
             WriteAnswer::Bytes(names) => Ok(names),

@@ -199,6 +199,11 @@ impl OpenFile {
         self.machine.lock().home().clone()
     }
 
+    /// Whether the program has closed the file: a call of another thread on the file can fail for that.
+    pub fn is_closed(&self) -> bool {
+        self.machine.lock().is_closed()
+    }
+
     /// While the guard lives, the file moves to no other process. `None` while it moves.
     pub fn try_hold_place(&self) -> Option<MutexGuard<'_, ()>> {
         self.moving.try_lock()

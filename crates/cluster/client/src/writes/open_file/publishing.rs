@@ -1,6 +1,7 @@
 //! Publishes the changes of files, where a source shows all changes of a file at once: the process of a file makes the changes visible,
 //! and the file has another identity afterwards. Knows neither pieces nor names of the kernel.
 
+use super::syncing::unless_closed;
 use super::{FileOpening, FilePlace, MOVES_PER_CALL_MAX, OpenFile, OpenFiles, change_open};
 use crate::writes::bytes::FileBytes;
 use crate::writes::calls::{
@@ -198,7 +199,7 @@ impl OpenFiles {
     pub fn publish_below(&self, path: &[u8]) -> Result<()> {
         for open in self.open_files() {
             if open.bytes.unpublished.is_changed() && open.is_below(path) {
-                self.publish(&open)?;
+                unless_closed(&open, self.publish(&open))?;
             }
         }
         Ok(())
@@ -230,6 +231,7 @@ impl OpenFiles {
             }
             match moved {
                 Ok(()) => open.lock_again(self, deadline),
+                Err(_) if open.is_closed() => {}
                 Err(error) => {
                     let path = open.logged_path();
                     tracing::warn!("{path}, which is open, was renamed and can't be opened again: {error}");

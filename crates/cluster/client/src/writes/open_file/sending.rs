@@ -1,6 +1,7 @@
 //! Sends the bytes of writes after the writer has gone on, and again when the node that has them is lost: carries the pieces of
 //! [`crate::writes::bytes`] to the processes of their open files. It knows nothing about names.
 
+use super::syncing::unless_closed;
 use super::{MOVES_PER_CALL_MAX, OpenFile, OpenFiles};
 use crate::writes::bytes::{
     AddedBytes, AwaitedPiece, FileBytes, NewBytes, NextJob, NextPiece, PieceOutcome, PieceToSend, SendJob,
@@ -182,10 +183,10 @@ impl OpenFiles {
         };
         if self.publishes() {
             // A sync would show a part of the file.
-            return self.release_unpublished(&open);
+            return unless_closed(&open, self.release_unpublished(&open));
         }
         self.stats().room_syncs.add(1);
-        self.sync_file(&open, true).map(drop)
+        unless_closed(&open, self.sync_file(&open, true).map(drop))
     }
 
     /// Writes bytes for which there is no memory: they are durable before the writer goes on.

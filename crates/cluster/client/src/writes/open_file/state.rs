@@ -354,6 +354,11 @@ impl FileMachine {
         self.enter(FileEvent::LocksReleased)
     }
 
+    /// Whether the program has closed the file.
+    pub fn is_closed(&self) -> bool {
+        self.state == FileState::Gone
+    }
+
     /// The program has closed it.
     pub fn close(&mut self) -> FileOutcome {
         self.enter(FileEvent::Closed)

@@ -8,6 +8,11 @@ use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::Instant;
 
+/// The result of a call on an open file that another thread may have closed meanwhile: the close has done the same.
+pub(super) fn unless_closed(open: &OpenFile, done: Result<()>) -> Result<()> {
+    if open.is_closed() { Ok(()) } else { done }
+}
+
 impl OpenFiles {
     /// Makes a file durable, by each process that has bytes of it. Returns the process that answered last for `opened`.
     ///
@@ -110,7 +115,7 @@ impl OpenFiles {
     pub fn sync_files(&self) -> Result<()> {
         for open in self.open_files() {
             if !open.bytes.list.lock().is_empty() {
-                self.sync_file(&open, true)?;
+                unless_closed(&open, self.sync_file(&open, true).map(drop))?;
             }
         }
         Ok(())
