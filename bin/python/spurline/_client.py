@@ -1,5 +1,6 @@
 """The client of a source: names, attributes, reads of many ranges, loads and writes. One object serves all threads of a process;
-a child process, by fork or by spawn, opens the source anew at its first call."""
+a child process, by fork or by spawn, opens the source anew at its first call. A fork closes idle clients of the parent before, which
+also open the source anew then: memory of threads that a child does not have can't be used there."""
 
 from __future__ import annotations
 
@@ -30,6 +31,8 @@ _ITER_BYTES = 256 << 20
 _ITER_RANGES = 1024
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
+#: Whether this process was forked while a client was in use.
+_forked_in_use = False
 
 
 class FileStat(NamedTuple):
@@ -121,7 +124,7 @@ class Load:
         if not self._job.wait(timeout):
             return False
         progress = self.progress()
-        if progress["files_failed"] or progress["state"] == "failed":
+        if progress["files_failed"] or progress["state"] == "FAILED":
             first = next(iter(progress.get("failed", [])), None)
             why = f"{first['path']}: {first['reason']}" if first else progress.get("why", "")
             raise OSError(_errno.EIO, f"{progress['files_failed']} files were not loaded; {why}")
@@ -133,7 +136,10 @@ class Load:
 
 
 class Client:
-    """A client of a source; made by :func:`spurline.open`. May be used by many threads, pickled, and taken along by a fork."""
+    """A client of a source; made by :func:`spurline.open`. May be used by many threads, pickled, and taken along by a fork.
+
+    A fork closes a client that is not in use, in the parent too: the next call opens the source anew. After a fork in the middle of a
+    call, of a load or of a file that is written, the child can't open any source (``OSError``, ``EBUSY``)."""
 
     def __init__(self, source, settings):
         self._source = os.fspath(source)
@@ -142,6 +148,9 @@ class Client:
         self._process = None
         self._closed = False
         self._lock = threading.Lock()
+        self._writes: weakref.WeakSet[WriteFile] = weakref.WeakSet()
+        #: The failure of a close before a fork, which the next call raises.
+        self._failure = None
         _clients.add(self)
 
     def __reduce__(self):
@@ -157,6 +166,14 @@ class Client:
         with self._lock:
             if self._closed:
                 raise OSError(_errno.EBADF, "the client is closed")
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            if _forked_in_use:
+                raise OSError(
+                    _errno.EBUSY,
+                    "the process was forked while a client was in use by the parent; close it before, or start processes by spawn",
+                )
             if self._native is None or self._process != os.getpid():
                 texts = [(name, _text_of(value)) for name, value in self._settings.items() if value is not None]
                 self._native = _native.NativeClient(self._source, texts)
@@ -164,7 +181,10 @@ class Client:
             return self._native
 
     def close(self) -> None:
-        """Ends all calls and threads of the client; waits until nodes have written bytes durably."""
+        """Ends all calls and threads of the client; waits until nodes have written bytes durably. A file that is written and was not
+        closed is dropped; the old file stays."""
+        for file in list(self._writes):
+            file._drop()
         with self._lock:
             native = self._native
             self._native = None
@@ -172,6 +192,23 @@ class Client:
             own = self._process == os.getpid()
         if native is not None and own:
             native.close()
+
+    def _close_before_fork(self):
+        """Ends the threads of a client that is not in use."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            native = self._native
+            is_own = native is not None and self._process == os.getpid()
+            if not is_own or any(not file.closed for file in self._writes) or not native.is_idle():
+                return
+            self._native = None
+        finally:
+            self._lock.release()
+        try:
+            native.close()
+        except OSError as failure:
+            self._failure = failure
 
     def __enter__(self) -> Client:
         return self
@@ -296,7 +333,7 @@ class Client:
     def open(
         self,
         path: PathOrStat,
-        mode: Literal["r", "rt", "w"],
+        mode: Literal["r", "rt", "w", "wt"],
         buffering: int = 0,
         encoding: str | None = None,
         sync: bool = False,
@@ -308,14 +345,15 @@ class Client:
         A file that is read has the version of the moment when it was opened; once those bytes are gone from the source and
         the cache, a read raises ``OSError`` (``ESTALE``). ``buffering`` above 1 adds a buffer of so many bytes.
 
-        A file that is written gets its name when it is closed, whole; an exception inside of ``with`` leaves the old file.
-        With ``sync`` its bytes are durable before that."""
-        if mode in ("wb", "w"):
+        A file that is written gets its name when it is closed, whole; an exception inside of its ``with``, and a file that is never
+        closed, leave the old file. A wrapper that closes the file, as ``io.BufferedWriter`` does, gives it its name also then. With ``sync`` its bytes are durable before that."""
+        if mode in ("wb", "w", "wt"):
             new = WriteFile(self._opened().create(_path_bytes(path)), os.fsdecode(_path_bytes(path)), sync)
-            return TextWriteFile(new, encoding=encoding or "utf-8", write_through=True) if mode == "w" else new
+            self._writes.add(new)
+            return new if mode == "wb" else TextWriteFile(new, encoding=encoding or "utf-8", write_through=True)
         if mode not in ("rb", "r", "rt"):
             raise ValueError(f"mode {mode!r}: give 'rb', 'r', 'wb' or 'w'")
-        stat = path if isinstance(path, FileStat) else self.stat(path)
+        stat = path if isinstance(path, FileStat) and path.kind != "symlink" else self.stat(path)
         if stat.is_dir:
             raise IsADirectoryError(_errno.EISDIR, "is a directory", stat.path)
         file = ReadFile(self, stat)
@@ -337,7 +375,8 @@ class Client:
 
         ``into``: None for one new arena, whose parts are returned as writable ``memoryview`` objects, which start at multiples of
         64 bytes: numpy, torch and jax take them without a copy, at any type of element; one buffer, which gets
-        the ranges one behind the other; or a sequence with a buffer for each item. A buffer is anything contiguous and
+        the ranges one behind the other, each at the place that follows from the lengths that the items name, also if a file is
+        shorter or missing; or a sequence with a buffer for each item. A buffer is anything contiguous and
         writable with the buffer protocol, numpy arrays included, or a torch tensor in CPU memory.
 
         Returns, in order of the items, memoryviews; or with ``into`` the number of bytes read, which is smaller than the length
@@ -413,7 +452,7 @@ class Client:
 
         ``verify`` reads each block back. ``progress``: a function that gets :meth:`Load.progress` about four times a second, or
         True for a bar, if ``tqdm`` is installed. Raises ``OSError`` (``EIO``) if files have failed, and waits for it."""
-        paths = [paths] if isinstance(paths, (str, bytes, os.PathLike)) else paths
+        paths = [paths] if isinstance(paths, (str, bytes, os.PathLike, FileStat)) else paths
         texts = [os.fsdecode(_path_bytes(path)).strip("/") for path in paths]
         job = Load(self._opened().start_load(texts, verify, parallel))
         if wait:
@@ -432,7 +471,7 @@ class Client:
 
     def put_many(
         self,
-        items: Mapping[PathOrStat, Any] | Iterable[tuple[PathOrStat, Any]],
+        items: Mapping[Any, Any] | Iterable[tuple[PathOrStat, Any]],
         *,
         sync: bool = False,
         errors: str = "raise",
@@ -537,7 +576,7 @@ class _ProgressBar:
         self._bar.total = progress["bytes_total"]
         self._bar.n = progress["bytes_done"]
         self._bar.refresh()
-        if progress["state"] not in ("waiting", "running", "verifying"):
+        if progress["state"] not in ("WAITING", "RUNNING", "VERIFYING"):
             self._bar.close()
 
 
@@ -555,12 +594,18 @@ class _ReadPlan:
         self._reads = None
         # For each range: path, version or None, size of the file, offset, length; or the exception of its lookup.
         self._ranges = []
+        #: The lengths that the items name, if they do.
+        self._lengths = []
         unknown = {}
         for item in items:
             path, offset, length = _split_item(item)
             if offset < 0 or (length is not None and length < 0):
                 raise ValueError(f"{item!r}: offset and length are not negative")
-            if isinstance(path, FileStat):
+            self._lengths.append(length)
+            if isinstance(path, FileStat) and path.is_dir:
+                self._ranges.append(_is_a_directory(path.path))
+                continue
+            if isinstance(path, FileStat) and path.kind != "symlink":
                 self._ranges.append(_pinned_range(_path_bytes(path), path.version, path.size, offset, length))
                 continue
             path = _path_bytes(path)
@@ -579,7 +624,7 @@ class _ReadPlan:
                 _, _, _, offset, length = self._ranges[number]
                 name, (kind, size, _, _, version, _) = found
                 if kind == "directory":
-                    self._ranges[number] = IsADirectoryError(_errno.EISDIR, "is a directory", os.fsdecode(path))
+                    self._ranges[number] = _is_a_directory(os.fsdecode(path))
                 else:
                     self._ranges[number] = _pinned_range(name, version, size, offset, length)
 
@@ -590,6 +635,7 @@ class _ReadPlan:
         plan._errors = self._errors
         plan._reads = None
         plan._ranges = self._ranges[start:end]
+        plan._lengths = self._lengths[start:end]
         return plan
 
     def ends_of_groups(self, group_bytes):
@@ -654,9 +700,10 @@ class _ReadPlan:
             return
         places = []
         at = 0
-        for wanted in self._ranges:
+        for wanted, named in zip(self._ranges, self._lengths):
             places.append((0, at))
-            at += 0 if isinstance(wanted, BaseException) else wanted[4]
+            found = 0 if isinstance(wanted, BaseException) else wanted[4]
+            at += found if named is None else named
         if at > single.nbytes:
             raise ValueError(f"the ranges have {at} bytes, and the buffer {single.nbytes}")
         self._start([buffer], places)
@@ -709,6 +756,10 @@ def _split_item(item):
     return path, int(offset), None if length is None else int(length)
 
 
+def _is_a_directory(path):
+    return IsADirectoryError(_errno.EISDIR, "is a directory", path)
+
+
 def _pinned_range(path, version, size, offset, length):
     rest = max(0, size - offset)
     return (path, version, size, offset, rest if length is None else min(length, rest))
@@ -727,11 +778,19 @@ def _close_all():
         client.close()
 
 
-def _new_locks():
+def _close_before_fork():
+    for client in list(_clients):
+        client._close_before_fork()
+
+
+def _begin_child():
     """A lock may have been held by a thread that the child does not have."""
+    global _forked_in_use
     for client in list(_clients):
         client._lock = threading.Lock()
+        if client._native is not None:
+            _forked_in_use = True
 
 
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_new_locks)
+os.register_at_fork(before=_close_before_fork, after_in_child=_begin_child)

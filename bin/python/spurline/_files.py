@@ -151,12 +151,14 @@ class WriteFile(io.RawIOBase):
         else:
             self.discard()
 
-    def __del__(self):
+    def _drop(self):
         # A file that was never closed is not whole.
         try:
             self.discard()
         except (AttributeError, OSError):
             pass
+
+    __del__ = _drop
 
 
 class TextWriteFile(io.TextIOWrapper):
@@ -167,3 +169,10 @@ class TextWriteFile(io.TextIOWrapper):
             self.buffer.discard()
             return
         self.close()
+
+    def __del__(self):
+        # The finalizer of io would close the file, which gives it its name.
+        try:
+            self.buffer._drop()
+        except (AttributeError, ValueError):
+            pass

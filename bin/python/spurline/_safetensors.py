@@ -115,9 +115,9 @@ def _read_headers(client, stats):
         if len(head) < 8 + length:
             head = client.read_many([(stat, 0, 8 + length)])[0]
         try:
-            header = json.loads(bytes(head[8 : 8 + length]))
+            header = json.loads(str(head[8 : 8 + length], "utf-8"), object_pairs_hook=_without_repeats)
             tensors += _tensors_of(header, number, stat, 8 + length)
-        except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ValueError(f"{stat.path} is not a safetensors file: its header has a fault: {error!r}") from error
     return tensors
 
@@ -129,20 +129,47 @@ def _tensors_of(header, number, stat, data_start):
             continue
         dtype = entry["dtype"]
         shape = tuple(entry["shape"])
-        start, end = entry["data_offsets"]
+        start, end = _offsets_of(entry)
         if dtype not in _DTYPES:
             raise ValueError(f"{stat.path}: tensor {name!r} has the type {dtype!r}, which is not known")
-        if any(not isinstance(length, int) or length < 0 for length in shape):
+        if any(type(length) is not int or length < 0 for length in shape):
             raise ValueError(f"{stat.path}: tensor {name!r} has the shape {shape}")
         length = _DTYPES[dtype][0] * math.prod(shape)
         if end - start != length or start < 0 or data_start + end > stat.size:
             raise ValueError(f"{stat.path}: tensor {name!r} has {end - start} bytes at {start} for the shape {shape}")
         tensors.append(_Tensor(name, dtype, shape, number, data_start + start, length))
-    tensors.sort(key=lambda tensor: tensor.start)
+    tensors.sort(key=lambda tensor: (tensor.start, tensor.length))
+    end = data_start
+    for tensor in tensors:
+        if tensor.start != end:
+            raise ValueError(f"{stat.path}: tensor {tensor.name!r} does not begin where the tensor before ends")
+        end = tensor.start + tensor.length
+    if end != stat.size:
+        raise ValueError(f"{stat.path} has {stat.size} bytes, and its tensors end at {end}")
     return tensors
 
 
+def _offsets_of(entry):
+    offsets = entry["data_offsets"]
+    if len(offsets) != 2 or any(type(offset) is not int for offset in offsets):
+        raise TypeError(f"data_offsets are {offsets}")
+    return offsets
+
+
+def _without_repeats(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise KeyError("a name that comes twice")
+    return entries
+
+
 def _select(tensors, select):
+    files = {}
+    for tensor in tensors:
+        if files.setdefault(tensor.name, tensor.file) != tensor.file:
+            raise ValueError(f"two of the files have a tensor {tensor.name!r}")
+    if isinstance(select, str):
+        raise TypeError(f"select is a collection of names, or a function; give [{select!r}] for one tensor")
     if select is None:
         return tensors
     if callable(select):

@@ -11,6 +11,7 @@ import os
 from fsspec.spec import AbstractFileSystem
 
 from ._client import open as _open_client
+from ._files import TextWriteFile
 
 #: Settings that a variable gives where the options do not.
 _VARIABLES = {
@@ -90,11 +91,16 @@ class SpurlineFileSystem(AbstractFileSystem):
         if mode == "rb":
             return self.client.open(path, "rb", buffering=block_size or _BUFFER_BYTES)
         if mode == "wb":
-            return _NewFile(self.client.open(path, "wb"), block_size or _BUFFER_BYTES, autocommit)
+            new = self._with_folders([path], lambda: self.client.open(path, "wb"))
+            return _NewFile(new, block_size or _BUFFER_BYTES, autocommit)
         raise OSError(_errno.EOPNOTSUPP, f"mode {mode!r}: files are read, or written whole", path)
 
     def open(self, path, mode="rb", block_size=None, cache_options=None, compression=None, **kwargs):
-        """As fsspec's; bytes are cached by the client, and not by fsspec."""
+        """As fsspec's; bytes are cached by the client, and not by fsspec. An exception inside of ``with`` leaves the old file; that of
+        ``fsspec.open`` and with ``compression`` is not known here, and the file gets its name."""
+        if mode in ("w", "wt") and compression is None:
+            text = {name: kwargs.pop(name) for name in ("encoding", "errors", "newline") if name in kwargs}
+            return TextWriteFile(self.open(path, "wb", block_size, **kwargs), **{"encoding": "utf-8", **text})
         return super().open(path, mode, block_size=block_size, cache_options=None, compression=compression, **kwargs)
 
     def cat_file(self, path, start=None, end=None, **kwargs):
@@ -135,7 +141,34 @@ class SpurlineFileSystem(AbstractFileSystem):
     def pipe(self, path, value=None, **kwargs):
         """Writes whole files: a path and its bytes, or a dict."""
         pairs = {path: value} if isinstance(path, (str, os.PathLike)) else path
-        self.client.put_many([(self._strip_protocol(path), data) for path, data in pairs.items()])
+        pairs = [(self._strip_protocol(path), data) for path, data in pairs.items()]
+        self._with_folders([path for path, _ in pairs], lambda: self.client.put_many(pairs))
+
+    def _with_folders(self, paths, write):
+        """Writes, and makes the folders of the paths before if one is missing: programs for object stores make none."""
+        try:
+            return write()
+        except FileNotFoundError:
+            for folder in {self._parent(path) for path in paths}:
+                self.client.makedirs(folder)
+            return write()
+
+    def exists(self, path, **kwargs):
+        """Whether there is such a name. An outage is an exception, and no absence."""
+        return self.client.exists(self._strip_protocol(path))
+
+    def isfile(self, path):
+        """Whether the path leads to a file; as :meth:`exists`."""
+        return self.exists(path) and self.client.stat(self._strip_protocol(path)).is_file
+
+    def isdir(self, path):
+        """Whether the path leads to a folder; as :meth:`exists`."""
+        return self.exists(path) and self.client.stat(self._strip_protocol(path)).is_dir
+
+    def walk(self, path, maxdepth=None, topdown=True, on_error="omit", **kwargs):
+        """As fsspec's; by default folders that are gone are left out, and other failures raised."""
+        on_error = _omit_absent if on_error == "omit" else on_error
+        return super().walk(path, maxdepth=maxdepth, topdown=topdown, on_error=on_error, **kwargs)
 
     def pipe_file(self, path, value, mode="overwrite", **kwargs):
         """Writes a whole file."""
@@ -197,6 +230,20 @@ class _NewFile(io.BufferedWriter):
             self.close()
         else:
             self.discard()
+
+    def _drop(self):
+        # A file that was never closed is not whole.
+        try:
+            self.discard()
+        except (AttributeError, OSError, ValueError):
+            pass
+
+    __del__ = _drop
+
+
+def _omit_absent(error):
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise error
 
 
 #: Options of fsspec's own.

@@ -349,6 +349,16 @@ impl NativeClient {
         put_files(py, &parts, paths, &contents, sync)
     }
 
+    /// Whether no call, no read and no load uses the client.
+    fn is_idle(&self) -> bool {
+        let parts = self.parts.lock();
+        let Some(parts) = parts.as_ref() else { return true };
+        let is_loading = parts.loads.lock().iter().any(|run| !run.progress().state.is_ended());
+        // Reads under way share this memory.
+        let is_read = Arc::strong_count(&parts.abandoned) > 1;
+        Arc::strong_count(parts) == 1 && !is_read && !is_loading
+    }
+
     /// Ends all calls and threads; waits until nodes have written bytes durably.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         if self.process != std::process::id() {

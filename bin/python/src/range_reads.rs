@@ -188,6 +188,18 @@ impl AbandonedMemory {
     }
 }
 
+/// The buffer of an object, whose elements are bytes, numbers or structures of these: references to objects are not read or written.
+///
+/// # Errors
+/// `TypeError` without a buffer; `BufferError` for references to objects.
+pub(crate) fn buffer_of_bytes(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
+    let buffer = PyUntypedBuffer::get(object)?;
+    if buffer.format().to_bytes().contains(&b'O') {
+        return Err(PyBufferError::new_err("a buffer has references to objects; give memory with bytes or numbers"));
+    }
+    Ok(buffer)
+}
+
 /// Checked buffers of the program.
 ///
 /// # Errors
@@ -195,7 +207,7 @@ impl AbandonedMemory {
 pub(crate) fn writable_buffers(objects: &[Bound<'_, PyAny>]) -> PyResult<Vec<PyUntypedBuffer>> {
     let mut buffers = Vec::with_capacity(objects.len());
     for object in objects {
-        let buffer = PyUntypedBuffer::get(object)?;
+        let buffer = buffer_of_bytes(object)?;
         if buffer.readonly() {
             return Err(PyBufferError::new_err("a buffer is read-only; give memory that can be written"));
         }

@@ -4,7 +4,7 @@
 use crate::client::ClientParts;
 use crate::failure::CallFailure;
 use crate::open_source::OpenSource;
-use crate::range_reads::closed_failure;
+use crate::range_reads::{buffer_of_bytes, closed_failure};
 use crate::source_paths::normal_path;
 use parking_lot::Mutex;
 use pyo3::buffer::PyUntypedBuffer;
@@ -257,7 +257,7 @@ fn write_pieces(py: Python<'_>, file: &mut PutFile, files: &dyn FileService, byt
 }
 
 fn contiguous_buffer(data: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
-    let buffer = PyUntypedBuffer::get(data)?;
+    let buffer = buffer_of_bytes(data)?;
     if !buffer.is_c_contiguous() {
         return Err(PyBufferError::new_err("a buffer is not contiguous; give one block of memory"));
     }

@@ -1,5 +1,6 @@
 """fsspec over a client."""
 
+import gc
 import pickle
 
 import fsspec
@@ -61,11 +62,35 @@ def test_writes(source):
         file.write(b"never")
         1 / 0
     assert (source / "by-fsspec/c").read_bytes() == b"333"
+    with pytest.raises(ZeroDivisionError), files.open("by-fsspec/c", "wt") as text:
+        text.write("never")
+        1 / 0
+    never_closed = files.open("by-fsspec/c", "wb")
+    never_closed.write(b"never")
+    del never_closed
+    gc.collect()
+    assert (source / "by-fsspec/c").read_bytes() == b"333"
+    files.pipe("by-fsspec/new/folder/e", b"4444")
+    with files.open("by-fsspec/new/other/f", "wt") as text:
+        text.write("words")
+    assert files.cat(["by-fsspec/new/folder/e", "by-fsspec/new/other/f"]) == {
+        "by-fsspec/new/folder/e": b"4444", "by-fsspec/new/other/f": b"words"
+    }
+    files.rm("by-fsspec/new", recursive=True)
     files.mv("by-fsspec/c", "by-fsspec/d")
     files.rm("by-fsspec/deep", recursive=True)
     assert sorted(path.name for path in (source / "by-fsspec").iterdir()) == ["a", "d"]
     assert (source / "by-fsspec/d").read_bytes() == b"333"
     files.client.close()
+
+
+def test_an_outage_is_no_absence(source):
+    options = {"registry": "static:127.0.0.1:9", "peer_timeout": "1s", "skip_instance_cache": True}
+    files = fsspec.filesystem("spurline", source=str(source), **options)
+    for call in [files.exists, files.isfile, files.isdir, files.find, files.glob, lambda path: list(files.walk(path))]:
+        with pytest.raises(OSError) as failed:
+            call("deep")
+        assert not isinstance(failed.value, FileNotFoundError)
 
 
 def test_transactions(source):

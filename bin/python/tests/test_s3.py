@@ -1,6 +1,9 @@
 """A bucket that this process reads itself."""
 
+import errno
+import multiprocessing
 import os
+import traceback
 
 import pytest
 
@@ -29,3 +32,42 @@ def test_a_bucket(bucket):
     assert read >= len(whole) and bucket.read_bytes("big.bin") == whole and bucket.stats()["object"]["get_bytes"] == read
     with pytest.raises(OSError, match="the source is open for reading only"):
         bucket.put_many({"new": b""})
+
+
+def in_child(call):
+    """The exit status of a child made by fork that makes a call."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if call() else 2)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(3)
+    return os.waitpid(child, 0)[1]
+
+
+def test_children_by_fork_read_beside_the_parent(bucket):
+    names = [f"folder/{n}.txt" for n in range(20)]
+    texts = [f"text {n}".encode() for n in range(20)]
+
+    def reads():
+        return [bytes(view) for view in bucket.read_many(names)] == texts
+
+    for _ in range(8):
+        assert reads()
+        assert in_child(reads) == 0
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map_async(bucket.read_bytes, names).get(60) == texts
+    assert reads()
+
+
+def test_a_fork_in_the_middle_of_a_read_is_refused_in_the_child(bucket):
+    def is_refused():
+        with pytest.raises(OSError, match="forked while a client was in use") as refused:
+            bucket.read_bytes("folder/0.txt")
+        return refused.value.errno == errno.EBUSY
+
+    reads = bucket.iter_many(f"folder/{n}.txt" for n in range(20))
+    next(reads)
+    assert in_child(is_refused) == 0
+    assert len(list(reads)) == 19

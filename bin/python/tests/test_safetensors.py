@@ -84,15 +84,27 @@ FAULTY = [
     framed(b'{"a":{"dtype":"F32","shape":["x"],"data_offsets":[0,4]}}'),
     framed(b'{"a":{"dtype":"F32","data_offsets":[0,4]}}'),
     framed(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}'),
+    framed(b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'),
+    framed(b'{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,12]},"b":{"dtype":"F32","shape":[3],"data_offsets":[8,20]}}'),
+    framed(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[12,20]}}'),
+    framed(b'{"a":{"dtype":"F32","shape":[5],"data_offsets":[0,20]},"a":{"dtype":"F32","shape":[5],"data_offsets":[0,20]}}'),
+    framed(b'\xef\xbb\xbf{"a":{"dtype":"F32","shape":[5],"data_offsets":[0,20]}}'),
+    framed(b'{"a":{"dtype":"F32","shape":[5],"data_offsets":[0.0,20.0]}}'),
+    framed(b'{"a":{"dtype":"F32","shape":[5,true],"data_offsets":[0,20]}}'),
+    framed(b'{"a":' + b"[" * 100_000),
 ]
 
 
-def test_faulty_files(group, source):
+def test_faulty_files(group, model, source):
     for number, data in enumerate(FAULTY):
         (source / f"faulty/{number}.safetensors").write_bytes(data)
     for number in range(len(FAULTY)):
         with pytest.raises(ValueError, match="faulty/"):
             spurline.load_safetensors(group, f"faulty/{number}.safetensors")
+    with pytest.raises(ValueError, match="two of the files have a tensor"):
+        spurline.load_safetensors(group, ["models/model-1.safetensors"] * 2)
+    with pytest.raises(TypeError, match="give .'embed'. for one tensor"):
+        spurline.load_safetensors(group, ["models/model-1.safetensors"], select="embed")
 
 
 class FakeDevice:

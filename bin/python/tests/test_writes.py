@@ -1,6 +1,7 @@
 """Writes: whole files by name, alone in a directory and through a node."""
 
 import errno
+import gc
 import os
 
 import numpy
@@ -49,9 +50,15 @@ def test_an_exception_leaves_the_old_file(writer, source):
                 file.write(data)
                 raise RuntimeError
         assert path.read_bytes() == b"old" and names(source, writer) == ["file"]
+    for mode, data in [("wb", b"new"), ("w", "new")]:
+        file = writer.open(f"{writer.folder}/file", mode)
+        file.write(data)
+        del file
+        gc.collect()
+        assert path.read_bytes() == b"old" and names(source, writer) == ["file"]
     file = writer.open(f"{writer.folder}/file", "wb")
     file.write(b"new")
-    del file
+    writer.close()
     assert path.read_bytes() == b"old" and names(source, writer) == ["file"]
 
 
@@ -89,3 +96,22 @@ def test_a_reader_does_not_write(source):
         assert refused.value.errno == errno.EROFS and "writable=True" in str(refused.value)
         with pytest.raises(ValueError):
             client.open("new", "r+b")
+
+
+def test_many_writes_with_little_memory(source):
+    (source / "written-little").mkdir()
+    with spurline.open(source, writable=True, registry=REGISTRY, memory="64M") as client:
+        for round in range(6):
+            files = {f"written-little/{round}-{n}": content(n, 3_000_000) for n in range(8)}
+            assert client.put_many(files, errors="return") == [None] * 8
+            for name, data in files.items():
+                assert (source / name).read_bytes() == data
+                client.remove(name)
+
+
+def test_references_to_objects_are_no_bytes(writer):
+    objects = numpy.array([None, 1])
+    with pytest.raises(BufferError, match="references to objects"):
+        writer.put_many({f"{writer.folder}/objects": objects})
+    with pytest.raises(BufferError, match="references to objects"):
+        writer.read_many([("small.txt", 0, 4)], into=objects)
