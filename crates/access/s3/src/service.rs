@@ -690,8 +690,9 @@ impl S3 for BucketService {
         }
         let prefix = input.prefix.unwrap_or_default();
         let max_uploads = page_keys(input.max_uploads)?;
-        let after = (input.key_marker.clone().unwrap_or_default(), input.upload_id_marker.clone().unwrap_or_default());
-        let mut rest = self.uploads.list(&input.bucket, &prefix, &after.0, &after.1).into_iter().peekable();
+        let after_key = input.key_marker.as_deref().unwrap_or_default();
+        let after_id = input.upload_id_marker.as_deref().unwrap_or_default();
+        let mut rest = self.uploads.list(&input.bucket, &prefix, after_key, after_id).into_iter().peekable();
         let mut uploads = Vec::new();
         while uploads.len() < max_uploads
             && let Some(upload) = rest.next()
