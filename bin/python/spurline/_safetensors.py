@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import json
 import math
 import struct
@@ -87,7 +88,12 @@ def load_safetensors(
     Raises ``OSError`` of reads, and ``ValueError`` for a file that is not safetensors."""
     is_one = isinstance(paths, (str, bytes)) or hasattr(paths, "__fspath__") or hasattr(paths, "version")
     several: list[Any] = [paths] if is_one else list(paths)  # type: ignore[arg-type]
+    if framework not in ("numpy", "torch"):
+        raise ValueError(f"framework={framework!r}: give 'numpy' or 'torch'")
     stats = [path if hasattr(path, "version") else client.stat(path) for path in several]
+    for stat in stats:
+        if stat.is_dir:
+            raise IsADirectoryError(errno.EISDIR, "is a directory", stat.path)
     tensors = _select(_read_headers(client, stats), select)
     runs, total = _plan_runs(tensors)
     if device != "cpu":
@@ -212,8 +218,6 @@ def _view_of(arena, tensor, framework):
         # A file may have a tensor at any place.
         flat = flat if tensor.at % dtype.itemsize == 0 else flat.clone()
         return flat.view(dtype).reshape(tensor.shape)
-    if framework != "numpy":
-        raise ValueError(f"framework={framework!r}: give 'numpy' or 'torch'")
     import numpy
 
     dtype = _numpy_dtype(numpy, numpy_name, tensor.dtype)

@@ -76,11 +76,11 @@ class RangeDataset(_MapBase):
 
     @classmethod
     def of_folder(cls, source, folder="", pattern=None, transform=None, **settings):
-        """All files below a folder, or those that match a pattern of :meth:`spurline.Client.glob`, in order of their paths. The
+        """All files below a folder, with those that symbolic links lead to, or the files that match a pattern of :meth:`spurline.Client.glob`, in order of their paths. The
         source is listed by this call, and closed again: nothing is open when workers are forked."""
         client = _client_of(source, settings)
         if pattern is None:
-            samples = [stat for _, _, files in client.walk(folder) for stat in files if stat.is_file]
+            samples = [stat for _, _, names in client.walk(folder) for stat in _files_of(client, names)]
         else:
             samples = [stat for stat in map(client.stat, client.glob(pattern)) if stat.is_file]
         samples.sort()
@@ -88,6 +88,18 @@ class RangeDataset(_MapBase):
             client.close()
             client = _client_of(source, settings)
         return cls(client, samples, transform)
+
+
+def _files_of(client, names):
+    """The files among names, and behind links; a link that leads nowhere is no file."""
+    for stat in names:
+        if stat.kind == "symlink":
+            try:
+                stat = client.stat(stat.path)
+            except FileNotFoundError:
+                continue
+        if stat.is_file:
+            yield stat
 
 
 class TarDataset(_IterableBase):

@@ -125,13 +125,21 @@ class SpurlineFileSystem(AbstractFileSystem):
         if len(starts) != len(paths) or len(ends) != len(paths):
             raise ValueError("as many starts and ends as paths")
         paths = [self._strip_protocol(path) for path in paths]
-        items = [self._range_of(path, start, end) for path, start, end in zip(paths, starts, ends)]
-        read = self.client.read_many(items, errors="raise" if on_error == "raise" else "return")
-        return [data if isinstance(data, BaseException) else bytes(data) for data in read]
+        items = [self._range_of(path, start, end, on_error) for path, start, end in zip(paths, starts, ends)]
+        known = [item for item in items if not isinstance(item, OSError)]
+        read = iter(self.client.read_many(known, errors="raise" if on_error == "raise" else "return"))
+        results = [item if isinstance(item, OSError) else next(read) for item in items]
+        return [data if isinstance(data, BaseException) else bytes(data) for data in results]
 
-    def _range_of(self, path, start, end):
+    def _range_of(self, path, start, end, on_error):
+        """The item of a read; or the exception of a lookup, unless that is raised."""
         if (start or 0) < 0 or (end is not None and end < 0):
-            stat = self.client.stat(path)
+            try:
+                stat = self.client.stat(path)
+            except OSError as error:
+                if on_error == "raise":
+                    raise
+                return error
             start = max(0, stat.size + start) if (start or 0) < 0 else start or 0
             end = stat.size + end if end is not None and end < 0 else end
             path = stat

@@ -46,8 +46,9 @@ def test_workers(way, source):
 
 def test_samples_of_a_folder(source):
     dataset = RangeDataset.of_folder(source, "deep", registry=REGISTRY)
-    assert len(dataset) == 41 and dataset.samples[0].path == "deep/er/mid.bin"
-    assert dataset[1] == content(100, 10_000)
+    # The link in the folder is a sample too.
+    assert len(dataset) == 42 and [sample.path for sample in dataset.samples[:2]] == ["deep/er/mid.bin"] * 2
+    assert dataset[1] == content(2, 300_001) and dataset[2] == content(100, 10_000)
     assert RangeDataset(dataset.client, [("big.bin", 3, 4)])[0] == content(1, 7)[3:]
     dataset.client.close()
 

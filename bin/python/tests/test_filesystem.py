@@ -34,6 +34,10 @@ def test_reads(files):
     many = files.cat(["small.txt", "empty"])
     assert many == {"small.txt": b"a small file\n", "empty": b""}
     assert set(files.cat("deep/er", recursive=True)) == {"deep/er/mid.bin"}
+    ends = files.cat_ranges(["small.txt", "absent"], [-5, -3], [None, None])
+    assert ends[0] == b"file\n" and isinstance(ends[1], FileNotFoundError)
+    with pytest.raises(FileNotFoundError):
+        files.cat_ranges(["small.txt", "absent"], [-5, -3], [None, None], on_error="raise")
     ranges = files.cat_ranges(["big.bin", "absent", "big.bin"], [0, 0, 9 << 20], [10, 1, None])
     assert ranges[0] == whole[:10] and isinstance(ranges[1], FileNotFoundError) and ranges[2] == whole[9 << 20 :]
     assert list(files.cat(["small.txt", "absent"], on_error="omit")) == ["small.txt"]

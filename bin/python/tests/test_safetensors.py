@@ -103,6 +103,10 @@ def test_faulty_files(group, model, source):
             spurline.load_safetensors(group, f"faulty/{number}.safetensors")
     with pytest.raises(ValueError, match="two of the files have a tensor"):
         spurline.load_safetensors(group, ["models/model-1.safetensors"] * 2)
+    with pytest.raises(IsADirectoryError):
+        spurline.load_safetensors(group, "models")
+    with pytest.raises(ValueError, match="framework='tf'"):
+        spurline.load_safetensors(group, "models/model-1.safetensors", framework="tf")
     with pytest.raises(TypeError, match="give .'embed'. for one tensor"):
         spurline.load_safetensors(group, ["models/model-1.safetensors"], select="embed")
 
