@@ -150,7 +150,7 @@ class Client:
         self._lock = threading.Lock()
         self._writes: weakref.WeakSet[WriteFile] = weakref.WeakSet()
         #: The failure of a close before a fork, which the next call raises.
-        self._failure = None
+        self._failure: OSError | None = None
         _clients.add(self)
 
     def __reduce__(self):

@@ -1,7 +1,9 @@
 """The native part; programs use :mod:`spurline`."""
 
-from collections.abc import Buffer
 from typing import Any
+
+# Of the type checker: Python has it from 3.12 on.
+from typing_extensions import Buffer
 
 __version__: str
 
