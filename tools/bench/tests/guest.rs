@@ -44,6 +44,7 @@ fn tcp_stands_beside_rdma_on_two_machines() {
 }
 
 #[test]
+#[ignore = "takes minutes in an emulated guest; .ci/nightly runs it"]
 fn cases_stand_beside_tmpfs_the_mount_itself_and_perftest() {
     let more = ["--size", "16m", "--depth", "2", "--nfs-case", "v3-tcp,v4-rdma-nconnect,v4-tcp-addresses"];
     // Client and server are one machine.
