@@ -139,21 +139,40 @@ impl ClientConnections {
     }
 }
 
-/// The body of a request, with a note at the end.
-pub(crate) struct WatchedBody<B> {
-    body: B,
-    is_read: Arc<AtomicBool>,
+/// What learns that the end of a body was read.
+pub(crate) trait BodyEnd {
+    fn note_end(&self);
 }
 
-impl<B: Body> WatchedBody<B> {
-    /// The body, and whether the end was read.
-    pub fn new(body: B) -> (Self, Arc<AtomicBool>) {
-        let is_read = Arc::new(AtomicBool::new(body.is_end_stream()));
-        (WatchedBody { body, is_read: Arc::clone(&is_read) }, is_read)
+/// Whether the end of the body of a request was read.
+pub(crate) type ReadToEnd = Arc<AtomicBool>;
+
+impl BodyEnd for ReadToEnd {
+    fn note_end(&self) {
+        self.store(true, Ordering::Release);
     }
 }
 
-impl<B: Body + Unpin> Body for WatchedBody<B> {
+impl BodyEnd for RequestUnderWay {
+    /// The drop of the body of the answer ends the request, however far the body was sent.
+    fn note_end(&self) {}
+}
+
+/// A body, and its end.
+pub(crate) struct WatchedBody<B, E> {
+    pub body: B,
+    pub end: E,
+}
+
+impl<B: Body> WatchedBody<B, ReadToEnd> {
+    /// The body of a request, and whether the end was read.
+    pub fn of_request(body: B) -> (Self, ReadToEnd) {
+        let end = Arc::new(AtomicBool::new(body.is_end_stream()));
+        (WatchedBody { body, end: Arc::clone(&end) }, end)
+    }
+}
+
+impl<B: Body + Unpin, E: BodyEnd + Unpin> Body for WatchedBody<B, E> {
     type Data = B::Data;
     type Error = B::Error;
 
@@ -163,7 +182,7 @@ impl<B: Body + Unpin> Body for WatchedBody<B> {
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
         if matches!(frame, Poll::Ready(None)) || self.body.is_end_stream() {
-            self.is_read.store(true, Ordering::Release);
+            self.end.note_end();
         }
         frame
     }
@@ -179,35 +198,9 @@ impl<B: Body + Unpin> Body for WatchedBody<B> {
 
 /// Ends the connection after an answer to a request whose body was not read: the next bytes may be the body or the next request, and a
 /// body must not be executed as a request.
-pub(crate) fn end_after_unread_body<B>(answer: &mut Response<B>, is_read: &AtomicBool) {
+pub(crate) fn end_after_unread_body<B>(answer: &mut Response<B>, is_read: &ReadToEnd) {
     if !is_read.load(Ordering::Acquire) {
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-    }
-}
-
-/// The body of an answer, with the request that is under way until all bytes are sent.
-pub(crate) struct AnswerBody<B> {
-    pub body: B,
-    pub _request: RequestUnderWay,
-}
-
-impl<B: Body + Unpin> Body for AnswerBody<B> {
-    type Data = B::Data;
-    type Error = B::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

@@ -24,10 +24,15 @@ const ERROR_MESSAGES: [(&str, &str); 14] = [
     ("RequestTimeTooSkewed", "the clocks of client and endpoint differ too much"),
     (
         "SignatureDoesNotMatch",
-        "the signature is another one: check the secret of the client, and whether a proxy changes requests",
+        "the signature is wrong: check the secret of the client, and whether a proxy changes requests",
     ),
     ("SlowDown", "the endpoint is busy: try again later"),
 ];
+
+/// The document of an error that the library behind the calls would not give.
+pub(crate) fn error_document(code: &str, why: &str) -> String {
+    format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code><Message>{why}</Message></Error>")
+}
 
 /// Adds the number of the request to the document of an error, and a message to a document without one.
 pub(crate) fn complete_document(answer: &mut Response<Body>, request_id: &str) {

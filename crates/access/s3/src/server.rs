@@ -4,9 +4,10 @@ use crate::access_keys::AccessKeys;
 use crate::bucket::{OpenBucket, SourceBucket};
 use crate::chunks::PieceMemory;
 use crate::connections::{
-    AnswerBody, ClientConnection, ClientConnections, ConnectionPlace, WatchedBody, end_after_unread_body,
+    ClientConnection, ClientConnections, ConnectionPlace, ReadToEnd, RequestUnderWay, WatchedBody,
+    end_after_unread_body,
 };
-use crate::error_documents::complete_document;
+use crate::error_documents::{complete_document, error_document};
 use crate::service::BucketService;
 use crate::special_requests::SpecialRequests;
 use crate::tls::EndpointCertificate;
@@ -248,8 +249,7 @@ async fn refuse_client(mut socket: TcpStream, is_encrypted: bool) {
     if is_encrypted {
         return;
     }
-    let document = "<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>SlowDown</Code><Message>requests of all connections \
-                    of the endpoint are under way</Message></Error>";
+    let document = error_document("SlowDown", "requests of all connections of the endpoint are under way");
     let answer = format!(
         "HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{document}",
         document.len()
@@ -319,13 +319,13 @@ impl RequestService {
         &self,
         request: Request<Incoming>,
         connection: &Arc<ClientConnection>,
-    ) -> std::result::Result<Response<AnswerBody<Body>>, HttpError> {
+    ) -> std::result::Result<Response<WatchedBody<Body, RequestUnderWay>>, HttpError> {
         let under_way = connection.begin_request();
         let started = Instant::now();
         let method = request.method().clone();
         let path = tracing::enabled!(tracing::Level::DEBUG).then(|| request.uri().path().to_owned());
         let (head, body) = request.into_parts();
-        let (body, is_read) = WatchedBody::new(body);
+        let (body, is_read) = WatchedBody::of_request(body);
         let mut answered = self.route(Request::from_parts(head, body)).await;
         let request_id = next_request_id();
         if let Ok(answer) = &mut answered {
@@ -349,12 +349,12 @@ impl RequestService {
             let status = status.as_u16();
             tracing::debug!("{peer} {method} {path:?} status={status} len={len} us={micros} id={request_id}");
         }
-        answered.map(|answer| answer.map(|body| AnswerBody { body, _request: under_way }))
+        answered.map(|answer| answer.map(|body| WatchedBody { body, end: under_way }))
     }
 
     async fn route(
         &self,
-        mut request: Request<WatchedBody<Incoming>>,
+        mut request: Request<WatchedBody<Incoming, ReadToEnd>>,
     ) -> std::result::Result<Response<Body>, HttpError> {
         if head_bytes(&request) > REQUEST_HEAD_MAX {
             let why = "the headers and the query are larger than 8 KiB";
@@ -396,9 +396,7 @@ fn head_bytes<B>(request: &Request<B>) -> usize {
 
 /// An answer that the library behind the calls would not give.
 fn refusal(status: StatusCode, code: &str, why: &str) -> Response<Body> {
-    let document =
-        format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code><Message>{why}</Message></Error>");
-    let mut refused = Response::new(Body::http_body(Full::new(Bytes::from(document))));
+    let mut refused = Response::new(Body::http_body(Full::new(Bytes::from(error_document(code, why)))));
     *refused.status_mut() = status;
     refused.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/xml"));
     refused

@@ -1,6 +1,6 @@
 //! The checksums that the end of an upload in parts names, of the parts and of the object. Knows no request.
 
-use crate::uploads::{BodyChecks, CHECKSUM_FIELDS, StagedPart};
+use crate::uploads::{BodyChecks, CHECKSUM_FIELDS, ChecksumField, StagedPart};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use s3s::dto::Checksum;
@@ -29,9 +29,10 @@ pub(crate) fn check_object(mut named: Checksum, parts: &[StagedPart]) -> S3Resul
     let mut of_bytes = Checksum::default();
     for (name, field) in CHECKSUM_FIELDS {
         let Some(value) = field(&mut named).take() else { continue };
-        match value.contains('-') {
-            true => check_composite(name, value, parts)?,
-            false => *field(&mut of_bytes) = Some(value),
+        if value.contains('-') {
+            check_composite((name, field), &value, parts)?;
+        } else {
+            *field(&mut of_bytes) = Some(value);
         }
     }
     let checks = BodyChecks { given: of_bytes, ..BodyChecks::default() };
@@ -49,8 +50,8 @@ pub(crate) fn check_object(mut named: Checksum, parts: &[StagedPart]) -> S3Resul
 }
 
 /// Compares a checksum of checksums.
-fn check_composite(name: &str, value: String, parts: &[StagedPart]) -> S3Result<()> {
-    let Some((_, field)) = CHECKSUM_FIELDS.into_iter().find(|(known, _)| *known == name) else { return Ok(()) };
+fn check_composite(checksum: ChecksumField, value: &str, parts: &[StagedPart]) -> S3Result<()> {
+    let (name, field) = checksum;
     let mut checks = BodyChecks::default();
     *field(&mut checks.given) = Some(String::new());
     let mut hasher = checks.hasher();

@@ -104,7 +104,7 @@ pub(crate) struct ReceivedBody {
 }
 
 /// The name of a checksum's header, and its place.
-type ChecksumField = (&'static str, fn(&mut Checksum) -> &mut Option<String>);
+pub(crate) type ChecksumField = (&'static str, fn(&mut Checksum) -> &mut Option<String>);
 
 pub(crate) const CHECKSUM_FIELDS: [ChecksumField; 5] = [
     ("x-amz-checksum-crc32", |sums| &mut sums.checksum_crc32),
