@@ -247,10 +247,10 @@ impl GroupWrites {
     }
 
     /// Sets attributes of a file with unpublished changes, which are published when it is closed.
-    fn set_attr_of_changed(&self, open: Arc<OpenFile>, set: &AttrChange, caller: &Caller) -> Result<NodeAttr> {
+    fn set_attr_of_changed(&self, open: &OpenFile, set: &AttrChange, caller: &Caller) -> Result<NodeAttr> {
         self.files.send_all(&open.bytes)?;
         let call = WriteCall::SetAttrOpen { file: open.number(), set: *set };
-        let attr = attr_of(change_open(&self.files, &open, &call, RequestContext::of(caller))?)?;
+        let attr = attr_of(change_open(&self.files, open, &call, RequestContext::of(caller))?)?;
         set.size.iter().for_each(|size| self.files.cut_bytes(&open.bytes, *size));
         self.files.note_attrs(&open.bytes, set, &attr);
         Ok(attr)
@@ -277,9 +277,11 @@ impl GroupWrites {
             Change::RemoveXattr { of, name } => (of, OpenAttrCall::Remove(name)),
             _ => return Ok(None),
         };
-        let Some(open) = self.files.find_writer(of.path) else { return Ok(None) };
-        self.xattr_of_changed(&open, &call, caller)?;
-        open.stat_open(&self.files).map(Some)
+        let changed = unless_closed_meanwhile(self.files.find_writer(of.path), |open| {
+            self.xattr_of_changed(open, &call, caller)?;
+            open.stat_open(&self.files)
+        });
+        changed.transpose()
     }
 
     /// Whether a change removes the name of a file that is only in the process which has it open.
@@ -287,12 +289,9 @@ impl GroupWrites {
         matches!(change, Change::Unlink { .. }) && self.files.find_changed(path).is_some()
     }
 
-    /// The result of a call on the open file with unpublished changes that a path leads to. `None` without such a file, also if
-    /// another thread closes and so publishes the file meanwhile.
+    /// The result of a call on the open file with unpublished changes that a path leads to, as [`unless_closed_meanwhile`].
     fn by_changed<T>(&self, path: &[u8], call: impl Fn(&Arc<OpenFile>) -> Result<T>) -> Option<Result<T>> {
-        let open = self.files.find_changed(path)?;
-        let result = call(&open);
-        if result.is_err() && open.is_closed() { None } else { Some(result) }
+        unless_closed_meanwhile(self.files.find_changed(path), call)
     }
 
     /// The attributes of a file with unpublished changes, by the process that has them.
@@ -314,6 +313,17 @@ impl GroupWrites {
             None => Ok(attr),
         }
     }
+}
+
+/// The result of a call on an open file. `None` without a file, and after a failure on a file that another thread closes, and so
+/// publishes, meanwhile: the path leads to all changes then.
+fn unless_closed_meanwhile<T>(
+    open: Option<Arc<OpenFile>>,
+    call: impl Fn(&Arc<OpenFile>) -> Result<T>,
+) -> Option<Result<T>> {
+    let open = open?;
+    let result = call(&open);
+    if result.is_err() && open.is_closed() { None } else { Some(result) }
 }
 
 impl DelayedWrites for GroupWrites {
@@ -485,10 +495,11 @@ impl WritableVolume for GroupWrites {
         _mark: Option<ChangeMark>,
     ) -> Result<CreatedFile> {
         let path = join_path(at.directory.path, at.name);
-        if flags & O_EXCL != 0 && self.files.find_changed(&path).is_some() {
-            return Err(Error::new(ErrorKind::Io(EEXIST), "the name exists"));
-        }
-        if let Some(opened) = self.by_changed(&path, |open| reopen_file(&self.files, open, flags, caller)) {
+        let opened = self.by_changed(&path, |open| match flags & O_EXCL {
+            0 => reopen_file(&self.files, open, flags, caller),
+            _ => Err(Error::new(ErrorKind::Io(EEXIST), "the name exists")),
+        });
+        if let Some(opened) = opened {
             let (attr, file) = opened?;
             return Ok(CreatedFile { attr, file: Box::new(file), directory: None });
         }
@@ -590,11 +601,11 @@ impl WritableVolume for GroupWrites {
                 join_path(to.directory.path, to.name)
             }
             Change::SetAttr { of, .. } | Change::RemoveXattr { of, .. } => {
-                if let (Change::SetAttr { set, .. }, Some(open)) = (change, self.files.find_writer(of.path)) {
-                    let result = self.set_attr_of_changed(Arc::clone(&open), set, caller);
-                    // A file that is closed meanwhile is changed by the path.
-                    if result.is_ok() || !open.is_closed() {
-                        return result.map(Some);
+                if let Change::SetAttr { set, .. } = change {
+                    let writer = self.files.find_writer(of.path);
+                    let changed = unless_closed_meanwhile(writer, |open| self.set_attr_of_changed(open, set, caller));
+                    if let Some(attr) = changed {
+                        return attr.map(Some);
                     }
                 }
                 self.files.send_bytes_of(of.expected)?;
