@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 from . import _native
-from ._files import ReadFile, TextWriteFile, WriteFile
+from ._files import ReadFile, TextWriteFile, WriteFile, drop_unclosed
 
 #: A range of a path that was not looked up is read in one piece up to this many bytes, with the lookup, by one thread.
 _ONE_PIECE = 1 << 20
@@ -184,7 +184,7 @@ class Client:
         """Ends all calls and threads of the client; waits until nodes have written bytes durably. A file that is written and was not
         closed is dropped; the old file stays."""
         for file in list(self._writes):
-            file._drop()
+            drop_unclosed(file)
         with self._lock:
             native = self._native
             self._native = None
@@ -346,7 +346,8 @@ class Client:
         the cache, a read raises ``OSError`` (``ESTALE``). ``buffering`` above 1 adds a buffer of so many bytes.
 
         A file that is written gets its name when it is closed, whole; an exception inside of its ``with``, and a file that is never
-        closed, leave the old file. A wrapper that closes the file, as ``io.BufferedWriter`` does, gives it its name also then. With ``sync`` its bytes are durable before that."""
+        closed, leave the old file. A wrapper that closes the file, as ``io.BufferedWriter`` does, gives it its name also then. With
+        ``sync`` its bytes are durable before that."""
         if mode in ("wb", "w", "wt"):
             new = WriteFile(self._opened().create(_path_bytes(path)), os.fsdecode(_path_bytes(path)), sync)
             self._writes.add(new)

@@ -101,6 +101,14 @@ class ReadFile(io.RawIOBase):
             raise ValueError("the file is closed")
 
 
+def drop_unclosed(file) -> None:
+    """Discards a file that was never closed: it is not whole. An object that was not made completely has no file."""
+    try:
+        file.discard()
+    except (AttributeError, OSError, ValueError):
+        pass
+
+
 class WriteFile(io.RawIOBase):
     """A new file that gets its name when it is closed; made by :meth:`spurline.Client.open`."""
 
@@ -151,14 +159,8 @@ class WriteFile(io.RawIOBase):
         else:
             self.discard()
 
-    def _drop(self):
-        # A file that was never closed is not whole.
-        try:
-            self.discard()
-        except (AttributeError, OSError):
-            pass
-
-    __del__ = _drop
+    def __del__(self):
+        drop_unclosed(self)
 
 
 class TextWriteFile(io.TextIOWrapper):
@@ -166,13 +168,14 @@ class TextWriteFile(io.TextIOWrapper):
 
     def __exit__(self, kind, *_):
         if kind is not None:
-            self.buffer.discard()
+            self.discard()
             return
         self.close()
 
     def __del__(self):
         # The finalizer of io would close the file, which gives it its name.
-        try:
-            self.buffer._drop()
-        except (AttributeError, ValueError):
-            pass
+        drop_unclosed(self)
+
+    def discard(self) -> None:
+        """Removes what was written; the old file stays."""
+        self.buffer.discard()

@@ -11,7 +11,7 @@ import os
 from fsspec.spec import AbstractFileSystem
 
 from ._client import open as _open_client
-from ._files import TextWriteFile
+from ._files import TextWriteFile, drop_unclosed
 
 #: Settings that a variable gives where the options do not.
 _VARIABLES = {
@@ -167,11 +167,19 @@ class SpurlineFileSystem(AbstractFileSystem):
 
     def isfile(self, path):
         """Whether the path leads to a file; as :meth:`exists`."""
-        return self.exists(path) and self.client.stat(self._strip_protocol(path)).is_file
+        stat = self._stat_or_none(path)
+        return stat is not None and stat.is_file
 
     def isdir(self, path):
         """Whether the path leads to a folder; as :meth:`exists`."""
-        return self.exists(path) and self.client.stat(self._strip_protocol(path)).is_dir
+        stat = self._stat_or_none(path)
+        return stat is not None and stat.is_dir
+
+    def _stat_or_none(self, path):
+        try:
+            return self.client.stat(self._strip_protocol(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def walk(self, path, maxdepth=None, topdown=True, on_error="omit", **kwargs):
         """As fsspec's; by default folders that are gone are left out, and other failures raised."""
@@ -239,14 +247,8 @@ class _NewFile(io.BufferedWriter):
         else:
             self.discard()
 
-    def _drop(self):
-        # A file that was never closed is not whole.
-        try:
-            self.discard()
-        except (AttributeError, OSError, ValueError):
-            pass
-
-    __del__ = _drop
+    def __del__(self):
+        drop_unclosed(self)
 
 
 def _omit_absent(error):
