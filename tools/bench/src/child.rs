@@ -12,6 +12,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+/// A port of loopback at which no program listens.
+///
+/// # Errors
+/// When no port is free.
+pub fn free_port() -> std::io::Result<u16> {
+    let listener = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))?;
+    Ok(listener.local_addr()?.port())
+}
+
 /// Finds a program on the path.
 ///
 /// # Errors

@@ -33,7 +33,7 @@ impl AgentHost {
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) => (host, port.parse().map_err(|_| no_host_error(text))?),
             // A server of this run: a server that ends at this moment may still hold the usual port.
-            None if is_own_name(text) => (text, free_port()),
+            None if is_own_name(text) => (text, child::free_port().unwrap_or(AGENT_PORT)),
             None => (text, AGENT_PORT),
         };
         // A name that begins with a dash would be an option of ssh.
@@ -138,12 +138,6 @@ fn is_odd_character(c: char) -> bool {
 
 fn is_own_name(host: &str) -> bool {
     matches!(host, "localhost" | "127.0.0.1")
-}
-
-/// A port that nothing has.
-fn free_port() -> u16 {
-    let bound = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
-    bound.map_or(AGENT_PORT, |address| address.port())
 }
 
 fn no_host_error(text: &str) -> BenchError {

@@ -8,7 +8,6 @@ use crate::error::{BenchError, Result};
 use crate::mount::{CounterValues, MountUnderTest, NodeUnderTest, mountpoint_of, query_counters};
 use crate::netns::NamespacePair;
 use crate::scratch::ScratchDir;
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -112,7 +111,8 @@ impl FeedWorkplace<'_> {
 
     /// Node and mount on loopback, with a relay between them: many kernels can't delay packets.
     fn open_distant_node(&self) -> Result<TrainFeed> {
-        let node = self.start_node("127.0.0.1", free_port()?, None)?;
+        let port = child::free_port().map_err(|error| BenchError::io("no port is free", &error))?;
+        let node = self.start_node("127.0.0.1", port, None)?;
         let address = node.addr.parse().map_err(|_| BenchError::Failed(format!("'{}' is no address", node.addr)))?;
         let link = DelayedLink::start(address, self.round_trip)?;
         let registry = format!("static:{}", link.address());
@@ -139,12 +139,6 @@ impl FeedWorkplace<'_> {
         command.arg("mount").arg(self.source).arg(&at).args(["--metrics", "none"]).args(more);
         MountUnderTest::start(command, &at, net, &self.scratch.subdir("logs")?.join(format!("{name}.log")))
     }
-}
-
-/// A port of loopback that no program listens at.
-fn free_port() -> Result<u16> {
-    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
-    Ok(port.map_err(|error| BenchError::io("no port is free", &error))?.port())
 }
 
 /// A folder that the user names; a mount of Spurline there is queried for counters.
