@@ -51,8 +51,8 @@ pub struct SupervisedProgram {
     /// Kept open: the file may be replaced or removed while the mount lives.
     file: File,
     arguments: Vec<OsString>,
-    /// The working directory, for relative paths in the arguments. Kept open: by its name, the directory below the mount would
-    /// be the mount.
+    /// The working directory, for relative paths in the arguments. Kept open: a path below the mountpoint is resolved by the
+    /// mount, which has no process yet, and the start would hang.
     folder: Option<File>,
 }
 

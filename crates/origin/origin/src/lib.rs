@@ -1,5 +1,5 @@
-//! The origin's read side: names, attributes, versions and bytes of a bucket or a directory, each call with a
-//! deadline. It deliberately knows no cache of blocks, no inode, no wire format and no FUSE.
+//! The origin: reads names, attributes, versions and bytes of a bucket or a directory, each call with a deadline, and makes the
+//! changes of writable mounts there. It deliberately knows no cache of blocks, no inode, no wire format and no FUSE.
 //!
 //! # Names
 //! - **Object stores.** The key `prefix/a/b` is the file `b` in the folder `a`. A folder exists when a key starts
@@ -24,7 +24,11 @@
 //!   compares the file's real times.
 //!
 //! A read of another version returns [`ErrorKind::Stale`](spurline_types::ErrorKind::Stale), a mix of two versions is
-//! never returned, and no call blocks past its deadline.
+//! never returned, and no read blocks past its deadline.
+//!
+//! # Changes
+//! - **Object stores:** an object appears whole, under a condition on the version that it replaces.
+//! - **Directories:** each change is one system call as its caller, without a deadline.
 #![deny(unsafe_code)]
 
 mod aws;

@@ -10,9 +10,9 @@
 //! | [`calls`] | the session, change numbers, proofs of processes, and the one loop of retries |
 //! | [`bytes`] | written bytes that are not durable: pieces, their memory, the queue of the senders |
 //! | [`open_file`] | open files: the table of their states, their moves and locks; carries pieces to their processes |
-//! | this file, [`files`] | the interface of the file system over these |
+//! | this file, [`files`], [`known`] | the interface of the file system over these, and the objects that names led to |
 //!
-//! Each room imports those above it only.
+//! A room imports only rooms above it. Modules of one room import each other, and so do this file and [`files`].
 
 mod bytes;
 mod calls;

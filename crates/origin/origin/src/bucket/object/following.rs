@@ -43,8 +43,9 @@ impl OpenObject {
         }
     }
 
-    /// Two mounts have made the same file without `O_EXCL`, as programs make files for locks. The file of the mount that has not
-    /// written is the object that the other one has published.
+    /// Both mounts created this path without `O_EXCL`, as programs create lock files. This mount's file is empty and unwritten: it
+    /// becomes a handle of the object that the other mount published. False if the other mount has published none, or this mount's
+    /// file is written.
     pub(super) fn join_published(&self, changes: &mut ObjectChanges) -> bool {
         let facts = self.facts.lock();
         if facts.published.is_some() || !self.can_follow(changes, &facts) {
