@@ -733,8 +733,8 @@ fn with_variable(arg: Arg) -> Arg {
     let others = OTHER_VARIABLES.iter().filter(|(flag, _)| *flag == long).map(|(_, name)| (*name).to_owned());
     let aliases = arg.get_all_aliases().into_iter().flatten().map(env_name);
     let unset = std::env::var_os(&own).is_none();
-    let theirs = others.chain(aliases).find(|name| unset && std::env::var_os(name).is_some());
-    arg.env(theirs.unwrap_or(own))
+    let name_in_use = others.chain(aliases).find(|name| unset && std::env::var_os(name).is_some());
+    arg.env(name_in_use.unwrap_or(own))
 }
 
 /// Whether a flag takes no value.

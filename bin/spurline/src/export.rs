@@ -15,7 +15,7 @@ use spurline_export::{
 use spurline_fabric::HostFacts;
 use spurline_observe::documents::LOCKS_OF_MOUNT;
 use spurline_observe::locate::SpurlineMount;
-use spurline_runtime::locator::{ANSWER, find_mount, locate_path, mount_process};
+use spurline_runtime::locator::{PROCESS_ANSWER_LIMIT, find_mount, locate_path, mount_process};
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -154,7 +154,9 @@ struct ExportHost {
 
 /// Whether the kernel sends locks of a mount to the mount's process. A process that does not answer counts as one with locks.
 fn sets_source_locks(mount: &SpurlineMount) -> bool {
-    let status = mount_process(mount).map_err(|absent| absent.fault).and_then(|peer| Ok(peer.fetch_status(ANSWER)?));
+    let status = mount_process(mount)
+        .map_err(|absent| absent.fault)
+        .and_then(|peer| Ok(peer.fetch_status(PROCESS_ANSWER_LIMIT)?));
     !mount.read_only
         && !status
             .is_ok_and(|status| status.mount().and_then(|mount| mount.writes.locks.as_deref()) == Some(LOCKS_OF_MOUNT))
@@ -168,7 +170,7 @@ fn apply(
 ) -> Result<ExitCode, Fault> {
     let (_, peer) = locate_path(&plan.mountpoint)?;
     let mut made = Vec::new();
-    let applied = apply_plan(plan, Path::new("/"), &mut || peer.prepare_export(ANSWER), &mut |change| {
+    let applied = apply_plan(plan, Path::new("/"), &mut || peer.prepare_export(PROCESS_ANSWER_LIMIT), &mut |change| {
         if !args.json {
             anstream::println!("{DIM}{}{DIM:#}", change.command_line());
         }

@@ -19,7 +19,7 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("fill-group-cache", "blocks enter the cache when they are read; 'spurline load PATH' fetches them before"),
     ("cache-partial-only", "a read fetches whole blocks; --block-size 1M suits small random reads"),
     ("cache-full-block", "whole blocks are always cached"),
-    ("cache-large-write", "leave it out"),
+    ("cache-large-write", "leave it out: a file of a bucket that was just written is read without a request"),
     ("cache-eviction", "the eviction policy is fixed (S3-FIFO); 'spurline pin PATH' keeps a folder cached"),
     ("cache-expire", "'spurline limit PATH --ttl TIME' evicts a folder's blocks after a time"),
     ("cache-items", "--cache-size limits the bytes; the number of blocks has no limit of its own"),
@@ -43,11 +43,11 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("writeback", WRITE_ADVICE),
     ("upload-delay", WRITE_ADVICE),
     ("upload-hours", WRITE_ADVICE),
-    ("upload-limit", WRITE_ADVICE),
-    ("max-uploads", WRITE_ADVICE),
-    ("put-timeout", WRITE_ADVICE),
-    ("max-stage-write", WRITE_ADVICE),
-    ("max-deletes", "leave it out: no objects are deleted, buckets are only read"),
+    ("upload-limit", "there is none: uploads are as fast as the bucket takes them"),
+    ("max-uploads", UPLOADS_ITSELF),
+    ("put-timeout", "--origin-timeout TIME is the deadline of an upload, with a second more for each MiB"),
+    ("max-stage-write", UPLOADS_ITSELF),
+    ("max-deletes", "leave it out: with --rw each removal is a request of its own, made before the call returns"),
     (
         "token",
         "--group-token-file FILE has the secret of a cache group; credentials of a bucket come from the AWS variables and files",
@@ -64,7 +64,7 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     // mountpoint-s3.
     (
         "profile",
-        "set the variable AWS_PROFILE=NAME for the process that reads the bucket; without it the profile 'default' is used",
+        "set the variable AWS_PROFILE=NAME for the process that uses the bucket; without it the profile 'default' is used",
     ),
     ("prefix", IN_THE_SOURCE),
     ("cache", "--cache-dir DIR"),
@@ -82,13 +82,16 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("log-metrics", "--metrics ADDR serves the metrics, 'spurline stats MOUNTPOINT' shows them"),
     ("allow-delete", WRITE_ADVICE),
     ("allow-overwrite", WRITE_ADVICE),
-    ("incremental-upload", WRITE_ADVICE),
-    ("write-part-size", WRITE_ADVICE),
-    ("upload-checksums", WRITE_ADVICE),
+    (
+        "incremental-upload",
+        "leave it out: --rw changes and appends to files of a bucket anywhere; their unchanged parts are copied within the store",
+    ),
+    ("write-part-size", UPLOADS_ITSELF),
+    ("upload-checksums", "leave it out: every upload to S3 carries a checksum, which the store verifies"),
     ("storage-class", WRITE_ADVICE),
     ("sse", WRITE_ADVICE),
-    ("sse-kms-key-id", WRITE_ADVICE),
-    ("requester-pays", "there is none: reads are paid by the owner of the bucket"),
+    ("sse-kms-key-id", BUCKET_DEFAULTS),
+    ("requester-pays", "there is none: requests are paid by the owner of the bucket"),
     ("transfer-acceleration", ENDPOINT_ADVICE),
     ("dual-stack", ENDPOINT_ADVICE),
     ("bucket-type", ENDPOINT_ADVICE),
@@ -112,7 +115,10 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("umask", MODE_ADVICE),
     ("max-read-ahead", "--kernel-readahead SIZE"),
     ("vfs-read-ahead", "--max-readahead SIZE"),
-    ("vfs-cache-mode", "leave it out: blocks that are read are cached, and --cache-size 0 caches nothing on disk"),
+    (
+        "vfs-cache-mode",
+        "leave it out: blocks that are read are cached, --rw writes files anywhere, and --cache-size 0 caches nothing on disk",
+    ),
     ("vfs-cache-max-size", "--cache-size SIZE"),
     ("vfs-cache-max-age", "'spurline limit PATH --ttl TIME' evicts a folder's blocks after a time"),
     ("vfs-cache-min-free-space", "--free-space-ratio RATIO"),
@@ -121,9 +127,9 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("vfs-read-chunk-size-limit", "--block-size SIZE is the unit of fetches"),
     ("vfs-read-chunk-streams", "--max-downloads N limits concurrent reads"),
     ("vfs-read-wait", CACHE_ITSELF),
-    ("vfs-write-wait", WRITE_ADVICE),
+    ("vfs-write-wait", CACHE_ITSELF),
     ("vfs-write-back", WRITE_ADVICE),
-    ("write-back-cache", WRITE_ADVICE),
+    ("write-back-cache", "leave it out: the kernel hands each write on; through nodes the mount gathers small writes"),
     ("vfs-fast-fingerprint", "leave it out: a version is the object's etag"),
     ("vfs-refresh", "'spurline load PATH --metadata-only' loads names and attributes"),
     ("no-modtime", ATTRIBUTE_ADVICE),
@@ -147,7 +153,7 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("s3-secret-access-key", ACCESS_KEY_ADVICE),
     ("s3-session-token", ACCESS_KEY_ADVICE),
     ("s3-env-auth", ACCESS_KEY_ADVICE),
-    ("s3-profile", "set the variable AWS_PROFILE=NAME for the process that reads the bucket"),
+    ("s3-profile", "set the variable AWS_PROFILE=NAME for the process that uses the bucket"),
     ("s3-force-path-style", URL_STYLE),
     ("rc", "'spurline stats MOUNTPOINT' and 'spurline status' answer about a mount"),
     ("rc-addr", "'spurline stats MOUNTPOINT' and 'spurline status' answer about a mount"),
@@ -181,12 +187,12 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("compat-dir", FOLDER_ADVICE),
     ("complement-stat", FOLDER_ADVICE),
     ("notsup-compat-dir", FOLDER_ADVICE),
-    ("use-xattr", ATTRIBUTE_ADVICE),
-    ("default-acl", WRITE_ADVICE),
-    ("use-sse", WRITE_ADVICE),
-    ("use-rrs", WRITE_ADVICE),
-    ("multipart-size", WRITE_ADVICE),
-    ("nomultipart", WRITE_ADVICE),
+    ("use-xattr", "--object-attrs keeps extended attributes, owner, mode and times with a bucket's objects"),
+    ("default-acl", BUCKET_DEFAULTS),
+    ("use-sse", BUCKET_DEFAULTS),
+    ("use-rrs", BUCKET_DEFAULTS),
+    ("multipart-size", UPLOADS_ITSELF),
+    ("nomultipart", UPLOADS_ITSELF),
     // goofys.
     ("endpoint", "--endpoint-url URL names the server, --region NAME the region"),
     ("subdomain", URL_STYLE),
@@ -196,16 +202,16 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("debug-s3", "--log-filter=debug"),
     ("cheap", CACHE_ITSELF),
     ("no-implicit-dir", FOLDER_ADVICE),
-    ("use-content-type", ATTRIBUTE_ADVICE),
-    ("acl", WRITE_ADVICE),
-    ("sse-kms", WRITE_ADVICE),
-    ("sse-c", WRITE_ADVICE),
+    ("use-content-type", "leave it out: a new object has the content type of its name"),
+    ("acl", BUCKET_DEFAULTS),
+    ("sse-kms", BUCKET_DEFAULTS),
+    ("sse-c", BUCKET_DEFAULTS),
     // gcsfuse.
     ("only-dir", IN_THE_SOURCE),
     ("implicit-dirs", FOLDER_ADVICE),
-    ("key-file", "set the variable GOOGLE_APPLICATION_CREDENTIALS=FILE for the process that reads the bucket"),
-    ("token-url", "set the variable GOOGLE_APPLICATION_CREDENTIALS=FILE for the process that reads the bucket"),
-    ("billing-project", "there is none: reads are paid by the owner of the bucket"),
+    ("key-file", "set the variable GOOGLE_APPLICATION_CREDENTIALS=FILE for the process that uses the bucket"),
+    ("token-url", "set the variable GOOGLE_APPLICATION_CREDENTIALS=FILE for the process that uses the bucket"),
+    ("billing-project", "there is none: requests are paid by the owner of the bucket"),
     ("anonymous-access", "--anonymous"),
     ("custom-endpoint", ENDPOINT_ADVICE),
     ("client-protocol", CACHE_ITSELF),
@@ -230,9 +236,12 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("read-ahead-kb", "--kernel-readahead SIZE"),
     ("log-severity", "--log-filter LEVEL"),
     ("prometheus-port", "--metrics ADDR"),
-    ("temp-dir", WRITE_ADVICE),
-    ("rename-dir-limit", WRITE_ADVICE),
-    ("enable-streaming-writes", WRITE_ADVICE),
+    ("temp-dir", "--cache-dir DIR: changed bytes of a bucket's files lie in the first one until they are published"),
+    ("rename-dir-limit", "--rename-limit N"),
+    (
+        "enable-streaming-writes",
+        "leave it out: full parts of a file are uploaded while it is written, and the object appears at the close",
+    ),
     ("ignore-interrupts", CACHE_ITSELF),
     // NFS and other FUSE file systems, in /etc/fstab.
     ("bg", "x-systemd.automount mounts at the first access, and nofail lets the boot go on without the mount"),
@@ -277,8 +286,12 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("subtype", "leave it out: the type is fuse.spurline; fsname=NAME changes the name in the mount table"),
 ];
 
-const WRITE_ADVICE: &str = "leave it out: buckets are only read, and --rw changes a directory itself (through nodes at an fsync, a close, \
-                      or after a second); nothing is uploaded later";
+const WRITE_ADVICE: &str = "leave it out: --rw writes a bucket or a directory itself; a file is in the bucket when close or fsync returns, and \
+                      nothing is uploaded later";
+const UPLOADS_ITSELF: &str = "leave it out: files up to 8 MiB are one request, larger ones are uploaded in parts of 8 MiB and more, four at \
+                      a time";
+const BUCKET_DEFAULTS: &str = "there is none: new objects have the defaults of the bucket; set encryption and ACL there, and the class by a \
+                      lifecycle rule";
 const METADATA_ADVICE: &str = "leave it out: there is no metadata engine; names and attributes are those of the source";
 const IN_THE_SOURCE: &str = "the folder is part of the source: s3://BUCKET/FOLDER";
 const NAME_TIMES: &str =
@@ -288,7 +301,7 @@ const ORIGIN_TIMES: &str = "--origin-timeout TIME is the deadline of one read, r
 const ENDPOINT_ADVICE: &str = "--endpoint-url URL names the server, also one of Amazon's other endpoints";
 const URL_STYLE: &str =
     "leave it out: with --endpoint-url URL the bucket is in the path, at Amazon's own endpoints in the host's name";
-const ACCESS_KEY_ADVICE: &str = "set the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for the process that reads the bucket, or write \
+const ACCESS_KEY_ADVICE: &str = "set the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for the process that uses the bucket, or write \
                     ~/.aws/credentials; a command line and /etc/fstab can be read by other users";
 const CERTIFICATE_ADVICE: &str =
     "set the variable AWS_CA_BUNDLE=FILE, the authority that signed the server's certificate: it is always verified";
@@ -326,7 +339,7 @@ const FOREIGN_COMMANDS: [(&str, &str); 20] = [
     ("fsck", STAYS_AS_IT_IS),
     ("compact", STAYS_AS_IT_IS),
     ("dump", STAYS_AS_IT_IS),
-    ("webdav", NFS_ONLY),
+    ("webdav", NFS_AND_S3),
     ("sync", "there is none: cp and rsync copy through a mount, the bucket's own tools beside it"),
     (
         "quota",
@@ -345,7 +358,8 @@ const FOREIGN_COMMANDS: [(&str, &str); 20] = [
 const MOUNTED_AS_IT_IS: &str =
     "leave it out: 'spurline mount SOURCE MOUNTPOINT' mounts a bucket or a directory as it is";
 const STAYS_AS_IT_IS: &str = "leave it out: there is no metadata engine; files and objects are whole in the source";
-const NFS_ONLY: &str = "there is none; 'spurline export MOUNTPOINT' serves a mount to NFS clients";
+const NFS_AND_S3: &str =
+    "there is none; 'spurline gateway' serves S3 clients, 'spurline export MOUNTPOINT' NFS clients";
 
 /// If clap refused a flag or a command of another system, a mount option that was written as a flag, or a flag that only
 /// other services of `command` have: an error with what to do here.

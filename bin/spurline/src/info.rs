@@ -5,7 +5,7 @@ use crate::report::{self, printable, printable_json};
 use serde_json::{Value, json};
 use spurline_config::Fault;
 use spurline_observe::documents::{BlockCounts, BlockRun, FileReads, InfoDocument, SourceAbilities};
-use spurline_runtime::locator::{ANSWER, locate_path};
+use spurline_runtime::locator::{PROCESS_ANSWER_LIMIT, locate_path};
 use spurline_types::FileKind;
 use spurline_types::units::human_bytes;
 use std::fmt::Write as _;
@@ -41,7 +41,7 @@ pub fn run(args: InfoArgs) -> Result<ExitCode, Fault> {
 
 fn query_info(path: &Path) -> Result<Value, Fault> {
     let (located, peer) = locate_path(path)?;
-    let mut answer = peer.fetch_info_json(&located.below, ANSWER).map_err(|e| {
+    let mut answer = peer.fetch_info_json(&located.below, PROCESS_ANSWER_LIMIT).map_err(|e| {
         let fault = Fault::from(e);
         Fault { what: format!("{}: {}", path.display(), fault.what), ..fault }
     })?;

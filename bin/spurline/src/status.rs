@@ -12,7 +12,7 @@ use spurline_observe::documents::{
     NodeWrites, PEER_DOWN, PEER_UNKNOWN, PEER_UP, PathSpeedCheck, PathStatus, PeerStatus, ProcessRole, ProcessStatus,
     RailStatus, RegistryStatus, STATE_UP,
 };
-use spurline_runtime::locator::{ANSWER, NamedProcess, all_processes, find_process};
+use spurline_runtime::locator::{NamedProcess, PROCESS_ANSWER_LIMIT, all_processes, find_process};
 use spurline_runtime::{describe_losses, describe_unsent};
 use spurline_types::Stats;
 use spurline_types::units::human_bytes;
@@ -64,20 +64,20 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
     }
     let mut all_well = true;
     let mut any_well = false;
-    let mut all_theirs = true;
+    let mut all_may_run = true;
     let mut first = None;
     for (name, peer) in asked {
         // Another user's mount may not be queried. For a mount that was not named, that is no failure as long as others answer.
-        let theirs = peer.as_ref().is_err_and(|absent| absent.may_run);
+        let may_run = peer.as_ref().is_err_and(|absent| absent.may_run);
         let answer = peer.map_err(|absent| absent.fault).and_then(|peer| ProcessAnswer::fetch(&peer));
         all_well &= match &answer {
             Ok(answer) => answer.state == STATE_UP,
-            Err(_) => theirs && all,
+            Err(_) => may_run && all,
         };
         any_well |= answer.is_ok();
-        all_theirs &= theirs;
+        all_may_run &= may_run;
         first = first.or(answer.as_ref().err().map(|fault| fault.code));
-        let unanswered = if theirs { "unknown" } else { "down" };
+        let unanswered = if may_run { "unknown" } else { "down" };
         match answer {
             Ok(answer) if args.json => anstream::println!("{}", answer.into_json(&name)),
             Ok(answer) => answer.print_text(&name)?,
@@ -92,7 +92,7 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
         }
     }
     Ok(match first {
-        Some(code) if !any_well && (!all || all_theirs) => ExitCode::from(code as u8),
+        Some(code) if !any_well && (!all || all_may_run) => ExitCode::from(code as u8),
         _ => ExitCode::from(u8::from(!all_well)),
     })
 }
@@ -110,11 +110,11 @@ struct ProcessAnswer {
 
 impl ProcessAnswer {
     fn fetch(peer: &AdminPeer) -> Result<Self, Fault> {
-        let document = peer.fetch_status_json(ANSWER)?;
+        let document = peer.fetch_status_json(PROCESS_ANSWER_LIMIT)?;
         let status = ProcessStatus::from_json(&document)?;
         let reasons = degraded_reasons(&status);
         let state = state_with(status.state(), &reasons);
-        let counters = peer.fetch_stats_json(ANSWER)?;
+        let counters = peer.fetch_stats_json(PROCESS_ANSWER_LIMIT)?;
         let stats = Stats::from_json(&counters)?;
         Ok(ProcessAnswer { document, counters, stats, state, reasons })
     }

@@ -241,10 +241,10 @@ fn result_text(session: &ProbeSession, outcome: &ProbeOutcome, direction: BwDire
     for (op, times) in measured.times.iter().filter(|(_, times)| times.count() > 0) {
         anstream::println!("{DIM}each {}{DIM:#} {}", op_word(*op), times_line(times));
     }
-    let theirs =
+    let peer_cost =
         outcome.report.as_ref().map_or("unknown".into(), |r| cost_text(r.cpu_seconds, r.sent_bytes + r.received_bytes));
     anstream::println!(
-        "{DIM}CPU{DIM:#}    {} s/GiB here, {theirs} s/GiB there",
+        "{DIM}CPU{DIM:#}    {} s/GiB here, {peer_cost} s/GiB there",
         cost_text(measured.cpu_seconds, measured.moved_bytes)
     );
     if let Some(mine) = &measured.tcp {

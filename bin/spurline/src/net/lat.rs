@@ -157,6 +157,6 @@ fn result_text(session: &ProbeSession, outcome: &ProbeOutcome, op: &str) {
         anstream::println!("mean {mean}, standard deviation {deviation}");
     }
     let cpu = |seconds: f64| judge::format_micros(seconds * 1e6 / outcome.measured.total.ops.max(1) as f64);
-    let theirs = outcome.report.as_ref().map_or("unknown".into(), |r| cpu(r.cpu_seconds));
-    anstream::println!("{DIM}CPU{DIM:#} {} each here, {theirs} there", cpu(outcome.measured.cpu_seconds));
+    let peer_cpu = outcome.report.as_ref().map_or("unknown".into(), |r| cpu(r.cpu_seconds));
+    anstream::println!("{DIM}CPU{DIM:#} {} each here, {peer_cpu} there", cpu(outcome.measured.cpu_seconds));
 }

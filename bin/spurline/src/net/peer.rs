@@ -129,9 +129,9 @@ impl RailsArgs {
             return Err(Fault::usage("--rails names an empty interface", "give names with a colon between, ib0:ib1"));
         }
         let names = (names != ["all"]).then_some(names);
-        let ours = paths::local_interfaces(transport, session.local().ip())?;
-        let theirs = session.fetch_interfaces(transport)?;
-        paths::choose_paths(names.as_deref(), &ours, &theirs).map_err(|why| {
+        let local_interfaces = paths::local_interfaces(transport, session.local().ip())?;
+        let peer_interfaces = session.fetch_interfaces(transport)?;
+        paths::choose_paths(names.as_deref(), &local_interfaces, &peer_interfaces).map_err(|why| {
             let over = transport.name();
             Fault::missing(format!("--rails {spec} over {over}: {why}"), "see both ends with: spurline net list")
         })

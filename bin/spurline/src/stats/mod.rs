@@ -7,7 +7,7 @@ pub use render::columns_help;
 use crate::cli::StatsArgs;
 use render::{StatsTable, default_schema};
 use spurline_config::Fault;
-use spurline_runtime::locator::{ANSWER, resolve_target};
+use spurline_runtime::locator::{PROCESS_ANSWER_LIMIT, resolve_target};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -38,17 +38,17 @@ pub fn run(args: StatsArgs) -> Result<(), Fault> {
             if line > 0 {
                 std::thread::sleep(args.interval);
             }
-            if !print_line(&mut out, &peer.fetch_stats_json(ANSWER)?.to_string())? {
+            if !print_line(&mut out, &peer.fetch_stats_json(PROCESS_ANSWER_LIMIT)?.to_string())? {
                 return Ok(());
             }
         }
         return Ok(());
     }
-    let mut before = peer.fetch_stats(ANSWER)?;
+    let mut before = peer.fetch_stats(PROCESS_ANSWER_LIMIT)?;
     let mut at = Instant::now();
     let table = match chosen {
         Some(table) => table,
-        None => StatsTable::new(&default_schema(&peer.fetch_status(ANSWER)?))?,
+        None => StatsTable::new(&default_schema(&peer.fetch_status(PROCESS_ANSWER_LIMIT)?))?,
     };
     for line in 0..lines {
         if line % HEADER_EVERY == 0 {
@@ -58,7 +58,7 @@ pub fn run(args: StatsArgs) -> Result<(), Fault> {
             }
         }
         std::thread::sleep(args.interval);
-        let now = peer.fetch_stats(ANSWER)?;
+        let now = peer.fetch_stats(PROCESS_ANSWER_LIMIT)?;
         let seconds = at.elapsed().as_secs_f64();
         at = Instant::now();
         if !print_line(&mut out, &table.table_line(&before, &now, seconds, colour))? {

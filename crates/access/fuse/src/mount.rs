@@ -403,17 +403,17 @@ fn mount_by_helper(path: &Path, options: &MountOptions, max_read: u32) -> Result
         return Err(MountError::NoDevice { source: io::Error::from_raw_os_error(libc::ENOENT) });
     }
     let system = |what, source| MountError::System { what, path: path.into(), source };
-    let (ours, theirs) = socket_pair().map_err(|e| system("making a socket to mount on", e))?;
+    let (own_socket, helper_socket) = socket_pair().map_err(|e| system("making a socket to mount on", e))?;
     let mut command = Command::new(FUSERMOUNT_PROGRAM);
     command.arg("-o").arg(options.fusermount_list(max_read)).arg("--").arg(path);
     // The helper's socket end is the standard input. No code runs in the child before exec, so this process is not forked while
     // NICs may write the memory.
     command.env("_FUSE_COMMFD", "0");
-    command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.stdin(Stdio::from(helper_socket)).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|source| MountError::NoFusermount { uid, source })?;
     // With our copy closed, the helper's exit ends the wait for the descriptor.
     drop(command);
-    let device = receive_fd(&ours);
+    let device = receive_fd(&own_socket);
     let mut said = String::new();
     if device.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
         // The helper hangs. No mount was made, so a kill is safe.

@@ -19,10 +19,10 @@ const STACK_BYTES: usize = NOTIFICATION_MAX_BYTES + (64 << 10);
 
 /// Serves a process until that has ended; returns the process's side.
 pub(crate) fn serve_notifications() -> io::Result<OwnedFd> {
-    let (ours, theirs) = conversation()?;
+    let (keeper_socket, process_socket) = conversation()?;
     start_thread(move || {
         // A message is a new conversation: its socket, and the connection to the kernel.
-        while let Ok(message) = receive_message(&ours, &mut [0; 1])
+        while let Ok(message) = receive_message(&keeper_socket, &mut [0; 1])
             && message.len > 0
         {
             let mut descriptors = message.descriptors.into_iter();
@@ -34,7 +34,7 @@ pub(crate) fn serve_notifications() -> io::Result<OwnedFd> {
             }
         }
     })?;
-    Ok(theirs)
+    Ok(process_socket)
 }
 
 fn start_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
@@ -102,9 +102,9 @@ impl KeeperNotifications {
     }
 
     fn open_conversation(&self, device: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-        let (ours, theirs) = conversation()?;
-        send_message(&self.socket, &[0], &[theirs.as_fd(), device])?;
-        Ok(ours)
+        let (process_socket, keeper_socket) = conversation()?;
+        send_message(&self.socket, &[0], &[keeper_socket.as_fd(), device])?;
+        Ok(process_socket)
     }
 
     fn lock_idle(&self) -> std::sync::MutexGuard<'_, Vec<OwnedFd>> {
@@ -138,11 +138,11 @@ mod tests {
     #[test]
     fn the_second_notification_follows_the_end_of_the_process() {
         let (mut kernel, device) = io::pipe().unwrap();
-        let (ours, theirs) = conversation().unwrap();
+        let (process_socket, keeper_socket) = conversation().unwrap();
         let message = [&3u32.to_ne_bytes()[..], b"oneafter"].concat();
-        send_message(&ours, &message, &[]).unwrap();
-        drop(ours);
-        converse(&theirs, &device.into());
+        send_message(&process_socket, &message, &[]).unwrap();
+        drop(process_socket);
+        converse(&keeper_socket, &device.into());
         let mut got = Vec::new();
         kernel.read_to_end(&mut got).unwrap();
         assert_eq!(got, b"oneafter");

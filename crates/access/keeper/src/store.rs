@@ -134,10 +134,10 @@ impl SharedStore {
 
     fn serve_keeper(&self, keeper: &Arc<OwnedFd>) {
         let files = self.held().files.clone();
-        let Ok(FileConversation { thread, ours, theirs }) = files.serve() else { return };
-        self.converse(keeper, theirs);
+        let Ok(FileConversation { thread, own_socket, peer_socket }) = files.serve() else { return };
+        self.converse(keeper, peer_socket);
         // What the keeper has sent before its end is read, and no more.
-        let _ = shutdown(&*ours, Shutdown::Both);
+        let _ = shutdown(&*own_socket, Shutdown::Both);
         let _ = thread.join();
     }
 

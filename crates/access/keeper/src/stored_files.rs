@@ -99,9 +99,9 @@ pub(crate) struct FileConversation {
     /// Ends with the other side.
     pub thread: JoinHandle<()>,
     /// The socket of this side.
-    pub ours: Arc<OwnedFd>,
+    pub own_socket: Arc<OwnedFd>,
     /// The socket for the other side.
-    pub theirs: OwnedFd,
+    pub peer_socket: OwnedFd,
 }
 
 impl FileStore {
@@ -121,13 +121,13 @@ impl FileStore {
 
     /// Begins to serve another process, until the end of that.
     pub(crate) fn serve(&self) -> io::Result<FileConversation> {
-        let (ours, theirs) = conversation()?;
-        let ours = Arc::new(ours);
-        let socket = Arc::clone(&ours);
+        let (own_socket, peer_socket) = conversation()?;
+        let own_socket = Arc::new(own_socket);
+        let socket = Arc::clone(&own_socket);
         let store = self.clone();
         let thread = std::thread::Builder::new().name("stored-files".into()).stack_size(STACK_BYTES);
         let thread = thread.spawn(move || store.converse(&socket))?;
-        Ok(FileConversation { thread, ours, theirs })
+        Ok(FileConversation { thread, own_socket, peer_socket })
     }
 
     fn converse(&self, socket: &OwnedFd) {
@@ -254,7 +254,7 @@ mod tests {
         let count = Arc::new(AtomicUsize::new(0));
         let store = FileStore::new(Arc::clone(&count));
         let first = store.serve().unwrap();
-        let (link, before) = StoredFiles::begin(first.theirs).unwrap();
+        let (link, before) = StoredFiles::begin(first.peer_socket).unwrap();
         assert!(before.is_empty());
         let names = [[1; STORED_NAME_BYTES], [2; STORED_NAME_BYTES], [3; STORED_NAME_BYTES]];
         for name in &names {
@@ -266,10 +266,10 @@ mod tests {
         first.thread.join().unwrap();
         // A process that ends at once changes nothing.
         let second = store.serve().unwrap();
-        drop(second.theirs);
+        drop(second.peer_socket);
         second.thread.join().unwrap();
         let third = store.serve().unwrap();
-        let (link, mut stored) = StoredFiles::begin(third.theirs).unwrap();
+        let (link, mut stored) = StoredFiles::begin(third.peer_socket).unwrap();
         let mut kept: Vec<StoredName> = stored.keys().copied().collect();
         kept.sort_unstable();
         assert_eq!(kept, [names[0], names[2]]);
@@ -298,9 +298,9 @@ mod tests {
         outside.held().change(one, Some(open()));
         keeper.held().change(two, Some(open()));
         let conversation = outside.serve().unwrap();
-        keeper.mirror_to(conversation.theirs).unwrap();
+        keeper.mirror_to(conversation.peer_socket).unwrap();
         let process = keeper.serve().unwrap();
-        let (link, before) = StoredFiles::begin(process.theirs).unwrap();
+        let (link, before) = StoredFiles::begin(process.peer_socket).unwrap();
         assert_eq!(before.len(), 1);
         link.store(&three, open().as_fd()).unwrap();
         link.close(&two).unwrap();
@@ -317,7 +317,7 @@ mod tests {
         let (unread, process) = crate::descriptor_socket::conversation().unwrap();
         send(&process, STORE, &two, Some(open().as_fd())).unwrap();
         let next = FileStore::default();
-        next.continue_from(outside.serve().unwrap().theirs).unwrap();
+        next.continue_from(outside.serve().unwrap().peer_socket).unwrap();
         next.take_unread(&unread);
         assert_eq!(names(&next), [two, three]);
     }

@@ -456,9 +456,9 @@ impl Keeper<'_> {
     }
 
     fn run_life(&mut self, program: &SupervisedProgram) -> io::Result<LifeEnd> {
-        let FileConversation { thread, ours, theirs } = self.files.serve()?;
-        self.process_files = Some(ours);
-        let end = self.run_process(program, theirs)?;
+        let FileConversation { thread, own_socket, peer_socket } = self.files.serve()?;
+        self.process_files = Some(own_socket);
+        let end = self.run_process(program, peer_socket)?;
         // The last files of the process are here then.
         let _ = thread.join();
         Ok(end)
@@ -477,8 +477,8 @@ impl Keeper<'_> {
             unread_files: None,
             kept: self.kept.as_ref().map(KeptDescriptors::duplicate).transpose()?,
         };
-        let (ours, theirs) = conversation()?;
-        let mut child = start_patiently(program, theirs)?;
+        let (keeper_socket, process_socket) = conversation()?;
+        let mut child = start_patiently(program, process_socket)?;
         let is_new = self.kept.is_none();
         self.stop.set_process(child.id());
         if is_new {
@@ -486,20 +486,20 @@ impl Keeper<'_> {
             self.stop.set_unmounts();
         }
         // A process that is gone already is found below.
-        let _ = KeeperMessage::Order(order).send(&ours);
+        let _ = KeeperMessage::Order(order).send(&keeper_socket);
         let mut ready_at = None;
         let mut upgrade = None;
         let process = Pid::from_child(&child);
         let process = pidfd_open(process, PidfdFlags::empty())?;
         loop {
-            let LifeEvents { ended, spoke } = self.wait_for_events(&ours, &process)?;
+            let LifeEvents { ended, spoke } = self.wait_for_events(&keeper_socket, &process)?;
             if self.is_to_leave() {
                 self.has_left = true;
                 halt(&child);
                 // Requests that the process has taken are sent again to the process of the next keeper.
                 let _ = child.kill();
             }
-            if spoke && let Ok(Some(message)) = KeeperMessage::receive(&ours) {
+            if spoke && let Ok(Some(message)) = KeeperMessage::receive(&keeper_socket) {
                 match message {
                     KeeperMessage::Mounted(kept) => {
                         self.kept = Some(kept);
@@ -511,14 +511,14 @@ impl Keeper<'_> {
                     }
                     KeeperMessage::Upgrade(path) => match self.check_program(program, path.into(), &process) {
                         Ok(next) => {
-                            let _ = KeeperMessage::UpgradeAnswer(UPGRADE_ACCEPTED.into()).send(&ours);
+                            let _ = KeeperMessage::UpgradeAnswer(UPGRADE_ACCEPTED.into()).send(&keeper_socket);
                             upgrade = Some(next);
                             halt(&child);
                             // Requests that the process has taken are sent again to the next.
                             let _ = child.kill();
                         }
                         Err(refusal) => {
-                            let _ = KeeperMessage::UpgradeAnswer(refusal).send(&ours);
+                            let _ = KeeperMessage::UpgradeAnswer(refusal).send(&keeper_socket);
                         }
                     },
                     _ => {}
@@ -599,13 +599,13 @@ impl Keeper<'_> {
         let failed = |error: io::Error| format!("{}: {error}", path.display());
         let Some(kept) = &self.kept else { return Err("the mount is being made".into()) };
         let next = program.with_program(path.clone()).map_err(failed)?;
-        let (ours, theirs) = conversation().map_err(failed)?;
+        let (keeper_socket, process_socket) = conversation().map_err(failed)?;
         let mut command = next.command();
-        command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.stdin(Stdio::from(process_socket)).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(failed)?;
         let kept = Some(kept.duplicate().map_err(failed)?);
         let order = LifeOrder { check_only: true, takeovers: self.takeovers, kept, ..LifeOrder::default() };
-        let _ = KeeperMessage::Order(order).send(&ours);
+        let _ = KeeperMessage::Order(order).send(&keeper_socket);
         match wait_for_check(&mut child, serving) {
             Ok(status) if status.success() => Ok(next),
             Ok(status) => {

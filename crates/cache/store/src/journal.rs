@@ -18,7 +18,7 @@ const NEW_LOG_NAME: &str = "index.new";
 /// An open index log.
 pub struct IndexJournal {
     root: PathBuf,
-    clone_file: File,
+    log_file: File,
     len: u64,
     /// Records in the file.
     pub records: u64,
@@ -67,7 +67,7 @@ impl IndexJournal {
         let size = file.metadata()?.len();
         let mut journal = IndexJournal {
             root: root.into(),
-            clone_file: file,
+            log_file: file,
             len: log::HEADER as u64,
             records: 0,
             appended_since: None,
@@ -75,10 +75,10 @@ impl IndexJournal {
         if size > log::HEADER as u64 {
             let mut header = [0; log::HEADER];
             // Not through a mapping: an unreadable sector would kill the process.
-            match journal.clone_file.read_exact_at(&mut header, 0) {
+            match journal.log_file.read_exact_at(&mut header, 0) {
                 Ok(()) if log::has_header(&header, block_size) => {
                     let (end, error) = replay_file(
-                        |buffer, at| journal.clone_file.read_at(buffer, at),
+                        |buffer, at| journal.log_file.read_at(buffer, at),
                         |record| {
                             journal.records += 1;
                             f(record);
@@ -111,10 +111,10 @@ impl IndexJournal {
                 root.display(),
                 size - journal.len
             );
-            journal.clone_file.set_len(journal.len)?;
+            journal.log_file.set_len(journal.len)?;
         }
         if journal.len == log::HEADER as u64 {
-            journal.clone_file.write_all_at(&log::encode_header(block_size), 0)?;
+            journal.log_file.write_all_at(&log::encode_header(block_size), 0)?;
         }
         Ok(journal)
     }
@@ -124,7 +124,7 @@ impl IndexJournal {
     /// # Errors
     /// The system's error; then nothing counts as appended.
     pub fn append(&mut self, io: &dyn DiskIo, bytes: &[u8], records: u64) -> io::Result<()> {
-        io.append(&self.clone_file, self.len, bytes)?;
+        io.append(&self.log_file, self.len, bytes)?;
         self.len += bytes.len() as u64;
         self.records += records;
         if let Some((side, n)) = &mut self.appended_since {
@@ -151,7 +151,7 @@ impl IndexJournal {
     /// # Errors
     /// The system's error.
     pub fn file(&self) -> io::Result<File> {
-        self.clone_file.try_clone()
+        self.log_file.try_clone()
     }
 
     /// Replaces the log by `new`, which holds `records` synced records in `len` bytes, followed by the records
@@ -165,7 +165,9 @@ impl IndexJournal {
         // The rename must not reach the disk before the bytes do. The caller has synced all but these.
         new.sync_data()?;
         std::fs::rename(self.root.join(NEW_LOG_NAME), self.root.join(LOG_NAME))?;
-        (self.clone_file, self.len, self.records) = (new, len + side.len() as u64, records + more);
+        self.log_file = new;
+        self.len = len + side.len() as u64;
+        self.records = records + more;
         Ok(())
     }
 

@@ -61,7 +61,7 @@ pub struct MembersSnapshot {
     members: Vec<Arc<Member>>,
     slots: Vec<Arc<PeerSlot>>,
     placement: NodePlacement,
-    workshop: Arc<PeerFactory>,
+    peer_factory: Arc<PeerFactory>,
 }
 
 impl MembersSnapshot {
@@ -102,13 +102,20 @@ impl MembersSnapshot {
         let mut made = false;
         let peer = slot.peer.get_or_init(|| {
             made = true;
-            self.workshop.make(member)
+            self.peer_factory.make(member)
         });
         if made {
             // After the slot is filled, so that a concurrent change of the path factory cannot miss this peer.
-            self.workshop.add_rails(member, peer);
+            self.peer_factory.add_rails(member, peer);
         }
         peer
+    }
+
+    /// Creates the peers that no request has used yet.
+    fn create_all_peers(&self) {
+        for index in 0..self.members.len() as u32 {
+            self.peer(index);
+        }
     }
 
     /// The peer of node `index`, if it was created already.
@@ -147,7 +154,7 @@ fn match_by_name<'a>(old: &[Arc<Member>], members: &'a [Arc<Member>]) -> Vec<(&'
 /// The list of a group's nodes, replaceable at run time.
 pub struct GroupMembers {
     current: ArcSwap<MembersSnapshot>,
-    workshop: Arc<PeerFactory>,
+    peer_factory: Arc<PeerFactory>,
     /// Serialises replacements of the list.
     changing: Mutex<()>,
     /// The running path monitor, if any.
@@ -160,7 +167,7 @@ impl GroupMembers {
         members: &[Arc<Member>],
         make: impl Fn(&Member) -> Arc<GroupPeer> + Send + Sync + 'static,
     ) -> Arc<GroupMembers> {
-        let workshop = Arc::new(PeerFactory {
+        let peer_factory = Arc::new(PeerFactory {
             make_peer: Box::new(make),
             make_rails: OnceLock::new(),
             wake: Arc::default(),
@@ -170,11 +177,11 @@ impl GroupMembers {
             members: Vec::new(),
             slots: Vec::new(),
             placement: NodePlacement::new::<Member>(&[]),
-            workshop: Arc::clone(&workshop),
+            peer_factory: Arc::clone(&peer_factory),
         };
         let group = GroupMembers {
             current: ArcSwap::from_pointee(empty),
-            workshop,
+            peer_factory,
             changing: Mutex::new(()),
             monitor: Mutex::default(),
         };
@@ -203,11 +210,15 @@ impl GroupMembers {
             slots.push(slot);
         }
         let placement = NodePlacement::new(&kept_members);
-        let view =
-            Arc::new(MembersSnapshot { members: kept_members, slots, placement, workshop: Arc::clone(&self.workshop) });
+        let view = Arc::new(MembersSnapshot {
+            members: kept_members,
+            slots,
+            placement,
+            peer_factory: Arc::clone(&self.peer_factory),
+        });
         self.current.store(Arc::clone(&view));
         if view.members.len() <= ALL_READY {
-            (0..view.members.len() as u32).for_each(|index| drop(Arc::clone(view.peer(index))));
+            view.create_all_peers();
         }
     }
 
@@ -219,12 +230,12 @@ impl GroupMembers {
     /// All peers in use, including nodes that left the group while a request is still running: they need a heartbeat
     /// too.
     pub(crate) fn peers_in_use(&self) -> Vec<Arc<GroupPeer>> {
-        self.workshop.made.lock().iter().filter_map(Weak::upgrade).collect()
+        self.peer_factory.made.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Wakes the path monitor of these nodes; for their paths beside TCP.
     pub fn path_wake(&self) -> &Arc<PathWake> {
-        &self.workshop.wake
+        &self.peer_factory.wake
     }
 
     pub(crate) fn monitor(&self) -> &Mutex<Weak<MonitorThread>> {
@@ -234,11 +245,11 @@ impl GroupMembers {
     /// Gives all current and later nodes rail paths, which must use [`GroupMembers::path_wake`]. Only the first
     /// call has an effect.
     pub fn set_rail_factory(&self, make_rails: impl Fn(&Member) -> NodeRails + Send + Sync + 'static) {
-        if self.workshop.make_rails.set(Box::new(make_rails)).is_ok() {
+        if self.peer_factory.make_rails.set(Box::new(make_rails)).is_ok() {
             let view = self.current.load();
             for (member, slot) in view.members.iter().zip(&view.slots) {
                 if let Some(peer) = slot.peer.get() {
-                    self.workshop.add_rails(member, peer);
+                    self.peer_factory.add_rails(member, peer);
                 }
             }
         }
@@ -246,7 +257,7 @@ impl GroupMembers {
 
     /// Whether nodes may have rail paths.
     pub fn has_rail_factory(&self) -> bool {
-        self.workshop.make_rails.get().is_some()
+        self.peer_factory.make_rails.get().is_some()
     }
 }
 

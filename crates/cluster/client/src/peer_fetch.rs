@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Timeout of another node's answer; the origin has the block too.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PEER_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum nodes tried for one block: nodes that joined together mostly lack it.
-const MOST: usize = 4;
+const PEERS_TRIED_MAX: usize = 4;
 
 thread_local! {
     static RANKED: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
@@ -32,7 +32,20 @@ struct KnownMembers {
     /// Time of the last change.
     changed: Instant,
     /// Nodes that joined after this one, and when: they hold the fewest blocks.
-    came: HashMap<String, Instant>,
+    joined_at: HashMap<String, Instant>,
+}
+
+fn names_of(members: &[Arc<Member>]) -> HashSet<String> {
+    members.iter().map(|member| member.name.clone()).collect()
+}
+
+/// What a node does that does not hold the block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum MissingBlock {
+    /// Answers that the block is missing.
+    Report,
+    /// The same, and starts to fetch the block.
+    BeginFetch,
 }
 
 /// The group as seen by one of its nodes.
@@ -44,27 +57,31 @@ pub struct GroupPeerFetch {
     own_name: String,
     block_size: u64,
     /// After a change of the group, blocks may be in their old places for this long.
-    settles: Duration,
+    settle_time: Duration,
     stats: Arc<Stats>,
 }
 
 impl GroupPeerFetch {
-    /// The group of the node `own_name`, empty at first; `open` creates the member list of a source. For `settles`
+    /// The group of the node `own_name`, empty at first; `open` creates the member list of a source. For `settle_time`
     /// after a change of the group, nodes that would hold a block without this one are tried too.
     pub fn new(
         own_name: &str,
         block_size: u64,
-        settles: Duration,
+        settle_time: Duration,
         stats: Arc<Stats>,
         open: impl Fn(&str, &[Arc<Member>]) -> Arc<GroupMembers> + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(GroupPeerFetch {
             open: Box::new(open),
             groups: RwLock::default(),
-            members: Mutex::new(KnownMembers { members: Vec::new(), changed: Instant::now(), came: HashMap::new() }),
+            members: Mutex::new(KnownMembers {
+                members: Vec::new(),
+                changed: Instant::now(),
+                joined_at: HashMap::new(),
+            }),
             own_name: own_name.to_owned(),
             block_size,
-            settles,
+            settle_time,
             stats,
         })
     }
@@ -74,13 +91,13 @@ impl GroupPeerFetch {
         let mut known = self.members.lock();
         if known.members != members {
             let now = Instant::now();
-            let had = std::mem::replace(&mut known.members, members.to_vec());
+            let before = std::mem::replace(&mut known.members, members.to_vec());
             known.changed = now;
-            let had: HashSet<_> = had.iter().map(|member| member.name.clone()).collect();
-            let has: HashSet<_> = members.iter().map(|member| member.name.clone()).collect();
-            known.came.retain(|name, at| has.contains(name) && at.elapsed() < self.settles);
-            if !had.is_empty() {
-                known.came.extend(has.difference(&had).map(|name| (name.clone(), now)));
+            let names_before = names_of(&before);
+            let names_now = names_of(members);
+            known.joined_at.retain(|name, at| names_now.contains(name) && at.elapsed() < self.settle_time);
+            if !names_before.is_empty() {
+                known.joined_at.extend(names_now.difference(&names_before).map(|name| (name.clone(), now)));
             }
             // Under the lock, so that the later of two lists wins.
             self.groups.read().values().for_each(|group| group.set_members(members));
@@ -99,7 +116,7 @@ impl GroupPeerFetch {
 
     /// Whether blocks may still be in their places before the last change.
     fn is_unsettled(&self) -> bool {
-        self.members.lock().changed.elapsed() < self.settles
+        self.members.lock().changed.elapsed() < self.settle_time
     }
 
     /// Removes this node from `ranked` and puts a draining node first: it is not among the holders but has its old
@@ -108,9 +125,12 @@ impl GroupPeerFetch {
         let drained = view.drained_holder(wanted);
         ranked.retain(|at| view.members()[*at as usize].name != self.own_name && Some(*at) != drained);
         let known = self.members.lock();
-        if owns && !known.came.is_empty() {
+        if owns && !known.joined_at.is_empty() {
             ranked.sort_by_key(|at| {
-                known.came.get(&view.members()[*at as usize].name).is_some_and(|at| at.elapsed() < self.settles)
+                known
+                    .joined_at
+                    .get(&view.members()[*at as usize].name)
+                    .is_some_and(|at| at.elapsed() < self.settle_time)
             });
         }
         drop(known);
@@ -135,12 +155,12 @@ impl PeerFetch for GroupPeerFetch {
         // The owner fetches from others only after a change; any other node fetches from the owner.
         if !owns || self.is_unsettled() {
             self.order_peers(&view, wanted, owns, &mut ranked);
-            let until = Instant::now() + PATIENCE;
-            for at in ranked.iter().take(MOST) {
+            let until = Instant::now() + PEER_ANSWER_TIMEOUT;
+            for at in ranked.iter().take(PEERS_TRIED_MAX) {
                 if found != PeerFetched::Missing || Instant::now() >= until {
                     break;
                 }
-                found = self.pull_block(&view, *at, object, index, false, sink);
+                found = self.pull_block(&view, *at, object, index, MissingBlock::Report, sink);
             }
         }
         RANKED.set(ranked);
@@ -157,7 +177,9 @@ impl PeerFetch for GroupPeerFetch {
         let members = self.members_for(source);
         let view = members.snapshot();
         let owner = self.other_owner(&view, object, index);
-        owner.map_or(PeerFetched::Missing, |at| self.pull_block(&view, at, object, index, true, sink))
+        owner.map_or(PeerFetched::Missing, |at| {
+            self.pull_block(&view, at, object, index, MissingBlock::BeginFetch, sink)
+        })
     }
 }
 
@@ -173,14 +195,14 @@ impl GroupPeerFetch {
 }
 
 impl GroupPeerFetch {
-    /// Reads a block from a node's cache. With `begins`, a node without the block starts to fetch it.
+    /// Reads a block from a node's cache.
     fn pull_block(
         &self,
         view: &MembersSnapshot,
         at: u32,
         object: &ObjectRef,
         index: u32,
-        begins: bool,
+        if_missing: MissingBlock,
         sink: &mut dyn ByteSink,
     ) -> PeerFetched {
         let peer = view.peer(at);
@@ -188,7 +210,7 @@ impl GroupPeerFetch {
         if !peer.latency().admit_request(|| started) {
             return PeerFetched::Missing;
         }
-        let Ok(mut lease) = peer.tcp_pool().checkout(started + PATIENCE) else {
+        let Ok(mut lease) = peer.tcp_pool().checkout(started + PEER_ANSWER_TIMEOUT) else {
             // All connections in use means busy, not away.
             if peer.tcp_reach() == PeerReach::Up {
                 peer.latency().return_trial(Instant::now);
@@ -197,7 +219,7 @@ impl GroupPeerFetch {
             }
             return PeerFetched::Missing;
         };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + PEER_ANSWER_TIMEOUT;
         let len = object.block_len(index, self.block_size);
         let read = ReadRequest {
             volume: lease.welcome().volume,
@@ -206,9 +228,9 @@ impl GroupPeerFetch {
             size: object.size,
             offset: u64::from(index) * self.block_size,
             len: len as u32,
-            flags: match begins {
-                true => ReadFlags::CACHED_ONLY.with(ReadFlags::BEGIN_FETCH),
-                false => ReadFlags::CACHED_ONLY,
+            flags: match if_missing {
+                MissingBlock::Report => ReadFlags::CACHED_ONLY,
+                MissingBlock::BeginFetch => ReadFlags::CACHED_ONLY.with(ReadFlags::BEGIN_FETCH),
             },
         };
         let spare = sink.spare();

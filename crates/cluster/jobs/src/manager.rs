@@ -95,14 +95,14 @@ impl JobManager {
     /// # Errors
     /// When the jobs cannot be read.
     pub fn start(keep: Arc<dyn JobRecords>, spools: Option<&Path>, open: Arc<OpenTarget>) -> Result<Arc<JobManager>> {
-        let board = Arc::new(JobManager { keep, spools: spools.map(Path::to_owned), open, jobs: Mutex::default() });
-        let mut jobs = board.jobs.lock();
-        for (id, kept) in board.keep.load_jobs()? {
-            let job = board.resume_job(&id, kept, jobs.len() as u64)?;
+        let manager = Arc::new(JobManager { keep, spools: spools.map(Path::to_owned), open, jobs: Mutex::default() });
+        let mut jobs = manager.jobs.lock();
+        for (id, kept) in manager.keep.load_jobs()? {
+            let job = manager.resume_job(&id, kept, jobs.len() as u64)?;
             jobs.insert(id, job);
         }
         drop(jobs);
-        Ok(board)
+        Ok(manager)
     }
 
     /// Resumes a job of another process.

@@ -214,14 +214,14 @@ fn likely_cause(
     bytes_per_second: f64,
 ) -> (String, Option<&'static str>) {
     let report = outcome.report.as_ref();
-    let mine = outcome.measured.tcp.clone().unwrap_or_default();
-    let theirs = report.map(|r| r.tcp.clone()).unwrap_or_default();
+    let local_tcp = outcome.measured.tcp.clone().unwrap_or_default();
+    let peer_tcp = report.map(|r| r.tcp.clone()).unwrap_or_default();
     if all_ends(outcome).into_iter().any(is_datagram_ipoib) {
         return ("IPoIB datagram mode, see IPOIB-MODE".into(), Some("IPOIB-MODE"));
     }
-    let lost = mine.retransmits + theirs.retransmits;
-    if lost as f64 > (mine.segments + theirs.segments) as f64 * LOSS_SHARE {
-        let all = mine.segments + theirs.segments;
+    let lost = local_tcp.retransmits + peer_tcp.retransmits;
+    if lost as f64 > (local_tcp.segments + peer_tcp.segments) as f64 * LOSS_SHARE {
+        let all = local_tcp.segments + peer_tcp.segments;
         return (format!("packets are lost on the way ({lost} of {all} segments were sent again)"), None);
     }
     let wall = outcome.measured.wall_seconds.max(1e-9);
@@ -233,14 +233,14 @@ fn likely_cause(
     if report.is_some_and(|r| full(r.busiest_seconds)) {
         return (format!("one core is full on the other host; {many}"), None);
     }
-    let limited = |of: fn(&TcpView) -> f64| of(&mine).max(of(&theirs)) >= LIMITED_SHARE;
+    let limited = |of: fn(&TcpView) -> f64| of(&local_tcp).max(of(&peer_tcp)) >= LIMITED_SHARE;
     if limited(|v| v.window_limited) {
         return ("the receiver's window limits it: raise net.ipv4.tcp_rmem, or use more --streams".into(), None);
     }
     if limited(|v| v.buffer_limited) {
         return ("the sender's buffer limits it: raise net.ipv4.tcp_wmem, or use more --streams".into(), None);
     }
-    let rtt = Duration::from_micros(mine.rtt_us.max(theirs.rtt_us)).as_secs_f64();
+    let rtt = Duration::from_micros(local_tcp.rtt_us.max(peer_tcp.rtt_us)).as_secs_f64();
     let under_way = outcome.plan.size as f64 * f64::from(outcome.plan.depth) * outcome.plan.streams.len() as f64;
     if rtt > 0.0 && under_way / rtt < bytes_per_second * 1.5 {
         return ("too little is under way for this round trip: raise --depth or --size".into(), None);

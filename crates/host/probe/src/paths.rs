@@ -62,17 +62,18 @@ fn tcp_rails(addresses: &[HostAddress]) -> Vec<RailInfo> {
 /// A message with what is missing: an unknown interface, or an interface without a route.
 pub fn choose_paths(
     names: Option<&[String]>,
-    ours: &[InterfaceRecord],
-    theirs: &[InterfaceRecord],
+    local_records: &[InterfaceRecord],
+    peer_records: &[InterfaceRecord],
 ) -> Result<Vec<PathPlan>, String> {
     let mut chosen: Vec<&InterfaceRecord> = Vec::new();
     match names {
-        None => chosen.extend(ours),
+        None => chosen.extend(local_records),
         Some(names) => {
             for name in names {
-                let found = ours.iter().find(|rail| rail.interface == *name);
+                let found = local_records.iter().find(|rail| rail.interface == *name);
                 let found = found.ok_or_else(|| {
-                    let there = if ours.is_empty() { "none".to_owned() } else { interface_names(ours) };
+                    let there =
+                        if local_records.is_empty() { "none".to_owned() } else { interface_names(local_records) };
                     format!("{name} can't be used for it here; interfaces that can: {there}")
                 })?;
                 if !chosen.contains(&found) {
@@ -85,7 +86,7 @@ pub fn choose_paths(
         return Err("no interface of this host can be used for it".into());
     }
     let local: Vec<RailInfo> = chosen.iter().map(|rail| rail.to_rail()).collect();
-    let remote: Vec<RailInfo> = theirs.iter().map(InterfaceRecord::to_rail).collect();
+    let remote: Vec<RailInfo> = peer_records.iter().map(InterfaceRecord::to_rail).collect();
     let mut pairs = if remote.is_empty() {
         return Err("the other end has no interface for it".into());
     } else {
@@ -111,7 +112,7 @@ pub fn choose_paths(
     if let Some(alone) = local.iter().zip(&used_here).find(|(_, used)| **used == 0).map(|(rail, _)| rail)
         && names.is_some()
     {
-        return Err(format!("{alone} reaches none of the other end's interfaces ({})", interface_names(theirs)));
+        return Err(format!("{alone} reaches none of the other end's interfaces ({})", interface_names(peer_records)));
     }
     // In the order of `names`.
     paths.sort_by_key(|(local, _)| *local);

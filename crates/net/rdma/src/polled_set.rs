@@ -64,8 +64,8 @@ impl<'a> PolledSet<'a> {
     /// Adds a connection whose session is locked, unless another worker waits for events. Returns whether the connection was
     /// added.
     pub fn try_add(&self, conn: &Arc<RdmaConn>) -> bool {
-        let crew = self.shared.worker_pool();
-        if crew.others_idle() || !conn.state.for_data() || !crew.renew_permit() {
+        let worker_pool = self.shared.worker_pool();
+        if worker_pool.others_idle() || !conn.state.for_data() || !worker_pool.renew_permit() {
             return false;
         }
         let mut conns = self.conns.borrow_mut();
@@ -118,17 +118,17 @@ impl<'a> PolledSet<'a> {
     /// Polls the connections of the set in turn, and takes other ready connections, until nothing arrives; `serve` answers
     /// requests.
     pub fn poll_rounds(&self, serve: impl Fn(&Arc<RdmaConn>) -> ServeOutcome) {
-        let crew = self.shared.worker_pool();
+        let worker_pool = self.shared.worker_pool();
         let mut empty = 0;
         let mut next = 0;
         let mut rounds = 0u32;
-        while !self.is_empty() && !crew.stopping() {
+        while !self.is_empty() && !worker_pool.stopping() {
             let mut found = false;
             rounds = rounds.wrapping_add(1);
             // Not while another worker waits for events; and with a full set only now and then.
             let takes = self.count() < MAX_POLLED || rounds.is_multiple_of(FULL_ROUNDS);
             if takes
-                && !crew.others_idle()
+                && !worker_pool.others_idle()
                 && let Some(conn) = WorkerPool::take_ready(self.shared)
             {
                 found = true;
@@ -148,7 +148,7 @@ impl<'a> PolledSet<'a> {
                 }
                 found = true;
                 // A worker that lost its permit has a successor that takes events.
-                if !crew.renew_permit() {
+                if !worker_pool.renew_permit() {
                     return self.release_all();
                 }
             }
@@ -158,9 +158,9 @@ impl<'a> PolledSet<'a> {
             }
             if empty > 0 {
                 std::thread::yield_now();
-                crew.renew_permit();
+                worker_pool.renew_permit();
             }
-            if crew.others_idle() && self.count() > 1 {
+            if worker_pool.others_idle() && self.count() > 1 {
                 // A single connection per round, so that the other worker is busy in the next round.
                 (0..MAX_POLLED)
                     .rev()

@@ -296,8 +296,8 @@ fn answer_request(
 ) -> NextStep {
     shared.stats.tcp.recv_bytes.add(payload.len() as u64);
     let timeout = shared.config.send_timeout;
-    let crew = Some(shared.worker_pool());
-    let mut sink = SocketSink { socket: &conn.socket, tls: conn.tls.as_ref(), crew, timeout, deadline: None };
+    let worker_pool = Some(shared.worker_pool());
+    let mut sink = SocketSink { socket: &conn.socket, tls: conn.tls.as_ref(), worker_pool, timeout, deadline: None };
     let mut responder = FrameResponder::new(&mut sink, header);
     let gate = AdmissionGate(shared, &*shared.service);
     let next = dispatch_request(&conn.state, header, body, payload, &gate, &mut responder);
@@ -311,7 +311,7 @@ struct SocketSink<'a> {
     socket: &'a TcpStream,
     tls: Option<&'a Mutex<NodeEnd>>,
     /// The pool to notify before a wait.
-    crew: Option<&'a WorkerPool>,
+    worker_pool: Option<&'a WorkerPool>,
     timeout: Duration,
     /// Set by the first send.
     deadline: Option<Instant>,
@@ -353,8 +353,8 @@ impl SocketSink<'_> {
 
 impl FrameSink for SocketSink<'_> {
     fn before_wait(&mut self) {
-        if let Some(crew) = self.crew {
-            crew.release_permit();
+        if let Some(worker_pool) = self.worker_pool {
+            worker_pool.release_permit();
         }
     }
 
@@ -468,7 +468,7 @@ fn refuse_tls(shared: &TcpServerState, conn: &TcpConnection, why: &Error) -> Ser
 fn refuse_plain(shared: &TcpServerState, conn: &TcpConnection, begin: &[u8]) -> ServeOutcome {
     if let Some(Ok(header)) = begin.first_chunk().map(FrameHeader::decode) {
         let timeout = shared.config.send_timeout;
-        let mut sink = SocketSink { socket: &conn.socket, tls: None, crew: None, timeout, deadline: None };
+        let mut sink = SocketSink { socket: &conn.socket, tls: None, worker_pool: None, timeout, deadline: None };
         // The connection is refused in any case.
         let _ = FrameResponder::new(&mut sink, &header).send_error(&tls_only());
     }

@@ -29,20 +29,22 @@ pub fn pair_rails(local: &[RailInfo], remote: &[RailInfo]) -> Result<Vec<RailPai
         RailPair { local: l, remote: r, speed_mbit: if slower == u32::MAX { 1 } else { slower } }
     };
     let mut pairs = Vec::new();
-    for (r, theirs) in remote.iter().enumerate() {
-        for (l, ours) in local.iter().enumerate() {
-            if same_fabric(ours, theirs) && same_subnet(ours, theirs) {
+    for (r, remote_rail) in remote.iter().enumerate() {
+        for (l, local_rail) in local.iter().enumerate() {
+            if same_fabric(local_rail, remote_rail) && same_subnet(local_rail, remote_rail) {
                 pairs.push(make(l, r));
             }
         }
     }
     let mut locals = pairless_rails(&pairs, |p| p.local, local.len());
     for r in pairless_rails(&pairs, |p| p.remote, remote.len()) {
-        let theirs = &remote[r];
+        let remote_rail = &remote[r];
         if let Some(at) = locals.iter().position(|l| {
-            let ours = &local[*l];
-            let crosses = theirs.link.is_routable() || theirs.link == RailLink::InfiniBand;
-            crosses && same_fabric(ours, theirs) && ours.address.is_ipv4() == theirs.address.is_ipv4()
+            let local_rail = &local[*l];
+            let crosses = remote_rail.link.is_routable() || remote_rail.link == RailLink::InfiniBand;
+            crosses
+                && same_fabric(local_rail, remote_rail)
+                && local_rail.address.is_ipv4() == remote_rail.address.is_ipv4()
         }) {
             pairs.push(make(locals.remove(at), r));
         }
@@ -58,11 +60,12 @@ fn pairless_rails(taken: &[RailPair], of: fn(&RailPair) -> usize, count: usize) 
     (0..count).filter(|i| !taken.iter().any(|p| of(p) == *i)).collect()
 }
 
-fn same_fabric(ours: &RailInfo, theirs: &RailInfo) -> bool {
-    ours.link == theirs.link && (ours.link != RailLink::InfiniBand || ours.fabric == theirs.fabric)
+fn same_fabric(local_rail: &RailInfo, remote_rail: &RailInfo) -> bool {
+    local_rail.link == remote_rail.link
+        && (local_rail.link != RailLink::InfiniBand || local_rail.fabric == remote_rail.fabric)
 }
 
-fn same_subnet(ours: &RailInfo, theirs: &RailInfo) -> bool {
+fn same_subnet(local_rail: &RailInfo, remote_rail: &RailInfo) -> bool {
     let network = |ip: IpAddr, bits: u8| -> Option<u128> {
         let (number, width) = match ip {
             IpAddr::V4(ip) => (u128::from(u32::from(ip)), 32),
@@ -71,8 +74,8 @@ fn same_subnet(ours: &RailInfo, theirs: &RailInfo) -> bool {
         // A prefix of no bits contains every address.
         Some(number.checked_shr(width - u32::from(bits).min(width)).unwrap_or(0))
     };
-    ours.address.is_ipv4() == theirs.address.is_ipv4()
-        && network(ours.address, ours.prefix_len) == network(theirs.address, ours.prefix_len)
+    local_rail.address.is_ipv4() == remote_rail.address.is_ipv4()
+        && network(local_rail.address, local_rail.prefix_len) == network(remote_rail.address, local_rail.prefix_len)
 }
 
 fn why_none(local: &[RailInfo], remote: &[RailInfo]) -> String {

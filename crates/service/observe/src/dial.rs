@@ -56,15 +56,15 @@ fn connect_socket(path: &Path, flags: SocketFlags, until: Option<Instant>) -> Re
 /// Any user can create a socket in `/tmp` and send any reply.
 fn check_owner(stream: &UnixStream, path: &Path, user: Option<u32>) -> Result<()> {
     let Some(user) = user else { return Ok(()) };
-    let theirs = match socket_peercred(stream) {
+    let owner = match socket_peercred(stream) {
         Ok(peer) => peer.uid.as_raw(),
         // The kernel reports no owner for a process in another PID namespace; the socket file's owner serves instead.
         Err(_) => std::fs::symlink_metadata(path)?.uid(),
     };
-    if theirs == user || theirs == 0 || is_home_of(path, theirs) {
+    if owner == user || owner == 0 || is_home_of(path, owner) {
         return Ok(());
     }
-    let why = format!("a process of user {theirs} listens there, in the place of user {user}'s");
+    let why = format!("a process of user {owner} listens there, in the place of user {user}'s");
     Err(Error::new(ErrorKind::PermissionDenied, why))
 }
 

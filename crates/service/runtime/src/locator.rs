@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Time limit of a query to a process.
-pub const ANSWER: Duration = Duration::from_secs(10);
+pub const PROCESS_ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit of each query while searching for a process.
 const SEARCH_QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -133,13 +133,17 @@ impl From<Fault> for UnreachableProcess {
     }
 }
 
+/// The error for a process that may run, and that this command can't query.
+fn out_of_reach(what: String, remedy: String) -> UnreachableProcess {
+    UnreachableProcess { fault: Fault::missing(what, remedy), may_run: true }
+}
+
 /// The process of a mount in the mount table.
 ///
 /// # Errors
 /// When none answers.
 pub fn mount_process(mount: &SpurlineMount) -> Result<AdminPeer, UnreachableProcess> {
     let at = mount.mountpoint.display();
-    let theirs = |what, remedy: String| UnreachableProcess { fault: Fault::missing(what, remedy), may_run: true };
     let mut refused: Option<(PathBuf, std::io::Error)> = None;
     for socket in locate::socket_candidates(SocketOwner::Mount(&mount.mountpoint), mount.uid) {
         match dial::probe_socket(&socket, Some(mount.uid)) {
@@ -149,7 +153,7 @@ pub fn mount_process(mount: &SpurlineMount) -> Result<AdminPeer, UnreachableProc
         }
     }
     match refused {
-        Some((socket, e)) if e.kind() == ErrorKind::PermissionDenied => Err(theirs(
+        Some((socket, e)) if e.kind() == ErrorKind::PermissionDenied => Err(out_of_reach(
             format!("the mount at {at} belongs to user {}: {}: {e}", mount.uid, socket.display()),
             if rustix::process::geteuid().is_root() {
                 format!("ask with the {} that it was started with", locate::RUNTIME_DIR_ENV)
@@ -159,7 +163,7 @@ pub fn mount_process(mount: &SpurlineMount) -> Result<AdminPeer, UnreachableProc
         )),
         Some((socket, e)) => {
             if let MountServer::Process(keeper) = find_server(mount, &locate::list_mounts().unwrap_or_default()) {
-                return Err(theirs(
+                return Err(out_of_reach(
                     format!(
                         "the mount at {at} has no process at present: no process answers at {}; its keeper, process {keeper}, \
                          starts the next, and programs wait",
@@ -179,10 +183,10 @@ pub fn mount_process(mount: &SpurlineMount) -> Result<AdminPeer, UnreachableProc
         }
         None => {
             let user = rustix::process::geteuid();
-            let whose = format!("the mount at {at} has no admin socket where this user looks");
+            let no_socket = format!("the mount at {at} has no admin socket where this user looks");
             let elsewhere = format!("ask with the {} that it was started with", locate::RUNTIME_DIR_ENV);
             Err(match find_server(mount, &locate::list_mounts().unwrap_or_default()) {
-                MountServer::Process(pid) => theirs(format!("{whose}, and runs as process {pid}"), elsewhere),
+                MountServer::Process(pid) => out_of_reach(format!("{no_socket}, and runs as process {pid}"), elsewhere),
                 MountServer::None => {
                     let what = format!(
                         "the process of the mount at {at} is gone, and its admin socket with it: no process of this \
@@ -191,12 +195,12 @@ pub fn mount_process(mount: &SpurlineMount) -> Result<AdminPeer, UnreachableProc
                     let remedy = format!("spurline umount {at}, then mount it again; its log may say more");
                     UnreachableProcess { fault: Fault::missing(what, remedy), may_run: false }
                 }
-                MountServer::Unseen if mount.uid != user.as_raw() && !user.is_root() => theirs(
+                MountServer::Unseen if mount.uid != user.as_raw() && !user.is_root() => out_of_reach(
                     format!("the mount at {at} belongs to user {}", mount.uid),
                     "ask as that user or as root".to_owned(),
                 ),
-                MountServer::Unseen => theirs(
-                    format!("{whose}, and whether its process runs can't be seen from here"),
+                MountServer::Unseen => out_of_reach(
+                    format!("{no_socket}, and whether its process runs can't be seen from here"),
                     format!(
                         "{elsewhere}, on the host and not in a container; where its process is gone: spurline umount {at}"
                     ),

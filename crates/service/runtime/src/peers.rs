@@ -70,12 +70,13 @@ impl PeerConnector {
             .iter()
             .map(|address| TcpConnector::new(address, self.locals.clone(), self.socket, Arc::clone(&self.stats)))
             .map(|connector| connector.with_trust(Arc::clone(&self.trust)));
-        let ways = connectors.map(|connector| NodeAddress {
+        let addresses = connectors.map(|connector| NodeAddress {
             connector,
             answered: AtomicBool::new(false),
-            stranger: AtomicU64::new(0),
+            logged_process: AtomicU64::new(0),
         });
-        let connector = AddressConnector { ways: ways.collect(), last: AtomicUsize::new(0), name: member.name.clone() };
+        let connector =
+            AddressConnector { addresses: addresses.collect(), last: AtomicUsize::new(0), name: member.name.clone() };
         let config = DemandConfig {
             nconnect: self.nconnect.max(1),
             seed: u64::from(std::process::id()),
@@ -89,7 +90,7 @@ impl PeerConnector {
 
 /// Connects to a node with several addresses: the last address that answered is tried first.
 struct AddressConnector {
-    ways: Vec<NodeAddress>,
+    addresses: Vec<NodeAddress>,
     last: AtomicUsize,
     name: String,
 }
@@ -100,7 +101,7 @@ struct NodeAddress {
     /// Whether the node itself has answered here.
     answered: AtomicBool,
     /// The process of another node that answered there, when that was last logged; 0 for none.
-    stranger: AtomicU64,
+    logged_process: AtomicU64,
 }
 
 impl AddressConnector {
@@ -111,7 +112,7 @@ impl AddressConnector {
         mut take: impl FnMut(&NodeAddress, Instant) -> Result<Option<T>>,
     ) -> Result<T> {
         let first = self.last.load(Ordering::Relaxed);
-        let count = self.ways.len();
+        let count = self.addresses.len();
         let mut failed: Option<Error> = None;
         for tried in 0..count {
             let at = (first + tried) % count;
@@ -119,7 +120,7 @@ impl AddressConnector {
             // shorter than a request: other nodes can be tried, or the same again.
             let share = (deadline.saturating_duration_since(Instant::now()) / (count - tried) as u32)
                 .min(CONNECT_ATTEMPT_TIMEOUT);
-            match take(&self.ways[at], Instant::now() + share) {
+            match take(&self.addresses[at], Instant::now() + share) {
                 Ok(Some(made)) => {
                     self.last.store(at, Ordering::Relaxed);
                     return Ok(made);
@@ -134,7 +135,7 @@ impl AddressConnector {
             }
         }
         Err(failed.unwrap_or_else(|| {
-            let others: Vec<&str> = self.ways.iter().map(|way| way.connector.peer()).collect();
+            let others: Vec<&str> = self.addresses.iter().map(|address| address.connector.peer()).collect();
             let why = match others.as_slice() {
                 [] => "it has no address".to_owned(),
                 some => format!("at {} another node answers", some.join(" and ")),
@@ -146,10 +147,10 @@ impl AddressConnector {
 
 impl NodeAddress {
     /// Logs, once, that the process behind `welcome` is not node `name`.
-    fn report_stranger(&self, name: &str, welcome: &WelcomeAnswer) {
+    fn report_other_node(&self, name: &str, welcome: &WelcomeAnswer) {
         let at = self.connector.peer();
         let other = &welcome.node;
-        if self.stranger.swap(welcome.instance, Ordering::Relaxed) != welcome.instance {
+        if self.logged_process.swap(welcome.instance, Ordering::Relaxed) != welcome.instance {
             tracing::warn!(
                 "{at}, an address of node {name}, leads to node {other} from here, so it is not used; leave addresses that \
                  several hosts have out of that node's --group-network"
@@ -167,7 +168,7 @@ fn may_be_node(said: &str, name: &str) -> bool {
 
 impl Connector for AddressConnector {
     fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
-        self.connect_first(deadline, |way, until| way.connector.connect(until).map(Some))
+        self.connect_first(deadline, |address, until| address.connector.connect(until).map(Some))
     }
 
     /// Several hosts may have the same address: loopback, a container bridge. A process that is not the registered process, but
@@ -178,17 +179,17 @@ impl Connector for AddressConnector {
         process: u64,
         deadline: Instant,
     ) -> Result<(Box<dyn Channel>, WelcomeAnswer)> {
-        self.connect_first(deadline, |way, until| {
-            let mut channel = way.connector.connect(until)?;
+        self.connect_first(deadline, |address, until| {
+            let mut channel = address.connector.connect(until)?;
             // A known node may take long for the handshake, a stranger may not.
-            let until = if way.answered.load(Ordering::Relaxed) { deadline } else { until };
+            let until = if address.answered.load(Ordering::Relaxed) { deadline } else { until };
             let welcome = first_handshake(&mut *channel, hello, until)?;
             let another = process != 0 && welcome.instance != 0 && welcome.instance != process;
             if another && !may_be_node(&welcome.node, &self.name) {
-                way.report_stranger(&self.name, &welcome);
+                address.report_other_node(&self.name, &welcome);
                 return Ok(None);
             }
-            way.answered.store(true, Ordering::Relaxed);
+            address.answered.store(true, Ordering::Relaxed);
             Ok(Some((channel, welcome)))
         })
     }

@@ -1,6 +1,6 @@
 //! Continues a mount with another program: the mount's keeper lets that program check the state, and then replaces the process.
 
-use crate::locator::{ANSWER, mount_process};
+use crate::locator::{PROCESS_ANSWER_LIMIT, mount_process};
 use spurline_config::Fault;
 use spurline_keeper::{CHECK_LIMIT, UPGRADE_CAUSE};
 use spurline_observe::client::AdminPeer;
@@ -42,7 +42,7 @@ fn mount_status(peer: &AdminPeer, limit: Duration) -> spurline_types::Result<(Op
 pub fn upgrade_mount(mount: &SpurlineMount, program: &Path) -> Result<Option<UpgradedMount>, Fault> {
     let at = mount.mountpoint.display();
     let peer = mount_process(mount).map_err(|absent| absent.fault)?;
-    let (old_process, before) = mount_status(&peer, ANSWER)?;
+    let (old_process, before) = mount_status(&peer, PROCESS_ANSWER_LIMIT)?;
     let Some(keeper) = before.keeper else { return Ok(None) };
     match peer.request_upgrade(program, CHECK_LIMIT + ANSWER_MARGIN) {
         Err(error) if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::Timeout) => {
@@ -54,7 +54,7 @@ pub fn upgrade_mount(mount: &SpurlineMount, program: &Path) -> Result<Option<Upg
     let until = Instant::now() + TAKEOVER_LIMIT;
     while Instant::now() < until {
         std::thread::sleep(LOOK_INTERVAL);
-        let Ok((process, now)) = mount_status(&peer, ANSWER) else { continue };
+        let Ok((process, now)) = mount_status(&peer, PROCESS_ANSWER_LIMIT) else { continue };
         let Some(kept) = now.keeper.filter(|kept| process != old_process && kept.restarts > keeper.restarts) else {
             continue;
         };

@@ -75,13 +75,13 @@ pub fn fetch_tree(session: &mut ProbeSession, timeout: Duration) -> Result<HostT
 /// # Errors
 /// When the other end does not list interfaces.
 pub fn measure_to_peer(session: &mut ProbeSession, limits: &RunLimits) -> Result<Vec<RailMeasurement>, Fault> {
-    let ours = local_interfaces(ProbeTransport::Rdma, session.local().ip())?;
-    let theirs = session.fetch_interfaces(ProbeTransport::Rdma)?;
-    Ok(ours
+    let local_rails = local_interfaces(ProbeTransport::Rdma, session.local().ip())?;
+    let peer_rails = session.fetch_interfaces(ProbeTransport::Rdma)?;
+    Ok(local_rails
         .iter()
         .map(|rail| {
             let names = [rail.interface.clone()];
-            let paths = choose_paths(Some(&names), &ours, &theirs);
+            let paths = choose_paths(Some(&names), &local_rails, &peer_rails);
             let result = paths
                 .map_err(|why| Fault::missing(why, "see both ends with: spurline net list"))
                 .and_then(|paths| measure_path(session, &rail.interface, paths, limits));
@@ -95,14 +95,14 @@ pub fn measure_to_peer(session: &mut ProbeSession, limits: &RunLimits) -> Result
 /// # Errors
 /// When the server in this process can't listen at the rails' addresses.
 pub fn measure_loopback(limits: &RunLimits) -> Result<Vec<RailMeasurement>, Fault> {
-    let ours = local_interfaces(ProbeTransport::Rdma, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
-    if ours.is_empty() {
+    let local_rails = local_interfaces(ProbeTransport::Rdma, IpAddr::V4(Ipv4Addr::LOCALHOST))?;
+    if local_rails.is_empty() {
         return Ok(Vec::new());
     }
     let trust = Trust::new(&group::hostname(), None)?;
     // An RDMA connection is accepted at the address of the control connection, so not on loopback.
     let server = ProbeServer::start(ServeConfig {
-        addresses: ours.iter().map(|rail| rail.address).collect(),
+        addresses: local_rails.iter().map(|rail| rail.address).collect(),
         port: 0,
         patience: limits.patience,
         max_connections: MAX_VERIFY_CONNECTIONS,
@@ -110,7 +110,7 @@ pub fn measure_loopback(limits: &RunLimits) -> Result<Vec<RailMeasurement>, Faul
         facts: None,
         on_event: Box::new(|_| {}),
     })?;
-    Ok(ours
+    Ok(local_rails
         .iter()
         .map(|rail| {
             let at = server.addresses().iter().find(|at| at.ip() == rail.address);

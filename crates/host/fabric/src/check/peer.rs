@@ -15,14 +15,14 @@ pub fn check_peer(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
     let them = peer.hostname.clone().unwrap_or_else(|| "the peer".into());
     let wanted = &case.options.for_rdma;
     let mut shared = false;
-    for InterfacePair { own, theirs, to: ip, .. } in interface_pairs(case.host, peer) {
+    for InterfacePair { own, remote, to: ip, .. } in interface_pairs(case.host, peer) {
         if !wanted.is_empty() && !wanted.contains(&own.name) {
             continue;
         }
         shared = true;
-        compare_mtu(case, own, theirs, &them, found);
-        compare_layer(case, peer, own, theirs, &them, found);
-        compare_route(case, own, theirs, ip, &them, found);
+        compare_mtu(case, own, remote, &them, found);
+        compare_layer(case, peer, own, remote, &them, found);
+        compare_route(case, own, remote, ip, &them, found);
     }
     if !shared {
         found.push(HostFinding::new(
@@ -42,7 +42,7 @@ pub struct InterfacePair<'a> {
     /// The interface of this host.
     pub own: &'a NetInterface,
     /// The interface of the peer.
-    pub theirs: &'a NetInterface,
+    pub remote: &'a NetInterface,
     /// The address of this host.
     pub from: IpAddr,
     /// The address of the peer.
@@ -53,15 +53,15 @@ pub struct InterfacePair<'a> {
 pub fn interface_pairs<'a>(host: &'a HostFacts, peer: &'a HostFacts) -> Vec<InterfacePair<'a>> {
     let mut all = Vec::new();
     for own in host.interfaces.iter().filter(|i| !i.is_loopback()) {
-        for theirs in peer.interfaces.iter().filter(|i| !i.is_loopback()) {
+        for remote in peer.interfaces.iter().filter(|i| !i.is_loopback()) {
             let near = own.addresses.iter().filter(|(ip, _)| !is_link_local(*ip)).find_map(|(ip, prefix)| {
-                theirs
+                remote
                     .addresses
                     .iter()
                     .find(|(other, _)| other != ip && same_network(*ip, *other, *prefix))
                     .map(|(other, _)| (*ip, *other))
             });
-            all.extend(near.map(|(from, to)| InterfacePair { own, theirs, from, to }));
+            all.extend(near.map(|(from, to)| InterfacePair { own, remote, from, to }));
         }
     }
     all
@@ -70,11 +70,11 @@ pub fn interface_pairs<'a>(host: &'a HostFacts, peer: &'a HostFacts) -> Vec<Inte
 fn compare_mtu(
     case: &CheckInput<'_>,
     own: &NetInterface,
-    theirs: &NetInterface,
+    remote: &NetInterface,
     them: &str,
     found: &mut Vec<HostFinding>,
 ) {
-    let (Some(here), Some(there)) = (own.mtu, theirs.mtu) else { return };
+    let (Some(here), Some(there)) = (own.mtu, remote.mtu) else { return };
     if here == there {
         return;
     }
@@ -84,14 +84,14 @@ fn compare_mtu(
     let rest = if rise {
         String::new()
     } else {
-        format!("make them equal: on {them}, ip link set {} mtu {here}", theirs.name)
+        format!("make them equal: on {them}, ip link set {} mtu {here}", remote.name)
     };
     found.push(
         HostFinding::new(
             id::PEER_MTU,
             case.severity_for([name], Severity::Warning),
             name,
-            format!("/sys/class/net/{name}/mtu is {here}, {} on {them} has {there}: large packets from one are lost at the other, small ones arrive", theirs.name),
+            format!("/sys/class/net/{name}/mtu is {here}, {} on {them} has {there}: large packets from one are lost at the other, small ones arrive", remote.name),
             rest,
         )
         .with_changes(change),
@@ -118,19 +118,19 @@ fn compare_layer(
     case: &CheckInput<'_>,
     peer: &HostFacts,
     own: &NetInterface,
-    theirs: &NetInterface,
+    remote: &NetInterface,
     them: &str,
     found: &mut Vec<HostFinding>,
 ) {
     let here = layer_of(case.host, own);
-    let there = layer_of(peer, theirs);
-    let both = !case.host.ports_of(own).is_empty() && !peer.ports_of(theirs).is_empty();
+    let there = layer_of(peer, remote);
+    let both = !case.host.ports_of(own).is_empty() && !peer.ports_of(remote).is_empty();
     if here != there && both {
         found.push(HostFinding::new(
             id::PEER_LINK_LAYER,
             Severity::Error,
             &own.name,
-            format!("{} is {}, {} on {them} is {}", own.name, layer_name(here), theirs.name, layer_name(there)),
+            format!("{} is {}, {} on {them} is {}", own.name, layer_name(here), remote.name, layer_name(there)),
             "a VPI card changes its link layer: mlxconfig -d PCI-ADDRESS set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet), then restart",
         ));
     }
@@ -165,7 +165,7 @@ fn link_layers(host: &HostFacts) -> Vec<LinkLayer> {
 fn compare_route(
     case: &CheckInput<'_>,
     own: &NetInterface,
-    theirs: &NetInterface,
+    remote: &NetInterface,
     ip: IpAddr,
     them: &str,
     found: &mut Vec<HostFinding>,
@@ -184,14 +184,14 @@ fn compare_route(
                 "of {} KiB sent from {} to {ip} ({} on {them}) the interfaces' counters (/proc/net/dev) moved on {} here and on {} there",
                 bytes >> 10,
                 own.name,
-                theirs.name,
+                remote.name,
                 carrying_name(here, own),
-                carrying_name(there, theirs)
+                carrying_name(there, remote)
             )
         }
         // With routes of several interfaces into the same subnet the first applies; SAME-SUBNET reports that too.
         (None, Some(route)) if route.interface != own.name => {
-            format!("packets to {ip} ({} on {them}) leave by {}, not by {}", theirs.name, route.interface, own.name)
+            format!("packets to {ip} ({} on {them}) leave by {}, not by {}", remote.name, route.interface, own.name)
         }
         (None, _) => return,
     };

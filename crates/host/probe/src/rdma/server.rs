@@ -240,20 +240,20 @@ fn serve_ping_pongs(
     connected.pair.lend_memory(memory, data, |pair, lent| {
         let mut go = || -> Result<(), VerbsError> {
             send_region(pair, &mut small, lent, std::mem::take(&mut large))?;
-            let mut theirs = None;
-            while theirs.is_none() && !stop.is_aborted() {
+            let mut client_region = None;
+            while client_region.is_none() && !stop.is_aborted() {
                 let Some(got) = next_arrival(pair)? else { continue };
-                theirs = decode_region(&got.slot.bytes()[..got.len.min(SMALL)]).filter(|r| r.len >= plan.size);
+                client_region = decode_region(&got.slot.bytes()[..got.len.min(SMALL)]).filter(|r| r.len >= plan.size);
                 pair.post_receive(got.slot)?;
             }
-            let Some(theirs) = theirs else { return Ok(()) };
+            let Some(client_region) = client_region else { return Ok(()) };
             let mut number = 1;
             let far = Instant::now() + NO_DEADLINE;
             while !stop.is_aborted() {
                 if !wait_number(pair, lent, len - 1, number, stop)? {
                     continue;
                 }
-                write_number(pair, len, theirs, number, far)?;
+                write_number(pair, len, client_region, number, far)?;
                 number = next_number(number);
                 served.received += plan.size;
                 served.sent += plan.size;

@@ -48,12 +48,12 @@ struct NodeAccess {
 /// The jobs of all groups.
 pub struct GroupJobs {
     dir: PathBuf,
-    way: NodeAccess,
-    boards: Mutex<BTreeMap<String, Arc<JobManager>>>,
+    node_access: NodeAccess,
+    managers: Mutex<BTreeMap<String, Arc<JobManager>>>,
     store: Option<Arc<JobStore>>,
     /// Jobs in the store that this release can't read: group and name.
     unreadable_jobs: Mutex<BTreeSet<(String, String)>>,
-    looking: Mutex<Option<JoinHandle<()>>>,
+    watcher: Mutex<Option<JoinHandle<()>>>,
     stop: Mutex<bool>,
     wake: Condvar,
 }
@@ -72,22 +72,23 @@ impl GroupJobs {
         stats: Arc<Stats>,
     ) -> Result<Arc<Self>> {
         std::fs::create_dir_all(dir).io_context(dir.display())?;
-        let way = NodeAccess { registry, trust, stats };
+        let node_access = NodeAccess { registry, trust, stats };
         let jobs = Arc::new(GroupJobs {
             dir: dir.to_owned(),
-            way,
-            boards: Mutex::default(),
+            node_access,
+            managers: Mutex::default(),
             store: store.clone(),
             unreadable_jobs: Mutex::default(),
-            looking: Mutex::default(),
+            watcher: Mutex::default(),
             stop: Mutex::default(),
             wake: Condvar::new(),
         });
         if let Some(store) = store {
-            let looker = Arc::clone(&jobs);
-            let thread = std::thread::Builder::new().name("jobs-look".into()).spawn(move || looker.watch_store(&store));
+            let watched_jobs = Arc::clone(&jobs);
+            let thread =
+                std::thread::Builder::new().name("jobs-look".into()).spawn(move || watched_jobs.watch_store(&store));
             let thread = thread.map_err(|e| Error::io("a thread for the jobs' store", &e))?;
-            *jobs.looking.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+            *jobs.watcher.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
             return Ok(jobs);
         }
         for entry in std::fs::read_dir(dir).io_context(dir.display())? {
@@ -103,25 +104,25 @@ impl GroupJobs {
     }
 
     fn job_manager(&self, group: &str) -> Result<Arc<JobManager>> {
-        let mut boards = self.boards.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(board) = boards.get(group) {
-            return Ok(Arc::clone(board));
+        let mut managers = self.managers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(manager) = managers.get(group) {
+            return Ok(Arc::clone(manager));
         }
         if group.is_empty() || group.len() > 255 {
             return Err(Error::new(ErrorKind::Invalid, "a group has a name of at most 255 bytes"));
         }
         let plain = utf8_percent_encode(group, FILE_NAME_ESCAPES).to_string();
         let dir = self.dir.join(&plain);
-        let way = self.way.clone();
+        let node_access = self.node_access.clone();
         let name = group.to_owned();
-        let open = move |source: &str| way.open_target(&name, source);
+        let open = move |source: &str| node_access.open_target(&name, source);
         let keep: Arc<dyn JobRecords> = match &self.store {
             Some(store) => Arc::new(SharedJobRecords { store: Arc::clone(store), group: plain }),
             None => Arc::new(DirJobRecords::open(&dir)?),
         };
-        let board = JobManager::start(keep, Some(&dir.join("files")), Arc::new(open))?;
-        boards.insert(group.to_owned(), Arc::clone(&board));
-        Ok(board)
+        let manager = JobManager::start(keep, Some(&dir.join("files")), Arc::new(open))?;
+        managers.insert(group.to_owned(), Arc::clone(&manager));
+        Ok(manager)
     }
 
     /// Takes over jobs without a worker, until the end.
@@ -149,38 +150,38 @@ impl GroupJobs {
             return Ok(());
         }
         let all = store.active_jobs()?;
-        self.strange().retain(|of| all.get(of).is_some_and(|now| now.open));
+        self.lock_unreadable_jobs().retain(|of| all.get(of).is_some_and(|now| now.open));
         for (of, now) in &all {
             let (plain, id) = of;
             let Ok(group) = percent_decode_str(plain).decode_utf8() else { continue };
-            let board = self.job_manager(&group)?;
-            if board.works_on(id) {
+            let manager = self.job_manager(&group)?;
+            if manager.works_on(id) {
                 if now.stop {
-                    board.stop_job(id)?;
+                    manager.stop_job(id)?;
                 }
             } else if now.mine {
                 // The job ended here while the store could not record that.
                 store.release_job(plain, id)?;
-            } else if now.open && !now.owned && (now.stop || !self.strange().contains(of)) {
-                self.take_over(store, &board, of, now.stop)?;
+            } else if now.open && !now.owned && (now.stop || !self.lock_unreadable_jobs().contains(of)) {
+                self.take_over(store, &manager, of, now.stop)?;
             }
         }
         Ok(())
     }
 
-    fn strange(&self) -> MutexGuard<'_, BTreeSet<(String, String)>> {
+    fn lock_unreadable_jobs(&self) -> MutexGuard<'_, BTreeSet<(String, String)>> {
         self.unreadable_jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes over a job without a worker, unless another coordinator is faster. A job that this release can't read is left to
     /// releases that can, until a stop is requested.
-    fn take_over(&self, store: &JobStore, board: &JobManager, of: &(String, String), stop: bool) -> Result<()> {
+    fn take_over(&self, store: &JobStore, manager: &JobManager, of: &(String, String), stop: bool) -> Result<()> {
         let (plain, id) = of;
         let Some(stored) = store.claim_job(plain, id)? else { return Ok(()) };
         match from_stored(&stored) {
             Ok(kept) => {
                 tracing::info!("job {id} of group {plain} is taken over");
-                board.adopt_job(id, kept)
+                manager.adopt_job(id, kept)
             }
             Err(error) if stop => {
                 tracing::warn!("job {id} of group {plain} is ended, as it was to be stopped: {error}");
@@ -188,7 +189,7 @@ impl GroupJobs {
             }
             Err(error) => {
                 tracing::warn!("job {id} of group {plain} is left to coordinators of its release: {error}");
-                self.strange().insert(of.clone());
+                self.lock_unreadable_jobs().insert(of.clone());
                 store.release_job(plain, id)
             }
         }
@@ -197,8 +198,8 @@ impl GroupJobs {
     /// Updates the gauges of jobs.
     pub fn set_gauges(&self, stats: &Stats) {
         let mut totals = JobTotals::default();
-        let boards: Vec<_> = self.boards.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
-        boards.iter().for_each(|board| board.add_totals(&mut totals));
+        let managers: Vec<_> = self.managers.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        managers.iter().for_each(|manager| manager.add_totals(&mut totals));
         totals.set_gauges(&stats.jobs);
     }
 
@@ -206,13 +207,13 @@ impl GroupJobs {
     pub fn suspend_jobs(&self) {
         *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.wake.notify_all();
-        if let Some(looking) = self.looking.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(watcher) = self.watcher.lock().unwrap_or_else(PoisonError::into_inner).take() {
             // The thread ends after the current search, which has a deadline.
-            let _ = looking.join();
+            let _ = watcher.join();
         }
-        let boards: Vec<_> = self.boards.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
-        for board in boards {
-            board.suspend();
+        let managers: Vec<_> = self.managers.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        for manager in managers {
+            manager.suspend();
         }
         if let Some(store) = &self.store {
             store.close_store();

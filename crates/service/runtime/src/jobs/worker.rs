@@ -1,6 +1,6 @@
 //! The worker of a job: the process of the mount that contains the paths, or a coordinator.
 
-use crate::locator::{ANSWER, locate_path};
+use crate::locator::{PROCESS_ANSWER_LIMIT, locate_path};
 use serde::Deserialize as _;
 use spurline_config::{Fault, HostPort, Registry, SourceUrl};
 use spurline_jobs::{JobProgress, JobReport, JobRequest};
@@ -138,9 +138,9 @@ impl JobWorker {
         };
         let request = serde_json::to_value(request).map_err(malformed)?;
         let answer = match &self.description {
-            WorkerKind::Mount { peer, .. } => peer.send_job_request(&request, ANSWER)?,
+            WorkerKind::Mount { peer, .. } => peer.send_job_request(&request, PROCESS_ANSWER_LIMIT)?,
             WorkerKind::Coordinator { at, group, trust } => {
-                spurline_membership::request_jobs(at, group, trust, &request, ANSWER)?
+                spurline_membership::request_jobs(at, group, trust, &request, PROCESS_ANSWER_LIMIT)?
             }
         };
         let job = JobReport::deserialize(answer).map_err(malformed)?;
