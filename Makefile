@@ -1,11 +1,12 @@
 # The two commands a fresh machine needs are `make demo` and `make test`. The work is done in scripts/.
 SHELL := /bin/bash
 
-.PHONY: help demo test build bench fmt lint deps install package image wheel test-arm64 clean
+.PHONY: help demo test test-all build bench fmt lint deps install package image wheel test-arm64 clean
 
 help:
 	@echo "make demo     the main job on this machine, with no set-up: node, mount, cold and hot pass"
-	@echo "make test     formatting, lints, house rules, all tests"
+	@echo "make test     formatting, lints, house rules, and the tests that a change has to pass"
+	@echo "make test-all everything: public suites, virtual machines with RDMA and NFS, Kubernetes, packages, too"
 	@echo "make build    the optimised programs: target/release/spurline and spurline-bench"
 	@echo "make bench    throughput, operations and latency beside their ceilings (BENCHMARKS.md);"
 	@echo "              make bench BENCH=--quick takes minutes, BENCH='--only remote' one section"
@@ -26,6 +27,10 @@ demo:
 test:
 	@scripts/setup test
 	@scripts/test
+
+test-all:
+	@scripts/setup test-all
+	@scripts/test --all
 
 build:
 	@scripts/setup build

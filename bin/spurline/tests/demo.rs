@@ -1,9 +1,7 @@
 //! The demo, run and interrupted: right figures, and nothing left behind either way.
 
-mod common;
-
-use common::{mounted_below, spurline, wait_for};
 use serde_json::Value;
+use spurline_rig::program::{mounted_below, spurline, wait_for};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -13,10 +11,10 @@ fn is_empty(dir: &Path) -> bool {
 
 #[test]
 fn it_runs_and_leaves_nothing() {
-    if !common::fuse() {
+    if !spurline_rig::program::fuse() {
         return;
     }
-    let dir = common::tempdir();
+    let dir = spurline_rig::program::tempdir();
     let out = spurline().args(["demo", "--json", "--size", "6M", "--dir"]).arg(dir.path()).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let report: Value = serde_json::from_slice(&out.stdout).unwrap();
@@ -32,10 +30,10 @@ fn it_runs_and_leaves_nothing() {
 
 #[test]
 fn interrupted_it_leaves_nothing_either() {
-    if !common::fuse() {
+    if !spurline_rig::program::fuse() {
         return;
     }
-    let dir = common::tempdir();
+    let dir = spurline_rig::program::tempdir();
     let mut demo = spurline()
         .args(["demo", "--size", "256M", "--dir"])
         .arg(dir.path())

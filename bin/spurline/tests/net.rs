@@ -1,9 +1,6 @@
 //! `spurline net` on made-up hosts, as a person meets it: tables, JSON, collected files, exit codes.
 
-#[path = "../../../crates/host/fabric/tests/hosts/mod.rs"]
-mod hosts;
-
-use hosts::Made;
+use spurline_testkit::hosts::Made;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -28,7 +25,7 @@ fn str(path: &Path) -> &str {
 
 #[test]
 fn list_of_a_folder_as_table_and_json() {
-    let dir = folder(&hosts::gb200());
+    let dir = folder(&spurline_testkit::hosts::gb200());
     let table = text(&net(&["list", "--gids", "--from", str(dir.path())]));
     let line = |with: &str| table.lines().find(|l| l.contains(with)).unwrap_or_else(|| panic!("{with}: {table}"));
     for part in ["ibP2p3s0", "InfiniBand", "ACTIVE", "LinkUp", "400 Gb/s (4X NDR)", "4092", "datagram"] {
@@ -56,7 +53,7 @@ fn list_of_a_folder_as_table_and_json() {
 
 #[test]
 fn a_collected_file_says_the_same_as_the_folder() {
-    let dir = folder(&hosts::mt25208());
+    let dir = folder(&spurline_testkit::hosts::mt25208());
     let file = dir.path().join("facts.tar.zst");
     text(&net(&["collect", "--from", str(dir.path()), "-o", str(&file)]));
     let of = |from: &Path| text(&net(&["list", "--json", "--from", str(from)]));
@@ -108,7 +105,7 @@ fn findings(out: &Output) -> Vec<serde_json::Value> {
 
 #[test]
 fn doctor_says_what_is_wrong_and_its_exit_code_how_bad() {
-    let dir = folder(&hosts::no_sm());
+    let dir = folder(&spurline_testkit::hosts::no_sm());
     let out = net(&["doctor", "--from", str(dir.path())]);
     let said = String::from_utf8_lossy(&out.stdout).into_owned();
     assert_eq!(out.status.code(), Some(1), "{said}");
@@ -120,9 +117,9 @@ fn doctor_says_what_is_wrong_and_its_exit_code_how_bad() {
         assert_eq!(keys, ["doc", "evidence", "id", "remedy", "severity", "subject"]);
         assert!(["error", "warning", "info"].contains(&f["severity"].as_str().unwrap()));
     }
-    let well = folder(&hosts::gb200());
+    let well = folder(&spurline_testkit::hosts::gb200());
     assert_eq!(net(&["doctor", "--from", str(well.path())]).status.code(), Some(0));
-    let plain = folder(&hosts::plain());
+    let plain = folder(&spurline_testkit::hosts::plain());
     assert_eq!(net(&["doctor", "--from", str(plain.path())]).status.code(), Some(0));
     let wanted = net(&["doctor", "--for-rdma", "eth0", "--from", str(plain.path())]);
     assert_eq!(wanted.status.code(), Some(1), "RDMA is wanted, and there is none");
@@ -135,7 +132,7 @@ fn doctor_explains_and_compares() {
     assert!(page.starts_with("# SAME-SUBNET"));
     let out = net(&["doctor", "--explain", "NONSENSE"]);
     assert_eq!(out.status.code(), Some(2));
-    let (one, two) = (folder(&hosts::roce_jumbo()), folder(&hosts::mt25208()));
+    let (one, two) = (folder(&spurline_testkit::hosts::roce_jumbo()), folder(&spurline_testkit::hosts::mt25208()));
     let file = two.path().join("peer.tar.zst");
     text(&net(&["collect", "--from", str(two.path()), "-o", str(&file)]));
     let found = findings(&net(&["doctor", "--json", "--from", str(one.path()), "--peer", str(&file)]));

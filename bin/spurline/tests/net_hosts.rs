@@ -373,11 +373,6 @@ fn is_root() -> bool {
     std::fs::read_to_string("/proc/self/status").is_ok_and(|s| s.lines().any(|l| l.starts_with("Uid:\t0\t")))
 }
 
-#[test]
-fn in_a_guest_with_soft_roce() {
-    spurline_testkit::run_in_guest(spurline_testkit::GuestNet::Two, &["guest_"]);
-}
-
 fn here_net(words: &[&str]) -> Output {
     Command::new(BIN).arg("net").args(words).output().unwrap()
 }
@@ -585,4 +580,12 @@ fn an_interface_of_infinibands_type_gets_its_mtu_without_being_named() {
     assert!(out.status.success() && host.read("/sys/class/net/ib7/mtu") == "2044", "{out:?}");
     let out = host.net(&["fix", "--revert", "--root", str(root.path())]);
     assert!(out.status.success() && host.read("/sys/class/net/ib7/mtu") == "1500", "{out:?}");
+}
+
+/// Run by `make test-all` only.
+mod test_all {
+    #[test]
+    fn in_a_guest_with_soft_roce() {
+        spurline_testkit::run_in_guest(spurline_testkit::GuestNet::Two, &["guest_"]);
+    }
 }

@@ -1,10 +1,8 @@
 //! The Debian package, the archive and the image of `scripts/package`, made from this build: what they contain, that they
 //! install, run and go without a trace, and that services start with the settings they bring.
 
-mod common;
-
-use common::{spurline, tempdir, wait_for};
 use serde_json::Value;
+use spurline_rig::program::{spurline, tempdir, wait_for};
 use spurline_testkit::skip;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -73,123 +71,6 @@ fn files_below(dir: &Path) -> BTreeSet<String> {
     list.lines().map(str::to_owned).collect()
 }
 
-#[test]
-fn packages_contain_what_they_promise() {
-    let Some(packages) = packages() else { return };
-    let dir = tempdir();
-    let deb = dir.path().join("deb");
-    output_of(Command::new("dpkg-deb").arg("-R").arg(packages.path(".deb")).arg(&deb));
-    let tar = dir.path().join("tar");
-    std::fs::create_dir(&tar).unwrap();
-    output_of(Command::new("tar").arg("-xzf").arg(packages.path(".tar.gz")).arg("-C").arg(&tar));
-    let tar = std::fs::read_dir(&tar).unwrap().next().unwrap().unwrap().path();
-
-    let both = ["bin/spurline", "share/doc/spurline/examples/mount.env", "lib/sysusers.d/spurline.conf"];
-    for file in both {
-        assert!(deb.join("usr").join(file).exists() && tar.join("usr/local").join(file).exists(), "{file}");
-    }
-    for file in ["sbin/mount.spurline", "etc/spurline/spurline.toml", "etc/spurline/mounts"] {
-        assert!(deb.join(file).symlink_metadata().is_ok() && tar.join(file).symlink_metadata().is_ok(), "{file}");
-    }
-    for file in ["man1/spurline.1.gz", "man1/spurline-k8s-device-plugin.1.gz", "man8/mount.spurline.8.gz"] {
-        assert!(deb.join("usr/share/man").join(file).exists(), "{file}");
-    }
-    for file in ["LICENSE", "THIRD-PARTY.gz", "INSTALL.md"] {
-        assert!(tar.join(file).exists(), "{file}");
-    }
-    // Units name the program where it is.
-    let unit = |dir: &Path| std::fs::read_to_string(dir.join("spurline-node.service")).unwrap();
-    assert!(unit(&deb.join("lib/systemd/system")).contains("ExecStart=/usr/bin/spurline node "));
-    assert!(unit(&tar.join("usr/local/lib/systemd/system")).contains("ExecStart=/usr/local/bin/spurline node "));
-    // The archive's program runs from any directory, and mount(8) would find it.
-    let ran = output_of(Command::new(tar.join("usr/local/bin/spurline")).arg("--version"));
-    assert!(ran.contains(env!("CARGO_PKG_VERSION")), "{ran}");
-    assert_eq!(std::fs::read_link(tar.join("sbin/mount.spurline")).unwrap(), Path::new("/usr/local/bin/spurline"));
-
-    let control = std::fs::read_to_string(deb.join("DEBIAN/control")).unwrap();
-    assert!(!control.contains('@') || control.matches('@').count() == 1, "unfilled: {control}");
-    for part in ["libc6 (>= 2.", "fuse3", "ibverbs-providers"] {
-        assert!(control.contains(part), "{part} in\n{control}");
-    }
-    let installed = std::fs::read_to_string(tar.join("INSTALL.md")).unwrap();
-    assert!(!installed.contains('@') || installed.matches("spurline-mount@").count() == installed.matches('@').count());
-
-    if is_installed("lintian") {
-        output_of(Command::new("lintian").args(["--fail-on", "error,warning"]).arg(packages.path(".deb")));
-    } else {
-        skip(
-            "lintian",
-            "lintian is not installed (scripts/setup test does it): the Debian package is not checked by it",
-        );
-    }
-}
-
-#[test]
-fn a_package_installs_and_a_purge_leaves_nothing() {
-    let Some(packages) = packages() else { return };
-    if !rustix::process::geteuid().is_root() {
-        skip("packages", "only root can install packages into a directory");
-        return;
-    }
-    let dir = tempdir();
-    let root = dir.path();
-    let make = |path: &str, text: &str| {
-        let path = root.join(path);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, text).unwrap();
-    };
-    make("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n");
-    make("etc/group", "root:x:0:\n");
-    make("etc/shadow", "root:*:19000:0:99999:7:::\n");
-    make("etc/gshadow", "root:*::\n");
-    make("var/lib/dpkg/status", "");
-    for tool in ["sh", "mkdir"] {
-        make(&format!("bin/{tool}"), "");
-        std::fs::set_permissions(root.join("bin").join(tool), Permissions::from_mode(0o755)).unwrap();
-    }
-    for dir in ["info", "updates"] {
-        std::fs::create_dir_all(root.join("var/lib/dpkg").join(dir)).unwrap();
-    }
-    let before = files_below(root);
-    let dpkg = |words: &[&OsStr]| {
-        // Scripts of the package run outside, on the directory.
-        let mut command = Command::new("dpkg");
-        command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
-        command.arg(format!("--root={}", root.display())).args(["--force-script-chrootless", "--force-depends"]);
-        output_of(command.args(words));
-    };
-    dpkg(&["--install".as_ref(), packages.path(".deb").as_ref()]);
-    let users = std::fs::read_to_string(root.join("etc/passwd")).unwrap();
-    assert!(users.contains("spurline:"), "{users}");
-    if is_installed("systemd-analyze") {
-        let mut command = Command::new("systemd-analyze");
-        command.args(["verify", "--man=no", "--recursive-errors=no"]).arg(format!("--root={}", root.display()));
-        command.args(["spurline-node.service", "spurline-coordinator.service", "spurline-mount@data.service"]);
-        let out = command.output().unwrap();
-        assert!(out.status.success() && out.stderr.is_empty(), "{}", String::from_utf8_lossy(&out.stderr));
-    } else {
-        skip("systemd", "systemd-analyze is not installed: units are not verified");
-    }
-    // Settings survive a removal; state and cache of the services go with a purge.
-    make("var/lib/spurline/coordinator.json", "{}");
-    make("var/cache/spurline-node/block", "bytes");
-    dpkg(&["--remove".as_ref(), "spurline".as_ref()]);
-    assert!(root.join("etc/spurline/spurline.toml").exists() && !root.join("usr/bin/spurline").exists());
-    dpkg(&["--purge".as_ref(), "spurline".as_ref()]);
-    assert!(!std::fs::read_to_string(root.join("etc/passwd")).unwrap().contains("spurline"));
-    let left: Vec<String> = files_below(root)
-        .difference(&before)
-        // Records of dpkg and of systemd's helper, and backups of the list of users.
-        .filter(|path| {
-            !["var/lib/dpkg", "var/lib/systemd", "var/cache", "etc/.pwd.lock"].iter().any(|own| path.starts_with(own))
-        })
-        .filter(|path| !(path.starts_with("etc/") && path.ends_with('-')))
-        .cloned()
-        .collect();
-    assert!(left.is_empty(), "left behind: {left:?}");
-    assert!(!root.join("var/cache/spurline-node").exists());
-}
-
 /// The words of a unit's ExecStart without the program, for the settings in `deploy/config`.
 fn started_by(unit: &str) -> Vec<String> {
     let text = std::fs::read_to_string(root().join("deploy/systemd").join(unit)).unwrap();
@@ -208,13 +89,13 @@ fn services_start_with_the_settings_of_the_package_and_report_to_systemd() {
     std::fs::write(source.join("file"), "bytes").unwrap();
     std::fs::create_dir(at("mountpoint")).unwrap();
     let mut units = vec![("spurline-coordinator.service", "false"), ("spurline-node.service", "false")];
-    if common::fuse() {
+    if spurline_rig::program::fuse() {
         units.extend([("spurline-mount@.service", "false"), ("spurline-mount@.service", "true")]);
     }
     for (unit, recovers) in units {
         let notified = at("notified");
         let socket = UnixDatagram::bind(&notified).unwrap();
-        socket.set_read_timeout(Some(common::LIMIT)).unwrap();
+        socket.set_read_timeout(Some(spurline_rig::program::LIMIT)).unwrap();
         let place = |word: String| match word.as_str() {
             "${SOURCE}" => source.display().to_string(),
             "${MOUNTPOINT}" => at("mountpoint").display().to_string(),
@@ -310,97 +191,227 @@ fn blob(image: &Path, descriptor: &Value) -> PathBuf {
     path
 }
 
-#[test]
-fn an_image_is_a_valid_oci_layout() {
-    let Some(image) = image() else { return };
-    assert_eq!(json_file(&image.join("oci-layout"))["imageLayoutVersion"], "1.0.0");
-    let index = json_file(&image.join("index.json"));
-    let [entry] = index["manifests"].as_array().unwrap().as_slice() else { panic!("{index}") };
-    let version = env!("CARGO_PKG_VERSION");
-    assert_eq!(entry["annotations"]["org.opencontainers.image.ref.name"], version);
-    let manifest = json_file(&blob(image, entry));
-    let config = json_file(&blob(image, &manifest["config"]));
-    let layers = manifest["layers"].as_array().unwrap();
-    let ids = config["rootfs"]["diff_ids"].as_array().unwrap();
-    assert_eq!(layers.len(), ids.len());
-    assert_eq!(config["history"].as_array().unwrap().len(), ids.len());
-    for (layer, id) in layers.iter().zip(ids) {
-        let unpacked = format!("gzip -dc {} | sha256sum", blob(image, layer).display());
-        let sum = output_of(Command::new("sh").args(["-c", &unpacked]));
-        assert!(id.as_str().unwrap().ends_with(sum.split(' ').next().unwrap()), "{id} {sum}");
-    }
-    // Nothing that no manifest names.
-    assert_eq!(files_below(&image.join("blobs/sha256")).len(), layers.len() + 2);
+/// Run by `make test-all` only.
+mod test_all {
+    use super::*;
 
-    // What 'k8s render' makes is for this image: its name and version, its program, its user.
-    let deployed = std::fs::read_to_string(root().join("deploy/plain/spurline.yaml")).unwrap();
-    assert!(deployed.contains(&format!("image: spurline:{version}\n")));
-    assert_eq!(config["config"]["Entrypoint"], serde_json::json!(["/usr/bin/spurline"]));
-    assert!(config["config"]["Env"][0].as_str().unwrap().contains("/usr/bin"));
-    let user = config["config"]["User"].as_str().unwrap().split(':').next().unwrap();
-    assert!(deployed.contains(&format!("runAsUser: {user}\n")), "no container of deploy/ runs as {user}");
+    #[test]
+    fn packages_contain_what_they_promise() {
+        let Some(packages) = packages() else { return };
+        let dir = tempdir();
+        let deb = dir.path().join("deb");
+        output_of(Command::new("dpkg-deb").arg("-R").arg(packages.path(".deb")).arg(&deb));
+        let tar = dir.path().join("tar");
+        std::fs::create_dir(&tar).unwrap();
+        output_of(Command::new("tar").arg("-xzf").arg(packages.path(".tar.gz")).arg("-C").arg(&tar));
+        let tar = std::fs::read_dir(&tar).unwrap().next().unwrap().unwrap().path();
 
-    let named = format!("{}:{version}", image.display());
-    for (tool, words) in [("skopeo", vec!["inspect", "--raw"]), ("umoci", vec!["stat", "--image"])] {
-        if !is_installed(tool) {
-            skip(tool, &format!("{tool} is not installed (scripts/setup test does it): it does not check the image"));
-            continue;
+        let both = ["bin/spurline", "share/doc/spurline/examples/mount.env", "lib/sysusers.d/spurline.conf"];
+        for file in both {
+            assert!(deb.join("usr").join(file).exists() && tar.join("usr/local").join(file).exists(), "{file}");
         }
-        let place = if tool == "skopeo" { format!("oci:{named}") } else { named.clone() };
-        output_of(Command::new(tool).args(words).arg(place));
-    }
-}
+        for file in ["sbin/mount.spurline", "etc/spurline/spurline.toml", "etc/spurline/mounts"] {
+            assert!(deb.join(file).symlink_metadata().is_ok() && tar.join(file).symlink_metadata().is_ok(), "{file}");
+        }
+        for file in ["man1/spurline.1.gz", "man1/spurline-k8s-device-plugin.1.gz", "man8/mount.spurline.8.gz"] {
+            assert!(deb.join("usr/share/man").join(file).exists(), "{file}");
+        }
+        for file in ["LICENSE", "THIRD-PARTY.gz", "INSTALL.md"] {
+            assert!(tar.join(file).exists(), "{file}");
+        }
+        // Units name the program where it is.
+        let unit = |dir: &Path| std::fs::read_to_string(dir.join("spurline-node.service")).unwrap();
+        assert!(unit(&deb.join("lib/systemd/system")).contains("ExecStart=/usr/bin/spurline node "));
+        assert!(unit(&tar.join("usr/local/lib/systemd/system")).contains("ExecStart=/usr/local/bin/spurline node "));
+        // The archive's program runs from any directory, and mount(8) would find it.
+        let ran = output_of(Command::new(tar.join("usr/local/bin/spurline")).arg("--version"));
+        assert!(ran.contains(env!("CARGO_PKG_VERSION")), "{ran}");
+        assert_eq!(std::fs::read_link(tar.join("sbin/mount.spurline")).unwrap(), Path::new("/usr/local/bin/spurline"));
 
-/// The programs of an image run in it, with nothing of this machine but its kernel.
-#[test]
-fn an_image_runs_as_its_user_and_mounts_as_root() {
-    let Some(image) = image() else { return };
-    if !rustix::process::geteuid().is_root()
-        || !Command::new("unshare").args(["--mount", "true"]).status().unwrap().success()
-    {
-        skip("image", "only root can change the root directory to an image's");
-        return;
+        let control = std::fs::read_to_string(deb.join("DEBIAN/control")).unwrap();
+        assert!(!control.contains('@') || control.matches('@').count() == 1, "unfilled: {control}");
+        for part in ["libc6 (>= 2.", "fuse3", "ibverbs-providers"] {
+            assert!(control.contains(part), "{part} in\n{control}");
+        }
+        let installed = std::fs::read_to_string(tar.join("INSTALL.md")).unwrap();
+        assert!(
+            !installed.contains('@') || installed.matches("spurline-mount@").count() == installed.matches('@').count()
+        );
+
+        if is_installed("lintian") {
+            output_of(Command::new("lintian").args(["--fail-on", "error,warning"]).arg(packages.path(".deb")));
+        } else {
+            skip(
+                "lintian",
+                "lintian is not installed (scripts/setup test does it): the Debian package is not checked by it",
+            );
+        }
     }
-    let dir = tempdir();
-    let root = dir.path().join("root");
-    std::fs::create_dir(&root).unwrap();
-    let entry = &json_file(&image.join("index.json"))["manifests"][0];
-    for layer in json_file(&blob(image, entry))["layers"].as_array().unwrap() {
-        output_of(Command::new("tar").arg("-xzpf").arg(blob(image, layer)).arg("-C").arg(&root).arg("--numeric-owner"));
+
+    #[test]
+    fn a_package_installs_and_a_purge_leaves_nothing() {
+        let Some(packages) = packages() else { return };
+        if !rustix::process::geteuid().is_root() {
+            skip("packages", "only root can install packages into a directory");
+            return;
+        }
+        let dir = tempdir();
+        let root = dir.path();
+        let make = |path: &str, text: &str| {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        make("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n");
+        make("etc/group", "root:x:0:\n");
+        make("etc/shadow", "root:*:19000:0:99999:7:::\n");
+        make("etc/gshadow", "root:*::\n");
+        make("var/lib/dpkg/status", "");
+        for tool in ["sh", "mkdir"] {
+            make(&format!("bin/{tool}"), "");
+            std::fs::set_permissions(root.join("bin").join(tool), Permissions::from_mode(0o755)).unwrap();
+        }
+        for dir in ["info", "updates"] {
+            std::fs::create_dir_all(root.join("var/lib/dpkg").join(dir)).unwrap();
+        }
+        let before = files_below(root);
+        let dpkg = |words: &[&OsStr]| {
+            // Scripts of the package run outside, on the directory.
+            let mut command = Command::new("dpkg");
+            command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+            command.arg(format!("--root={}", root.display())).args(["--force-script-chrootless", "--force-depends"]);
+            output_of(command.args(words));
+        };
+        dpkg(&["--install".as_ref(), packages.path(".deb").as_ref()]);
+        let users = std::fs::read_to_string(root.join("etc/passwd")).unwrap();
+        assert!(users.contains("spurline:"), "{users}");
+        if is_installed("systemd-analyze") {
+            let mut command = Command::new("systemd-analyze");
+            command.args(["verify", "--man=no", "--recursive-errors=no"]).arg(format!("--root={}", root.display()));
+            command.args(["spurline-node.service", "spurline-coordinator.service", "spurline-mount@data.service"]);
+            let out = command.output().unwrap();
+            assert!(out.status.success() && out.stderr.is_empty(), "{}", String::from_utf8_lossy(&out.stderr));
+        } else {
+            skip("systemd", "systemd-analyze is not installed: units are not verified");
+        }
+        // Settings survive a removal; state and cache of the services go with a purge.
+        make("var/lib/spurline/coordinator.json", "{}");
+        make("var/cache/spurline-node/block", "bytes");
+        dpkg(&["--remove".as_ref(), "spurline".as_ref()]);
+        assert!(root.join("etc/spurline/spurline.toml").exists() && !root.join("usr/bin/spurline").exists());
+        dpkg(&["--purge".as_ref(), "spurline".as_ref()]);
+        assert!(!std::fs::read_to_string(root.join("etc/passwd")).unwrap().contains("spurline"));
+        let left: Vec<String> = files_below(root)
+            .difference(&before)
+            // Records of dpkg and of systemd's helper, and backups of the list of users.
+            .filter(|path| {
+                !["var/lib/dpkg", "var/lib/systemd", "var/cache", "etc/.pwd.lock"]
+                    .iter()
+                    .any(|own| path.starts_with(own))
+            })
+            .filter(|path| !(path.starts_with("etc/") && path.ends_with('-')))
+            .cloned()
+            .collect();
+        assert!(left.is_empty(), "left behind: {left:?}");
+        assert!(!root.join("var/cache/spurline-node").exists());
     }
-    if is_installed("umoci") {
-        let bundle = dir.path().join("bundle");
-        let named = format!("{}:{}", image.display(), env!("CARGO_PKG_VERSION"));
-        output_of(Command::new("umoci").args(["unpack", "--image", &named]).arg(&bundle));
-        assert_eq!(files_below(&bundle.join("rootfs")), files_below(&root));
+
+    #[test]
+    fn an_image_is_a_valid_oci_layout() {
+        let Some(image) = image() else { return };
+        assert_eq!(json_file(&image.join("oci-layout"))["imageLayoutVersion"], "1.0.0");
+        let index = json_file(&image.join("index.json"));
+        let [entry] = index["manifests"].as_array().unwrap().as_slice() else { panic!("{index}") };
+        let version = env!("CARGO_PKG_VERSION");
+        assert_eq!(entry["annotations"]["org.opencontainers.image.ref.name"], version);
+        let manifest = json_file(&blob(image, entry));
+        let config = json_file(&blob(image, &manifest["config"]));
+        let layers = manifest["layers"].as_array().unwrap();
+        let ids = config["rootfs"]["diff_ids"].as_array().unwrap();
+        assert_eq!(layers.len(), ids.len());
+        assert_eq!(config["history"].as_array().unwrap().len(), ids.len());
+        for (layer, id) in layers.iter().zip(ids) {
+            let unpacked = format!("gzip -dc {} | sha256sum", blob(image, layer).display());
+            let sum = output_of(Command::new("sh").args(["-c", &unpacked]));
+            assert!(id.as_str().unwrap().ends_with(sum.split(' ').next().unwrap()), "{id} {sum}");
+        }
+        // Nothing that no manifest names.
+        assert_eq!(files_below(&image.join("blobs/sha256")).len(), layers.len() + 2);
+
+        // What 'k8s render' makes is for this image: its name and version, its program, its user.
+        let deployed = std::fs::read_to_string(root().join("deploy/plain/spurline.yaml")).unwrap();
+        assert!(deployed.contains(&format!("image: spurline:{version}\n")));
+        assert_eq!(config["config"]["Entrypoint"], serde_json::json!(["/usr/bin/spurline"]));
+        assert!(config["config"]["Env"][0].as_str().unwrap().contains("/usr/bin"));
+        let user = config["config"]["User"].as_str().unwrap().split(':').next().unwrap();
+        assert!(deployed.contains(&format!("runAsUser: {user}\n")), "no container of deploy/ runs as {user}");
+
+        let named = format!("{}:{version}", image.display());
+        for (tool, words) in [("skopeo", vec!["inspect", "--raw"]), ("umoci", vec!["stat", "--image"])] {
+            if !is_installed(tool) {
+                skip(
+                    tool,
+                    &format!("{tool} is not installed (scripts/setup test does it): it does not check the image"),
+                );
+                continue;
+            }
+            let place = if tool == "skopeo" { format!("oci:{named}") } else { named.clone() };
+            output_of(Command::new(tool).args(words).arg(place));
+        }
     }
-    std::fs::create_dir(root.join("data")).unwrap();
-    std::fs::write(root.join("data/file"), "bytes of the image\n").unwrap();
-    let within = |script: &str| {
-        let prepare =
-            "set -e; mount -t proc proc \"$0/proc\"; mount --rbind /dev \"$0/dev\"; mount --rbind /sys \"$0/sys\"; ";
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", &format!("{prepare}{script}")]).arg(&root).env_clear();
-        output_of(command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"))
-    };
-    let as_user = "chroot --userspec=65532:65532 \"$0\" spurline";
-    assert!(within(&format!("{as_user} --version")).contains(env!("CARGO_PKG_VERSION")));
-    let listed: Value = serde_json::from_str(&within(&format!("{as_user} net list --json"))).unwrap();
-    assert!(listed.is_object() || listed.is_array());
-    // Every library that a program or a provider of verbs names is there.
-    let wanted = within(
-        "for file in usr/bin/spurline usr/bin/fusermount3 $(cd \"$0\"; ls usr/lib/*/libibverbs/*.so usr/lib/*/librdmacm.so.1 \
+
+    /// The programs of an image run in it, with nothing of this machine but its kernel.
+    #[test]
+    fn an_image_runs_as_its_user_and_mounts_as_root() {
+        let Some(image) = image() else { return };
+        if !rustix::process::geteuid().is_root()
+            || !Command::new("unshare").args(["--mount", "true"]).status().unwrap().success()
+        {
+            skip("image", "only root can change the root directory to an image's");
+            return;
+        }
+        let dir = tempdir();
+        let root = dir.path().join("root");
+        std::fs::create_dir(&root).unwrap();
+        let entry = &json_file(&image.join("index.json"))["manifests"][0];
+        for layer in json_file(&blob(image, entry))["layers"].as_array().unwrap() {
+            output_of(
+                Command::new("tar").arg("-xzpf").arg(blob(image, layer)).arg("-C").arg(&root).arg("--numeric-owner"),
+            );
+        }
+        if is_installed("umoci") {
+            let bundle = dir.path().join("bundle");
+            let named = format!("{}:{}", image.display(), env!("CARGO_PKG_VERSION"));
+            output_of(Command::new("umoci").args(["unpack", "--image", &named]).arg(&bundle));
+            assert_eq!(files_below(&bundle.join("rootfs")), files_below(&root));
+        }
+        std::fs::create_dir(root.join("data")).unwrap();
+        std::fs::write(root.join("data/file"), "bytes of the image\n").unwrap();
+        let within = |script: &str| {
+            let prepare = "set -e; mount -t proc proc \"$0/proc\"; mount --rbind /dev \"$0/dev\"; mount --rbind /sys \"$0/sys\"; ";
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "sh", "-c", &format!("{prepare}{script}")]).arg(&root).env_clear();
+            output_of(command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"))
+        };
+        let as_user = "chroot --userspec=65532:65532 \"$0\" spurline";
+        assert!(within(&format!("{as_user} --version")).contains(env!("CARGO_PKG_VERSION")));
+        let listed: Value = serde_json::from_str(&within(&format!("{as_user} net list --json"))).unwrap();
+        assert!(listed.is_object() || listed.is_array());
+        // Every library that a program or a provider of verbs names is there.
+        let wanted = within(
+            "for file in usr/bin/spurline usr/bin/fusermount3 $(cd \"$0\"; ls usr/lib/*/libibverbs/*.so usr/lib/*/librdmacm.so.1 \
          usr/lib/*/libibumad.so.3); do chroot \"$0\" \"$(cd \"$0\"; ls lib/*/ld-linux-*)\" --list \"/$file\"; done",
-    );
-    assert!(wanted.contains("libnl-3.so.200 => /lib/") && !wanted.contains("not found"), "{wanted}");
-    assert!(files_below(&root).iter().any(|file| file.contains("/libibverbs/libmlx5-rdmav")));
-    if common::fuse() {
-        let read = within(
-            "root=$0; run() { chroot \"$root\" \"$@\"; }
+        );
+        assert!(wanted.contains("libnl-3.so.200 => /lib/") && !wanted.contains("not found"), "{wanted}");
+        assert!(files_below(&root).iter().any(|file| file.contains("/libibverbs/libmlx5-rdmav")));
+        if spurline_rig::program::fuse() {
+            let read = within(
+                "root=$0; run() { chroot \"$root\" \"$@\"; }
              run spurline mount /data /mnt --cache-size 0 --metrics none -d >&2
              run /bin/sh -c 'cat /mnt/file'
              run spurline umount /mnt >&2",
-        );
-        assert_eq!(read, "bytes of the image\n");
+            );
+            assert_eq!(read, "bytes of the image\n");
+        }
     }
 }

@@ -1,9 +1,7 @@
 //! A mount over its life: into the background, queried, unmounted, refused, killed.
 
-mod common;
-
-use common::{mounted_below, spurline, wait_for};
 use serde_json::Value;
+use spurline_rig::program::{mounted_below, spurline, wait_for};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -14,7 +12,7 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let dir = common::tempdir();
+        let dir = spurline_rig::program::tempdir();
         for part in ["src/sub", "mnt", "cache", "run"] {
             std::fs::create_dir_all(dir.path().join(part)).unwrap();
         }
@@ -109,7 +107,7 @@ fn a_low_limit_of_open_files_is_refused_at_start() {
 
 #[test]
 fn into_the_background_looked_at_and_away() {
-    if !common::fuse() {
+    if !spurline_rig::program::fuse() {
         return;
     }
     let rig = Rig::new();
@@ -169,7 +167,7 @@ fn into_the_background_looked_at_and_away() {
 /// The log's reader is gone and the terminal is closed: neither is a reason to end, or not to.
 #[test]
 fn a_mount_whose_log_nobody_reads_and_that_ignores_hangups_ends_when_it_is_told_to() {
-    if !common::fuse() {
+    if !spurline_rig::program::fuse() {
         return;
     }
     let rig = Rig::new();
@@ -210,7 +208,7 @@ fn a_mount_in_its_own_source_is_refused() {
 
 #[test]
 fn a_cache_in_the_source_is_warned_of() {
-    if !common::fuse() {
+    if !spurline_rig::program::fuse() {
         return;
     }
     let rig = Rig::new();
@@ -224,7 +222,7 @@ fn a_cache_in_the_source_is_warned_of() {
 /// As mount(8) calls its helper for a line of /etc/fstab.
 #[test]
 fn a_line_of_fstab_mounts() {
-    if !common::fuse() {
+    if !spurline_rig::program::fuse() {
         return;
     }
     let rig = Rig::new();
@@ -257,7 +255,7 @@ fn a_background_mount_that_fails_says_why_and_with_which_code() {
 
 #[test]
 fn the_warnings_of_a_start_reach_the_terminal_and_the_log_once() {
-    if !common::fuse() {
+    if !spurline_rig::program::fuse() {
         return;
     }
     let rig = Rig::new();
@@ -276,7 +274,7 @@ fn the_warnings_of_a_start_reach_the_terminal_and_the_log_once() {
 
 #[test]
 fn the_mount_of_a_killed_process_is_told_and_taken_away() {
-    if !common::fuse() {
+    if !spurline_rig::program::fuse() {
         return;
     }
     let rig = Rig::new();
@@ -338,7 +336,7 @@ fn the_mount_of_a_killed_process_is_told_and_taken_away() {
 
 #[test]
 fn a_source_that_vanishes_is_logged_once_and_once_when_it_is_back() {
-    if !common::fuse() {
+    if !spurline_rig::program::fuse() {
         return;
     }
     let rig = Rig::new();
@@ -367,7 +365,7 @@ fn a_source_that_vanishes_is_logged_once_and_once_when_it_is_back() {
 
 #[test]
 fn stats_do_not_wait_for_a_mount_that_hangs() {
-    if !common::fuse() {
+    if !spurline_rig::program::fuse() {
         return;
     }
     let rig = Rig::new();
@@ -390,7 +388,7 @@ fn stats_do_not_wait_for_a_mount_that_hangs() {
 
 #[test]
 fn umount_takes_nothing_of_others_away() {
-    if !common::fuse() {
+    if !spurline_rig::program::fuse() {
         return;
     }
     let rig = Rig::new();
@@ -424,7 +422,7 @@ fn runs(process: &str) -> bool {
 
 #[test]
 fn umount_returns_when_the_cache_is_free() {
-    if !common::fuse() {
+    if !spurline_rig::program::fuse() {
         return;
     }
     let rig = Rig::new();
@@ -440,7 +438,7 @@ fn umount_returns_when_the_cache_is_free() {
 
 #[test]
 fn a_mount_that_was_detached_leaves_its_place_to_the_next() {
-    if !common::fuse() {
+    if !spurline_rig::program::fuse() {
         return;
     }
     let rig = Rig::new();
@@ -469,7 +467,7 @@ fn a_mount_that_was_detached_leaves_its_place_to_the_next() {
 
 #[test]
 fn umount_by_force_ends_what_hangs_also_where_fusectl_is_not_mounted() {
-    if !common::fuse() {
+    if !spurline_rig::program::fuse() {
         return;
     }
     let isolated = |script: &str| {

@@ -28,22 +28,6 @@ fn reports_of(script: &str, more: &[&str]) -> Option<(Value, String)> {
 }
 
 #[test]
-fn tcp_stands_beside_rdma_on_two_machines() {
-    let Some((report, page)) = reports_of("rdma-bench", &["--size", "4m", "--jobs", "2"]) else { return };
-    let rows = report["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 2, "{report}");
-    for (row, transport) in rows.iter().zip(["tcp", "rdma"]) {
-        assert_eq!(row["folder"], transport);
-        // The counters prove which transport carried the bytes.
-        let received =
-            |name: &str| row["runs"][0]["counters"][format!("mounts.{name}.recv_bytes")].as_u64().unwrap_or(0);
-        assert!(received(transport) >= 1 << 20, "{row}");
-        assert!(row["cpu_seconds_per_gib"]["nodes"].is_number(), "{row}");
-    }
-    assert!(page.contains("<svg") && page.contains("Folders beside each other"));
-}
-
-#[test]
 #[ignore = "takes minutes in an emulated guest; .ci/nightly runs it"]
 fn cases_stand_beside_tmpfs_the_mount_itself_and_perftest() {
     let more = ["--size", "16m", "--depth", "2", "--nfs-case", "v3-tcp,v4-rdma-nconnect,v4-tcp-addresses"];
@@ -91,4 +75,25 @@ fn wrong_words_say_what_is_right() {
         3,
         "localhost: ",
     );
+}
+
+/// Run by `make test-all` only.
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn tcp_stands_beside_rdma_on_two_machines() {
+        let Some((report, page)) = reports_of("rdma-bench", &["--size", "4m", "--jobs", "2"]) else { return };
+        let rows = report["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 2, "{report}");
+        for (row, transport) in rows.iter().zip(["tcp", "rdma"]) {
+            assert_eq!(row["folder"], transport);
+            // The counters prove which transport carried the bytes.
+            let received =
+                |name: &str| row["runs"][0]["counters"][format!("mounts.{name}.recv_bytes")].as_u64().unwrap_or(0);
+            assert!(received(transport) >= 1 << 20, "{row}");
+            assert!(row["cpu_seconds_per_gib"]["nodes"].is_number(), "{row}");
+        }
+        assert!(page.contains("<svg") && page.contains("Folders beside each other"));
+    }
 }

@@ -5,8 +5,10 @@
 mod aws_identity;
 mod chaos_proxy;
 mod dir_s3;
+pub mod dns_server;
 mod etcd;
 mod go_program;
+pub mod hosts;
 mod http1;
 mod listing;
 mod memory_s3;

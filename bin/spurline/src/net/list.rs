@@ -312,13 +312,10 @@ fn counters_table<'a>(out: &mut String, all: impl Iterator<Item = (&'a RdmaDevic
 }
 
 #[cfg(test)]
-#[path = "../../../../crates/host/fabric/tests/hosts/mod.rs"]
-mod hosts;
-
-#[cfg(test)]
 mod tests {
     use super::*;
     use spurline_fabric::{HostTree, TreeEntry};
+    use spurline_testkit::hosts;
     use std::collections::BTreeMap;
 
     /// The text about a made-up host.

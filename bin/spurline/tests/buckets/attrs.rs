@@ -1,10 +1,10 @@
 //! Owner, mode, times, symbolic links and extended attributes in the metadata of a bucket's objects (`--object-attrs`).
 
-use crate::installed_tool::tool;
 use crate::objects::{BUCKET, BucketRig};
-use crate::pjdfstest;
-use crate::world::*;
-use crate::writable_group::{has, shell};
+use spurline_rig::installed_tool::tool;
+use spurline_rig::pjdfstest;
+use spurline_rig::world::*;
+use spurline_rig::writable_group::{has, shell};
 use spurline_testkit::S3Server;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};

@@ -2,8 +2,8 @@
 //! without a limit.
 
 use crate::objects::{BUCKET, BucketRig};
-use crate::world::*;
 use rustix::mount::MountFlags;
+use spurline_rig::world::*;
 use spurline_testkit::{ChaosProxy, ProxyFault};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;

@@ -1,10 +1,10 @@
 //! Locks of a bucket's files between mounts that use the same nodes: exclusion, waits, bytes that were written under a lock,
 //! and lost nodes.
 
-use crate::file_locks::*;
 use crate::nodes::{BUCKET, NodesRig};
-use crate::world::*;
 use rustix::fs::FlockOperation;
+use spurline_rig::file_locks::*;
+use spurline_rig::world::*;
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;

@@ -2,11 +2,11 @@
 //! lost node.
 
 use crate::attrs::{UNCACHED_FLAGS, check_attributes, copy_twice};
-use crate::installed_tool::tool;
 use crate::objects::{
     OtherServer, check_kept_objects, make_and_remove_names, make_every_change, run_fsx_on, write_through_faults,
 };
-use crate::world::*;
+use spurline_rig::installed_tool::tool;
+use spurline_rig::world::*;
 use spurline_testkit::{ChaosProxy, ProxyFault, S3Server};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write as _};
@@ -484,26 +484,31 @@ fn a_file_larger_than_the_mounts_memory_is_lost_with_its_home_and_never_in_part(
     mount.unmount();
 }
 
-/// The store's own conditions and parts, on a server of others.
-#[test]
-fn a_server_of_others_keeps_objects_that_are_written_through_a_node() {
-    if !can_mount() {
-        return;
+/// Run by `make test-all` only.
+mod test_all {
+    use super::*;
+
+    /// The store's own conditions and parts, on a server of others.
+    #[test]
+    fn a_server_of_others_keeps_objects_that_are_written_through_a_node() {
+        if !can_mount() {
+            return;
+        }
+        let world = World::new();
+        let Some(server) = OtherServer::start(&world) else { return };
+        let source = source();
+        let words = ["node", "--writable", "--source", &source, "--endpoint-url", &server.endpoint, "--cache-dir"];
+        let node = world.node_with(with_credentials(world.command(&words).arg(world.dir("node-cache"))));
+        let mount = |name: &str| {
+            let at = world.dir(name);
+            let registry = format!("static:{}", node.address);
+            let words = ["mount", &source, at.to_str().unwrap(), "--rw", "--registry", &registry];
+            world.mount_at(&mut world.command(&words), &at)
+        };
+        let one = mount("one");
+        let two = mount("two");
+        check_kept_objects(&server, &one, &two, &two);
+        one.unmount();
+        two.unmount();
     }
-    let world = World::new();
-    let Some(server) = OtherServer::start(&world) else { return };
-    let source = source();
-    let words = ["node", "--writable", "--source", &source, "--endpoint-url", &server.endpoint, "--cache-dir"];
-    let node = world.node_with(with_credentials(world.command(&words).arg(world.dir("node-cache"))));
-    let mount = |name: &str| {
-        let at = world.dir(name);
-        let registry = format!("static:{}", node.address);
-        let words = ["mount", &source, at.to_str().unwrap(), "--rw", "--registry", &registry];
-        world.mount_at(&mut world.command(&words), &at)
-    };
-    let one = mount("one");
-    let two = mount("two");
-    check_kept_objects(&server, &one, &two, &two);
-    one.unmount();
-    two.unmount();
 }

@@ -1,9 +1,9 @@
 //! A bucket that is written through a mount: what is in the bucket when a call has returned, and what others find there.
 
-use crate::fsx;
-use crate::installed_tool::tool;
-use crate::world::*;
-use crate::writable_group::WAYS;
+use spurline_rig::fsx;
+use spurline_rig::installed_tool::tool;
+use spurline_rig::world::*;
+use spurline_rig::writable_group::WAYS;
 use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Seek as _, SeekFrom, Write as _};
@@ -507,30 +507,6 @@ fn a_slow_publication_holds_up_no_other_file() {
     mount.unmount();
 }
 
-/// The store's own conditions and parts, on a server of others.
-#[test]
-fn a_server_of_others_keeps_written_objects() {
-    if !can_mount() {
-        return;
-    }
-    let world = World::new();
-    let Some(server) = OtherServer::start(&world) else { return };
-    let endpoint = &server.endpoint;
-    let at = world.dir("mnt");
-    let source = format!("s3://{BUCKET}/p");
-    let mut command = world.command(&["mount", &source, at.to_str().unwrap(), "--rw", "--endpoint-url", endpoint]);
-    command.arg("--cache-dir").arg(world.dir("cache"));
-    let mount = world.mount_at(with_credentials(&mut command), &at);
-    let other = world.dir("other");
-    let mut command = world.command(&["mount", &source, other.to_str().unwrap(), "--rw", "--endpoint-url", endpoint]);
-    command.arg("--cache-dir").arg(world.dir("other-cache"));
-    let second = world.mount_at(with_credentials(&mut command), &other);
-    check_kept_objects(&server, &mount, &mount, &second);
-    second.unmount();
-    mount.unmount();
-    drop(server);
-}
-
 /// Makes, changes and renames a file of a bucket on a server of others, and lets another mount replace it while it is open. What
 /// `maker` makes, `changer` changes.
 pub fn check_kept_objects(server: &OtherServer, maker: &Mount, changer: &Mount, other: &Mount) {
@@ -557,4 +533,34 @@ pub fn check_kept_objects(server: &OtherServer, maker: &Mount, changer: &Mount, 
     fs::remove_file(other.path("folder/file")).unwrap();
     fs::remove_dir(other.path("folder")).unwrap();
     assert!(!server.store.join(BUCKET).join("p/folder").exists());
+}
+
+/// Run by `make test-all` only.
+mod test_all {
+    use super::*;
+
+    /// The store's own conditions and parts, on a server of others.
+    #[test]
+    fn a_server_of_others_keeps_written_objects() {
+        if !can_mount() {
+            return;
+        }
+        let world = World::new();
+        let Some(server) = OtherServer::start(&world) else { return };
+        let endpoint = &server.endpoint;
+        let at = world.dir("mnt");
+        let source = format!("s3://{BUCKET}/p");
+        let mut command = world.command(&["mount", &source, at.to_str().unwrap(), "--rw", "--endpoint-url", endpoint]);
+        command.arg("--cache-dir").arg(world.dir("cache"));
+        let mount = world.mount_at(with_credentials(&mut command), &at);
+        let other = world.dir("other");
+        let mut command =
+            world.command(&["mount", &source, other.to_str().unwrap(), "--rw", "--endpoint-url", endpoint]);
+        command.arg("--cache-dir").arg(world.dir("other-cache"));
+        let second = world.mount_at(with_credentials(&mut command), &other);
+        check_kept_objects(&server, &mount, &mount, &second);
+        second.unmount();
+        mount.unmount();
+        drop(server);
+    }
 }

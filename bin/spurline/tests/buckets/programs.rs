@@ -3,9 +3,9 @@
 
 use crate::nodes::NodesRig;
 use crate::objects::BucketRig;
-use crate::python_packages::installed_packages;
-use crate::world::*;
-use crate::writable_group::has;
+use spurline_rig::python_packages::installed_packages;
+use spurline_rig::world::*;
+use spurline_rig::writable_group::has;
 use std::path::Path;
 use std::process::Command;
 

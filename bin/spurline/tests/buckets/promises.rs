@@ -3,10 +3,10 @@
 
 use crate::nodes::{BUCKET, NodesRig};
 use crate::objects::BucketRig;
-use crate::world::*;
-use crate::writable_group::TmpFs;
 use rustix::fs::{FileType, Mode, XattrFlags, fsetxattr, mknodat};
 use rustix::process::Signal;
+use spurline_rig::world::*;
+use spurline_rig::writable_group::TmpFs;
 use spurline_testkit::{ChaosProxy, ProxyFault, S3Server};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;

@@ -1,15 +1,15 @@
 //! A written bucket, alone and through nodes, goes on after the end of the mount's process.
 
-use crate::file_locks::{add_one, open};
-use crate::fsx;
-use crate::installed_tool::tool;
-use crate::mount_process::{
-    SERVICE_BETWEEN_ENDS, end_server, kill_servers_beside, server, unmount_kept, wait_for_server,
-};
 use crate::nodes::{BUCKET, NodesRig};
 use crate::objects::BucketRig;
-use crate::world::*;
 use rustix::process::Signal;
+use spurline_rig::file_locks::{add_one, open};
+use spurline_rig::fsx;
+use spurline_rig::installed_tool::tool;
+use spurline_rig::mount_process::{
+    SERVICE_BETWEEN_ENDS, end_server, kill_servers_beside, server, unmount_kept, wait_for_server,
+};
+use spurline_rig::world::*;
 use spurline_testkit::{ChaosProxy, S3Server};
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;

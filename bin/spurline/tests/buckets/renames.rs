@@ -1,8 +1,8 @@
 //! Renames of a bucket's folders that do not come to their end: mounts that are killed, stores that refuse, and two mounts at once.
 
 use crate::objects::{BUCKET, BucketRig};
-use crate::world::*;
 use rustix::process::{Pid, Signal, kill_process};
+use spurline_rig::world::*;
 use spurline_testkit::{ChaosProxy, ProxyFault};
 use std::fs;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Pinned folders of a bucket that is written through nodes, and the jobs on it.
 
 use crate::nodes::BUCKET;
-use crate::world::*;
 use serde_json::Value;
+use spurline_rig::world::*;
 use spurline_testkit::{ChaosProxy, S3Server};
 use std::fs;
 

@@ -2,8 +2,8 @@
 //! what they write.
 
 use crate::objects::{BUCKET, OtherServer};
-use crate::s3_clients::*;
-use crate::world::*;
+use spurline_rig::s3_clients::*;
+use spurline_rig::world::*;
 use spurline_testkit::{ACCESS_KEY, SECRET_KEY};
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};

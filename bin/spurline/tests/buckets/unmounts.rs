@@ -3,7 +3,7 @@
 
 use crate::nodes::NodesRig;
 use crate::objects::{BUCKET, BucketRig};
-use crate::world::*;
+use spurline_rig::world::*;
 use spurline_testkit::{ChaosProxy, ProxyFault, S3Server};
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

@@ -1,7 +1,7 @@
 //! Hostile clients against real processes: a node, a coordinator and a metrics page get nonsense, silence and
 //! replays, while a mount reads on and compares.
 
-use crate::world::*;
+use spurline_rig::world::*;
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

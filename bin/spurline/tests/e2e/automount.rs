@@ -1,8 +1,8 @@
 //! Automounts: an autofs at the mountpoint, as systemd makes it for `x-systemd.automount`, starts the mount helper at the first
 //! access. A Python program stands in for systemd.
 
-use crate::world::*;
-use crate::writable_group::has;
+use spurline_rig::world::*;
+use spurline_rig::writable_group::has;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 

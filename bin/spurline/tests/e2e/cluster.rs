@@ -1,8 +1,8 @@
 //! Three nodes as one cache, over a real S3 server: killed, stopped and restarted one after another while two mounts
 //! read. No error and no wrong byte; how long the longest read took is printed, and bounded by the flags alone.
 
-use crate::world::*;
 use rustix::process::Signal;
+use spurline_rig::world::*;
 use spurline_testkit::S3Server;
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};

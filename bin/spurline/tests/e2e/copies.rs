@@ -1,7 +1,7 @@
 //! Cold files that many readers begin at once while several nodes hold each block: how many requests the S3 server
 //! gets.
 
-use crate::world::*;
+use spurline_rig::world::*;
 use spurline_testkit::{ChaosProxy, S3Server};
 use std::ffi::OsStr;
 use std::fs::File;

@@ -1,6 +1,6 @@
 //! Mounts that name no cache directory, in a mount namespace with a /var/cache of its own.
 
-use crate::world::*;
+use spurline_rig::world::*;
 use std::process::Command;
 
 /// Two mounts with the defaults, and one of them again; `$0` is the program, `$1` a directory with the sources a and b.

@@ -1,6 +1,6 @@
 //! The cache's disks: kept over a kill, wrong bytes on them, full, shared, unwritable, taken away underneath.
 
-use crate::world::*;
+use spurline_rig::world::*;
 use spurline_testkit::S3Server;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;

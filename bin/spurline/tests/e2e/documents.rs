@@ -2,8 +2,8 @@
 //! documents that the types of `observe` are tested with.
 
 use crate::group::coordinator;
-use crate::world::*;
 use serde_json::{Map, Value};
+use spurline_rig::world::*;
 use std::fs;
 use std::path::Path;
 

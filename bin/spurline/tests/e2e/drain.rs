@@ -1,8 +1,8 @@
 //! `spurline node drain`: the blocks a leaving node passes on, and its message when it can't.
 
 use crate::group::coordinator;
-use crate::world::*;
 use serde_json::Value;
+use spurline_rig::world::*;
 use spurline_testkit::{ChaosProxy, S3Server};
 
 #[test]

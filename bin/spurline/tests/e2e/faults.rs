@@ -1,8 +1,8 @@
 //! Faults and bad input: each ends in a bounded time, with the right bytes or a message with a remedy.
 
-use crate::world::*;
 use rustix::fs::Mode;
 use rustix::process::Signal;
+use spurline_rig::world::*;
 use spurline_testkit::{ChaosProxy, ProxyFault, S3Server};
 use std::ffi::OsStr;
 use std::fs::{self, File};

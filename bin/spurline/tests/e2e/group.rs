@@ -1,6 +1,6 @@
 //! Nodes that enter a group, mounts that follow it, and the effect on readers when the registry dies.
 
-use crate::world::*;
+use spurline_rig::world::*;
 use std::path::Path;
 use std::process::Output;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -3,9 +3,9 @@
 //! and restarted in turn. No error and no wrong byte; how long the longest read took is printed.
 
 use crate::cluster::{Reads, Stop, read_on, texts};
-use crate::lan::Lan;
-use crate::world::*;
 use rustix::process::Signal;
+use spurline_rig::lan::Lan;
+use spurline_rig::world::*;
 use spurline_testkit::S3Server;
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,8 +1,8 @@
 //! `load` and `free` with the real binary: files enter the cache before they are read, and leave it on request.
 
-use crate::world::*;
 use rustix::process::Signal;
 use serde_json::Value;
+use spurline_rig::world::*;
 use spurline_testkit::{ChaosProxy, S3Server};
 use std::fs;
 use std::path::{Path, PathBuf};

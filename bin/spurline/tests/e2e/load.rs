@@ -1,6 +1,6 @@
 //! The memory budget under many readers, and how soon a change in the origin is seen.
 
-use crate::world::*;
+use spurline_rig::world::*;
 use spurline_testkit::S3Server;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;

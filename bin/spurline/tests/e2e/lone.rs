@@ -1,7 +1,7 @@
 //! A mount alone: of a directory and of a bucket, every byte compared.
 
-use crate::world::*;
 use rustix::process::Signal;
+use spurline_rig::world::*;
 use spurline_runtime::mount::UNMOUNT_GRACE;
 use spurline_testkit::S3Server;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! Access to a coordinator, with real processes: members by token and by TLS; all others are refused with the missing
 //! proof.
 
-use crate::world::*;
+use spurline_rig::world::*;
 use std::process::Command;
 
 const TOKEN: &str = "q5Ykm0WJ7b2uR1xTzv9sLd3f";

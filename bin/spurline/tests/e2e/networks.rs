@@ -1,8 +1,8 @@
 //! Hosts with several networks: the addresses they connect from, the addresses they announce, and the host that
 //! answers there.
 
-use crate::world::*;
 use serde_json::Value;
+use spurline_rig::world::*;
 use std::process::Command;
 
 /// Two hosts on two networks. Neither takes on one network what it would answer over the other.

@@ -1,6 +1,6 @@
 //! An origin that is stopped: what is cached reads on.
 
-use crate::world::*;
+use spurline_rig::world::*;
 use spurline_testkit::S3Server;
 use std::fs;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! `net serve`, `ping`, `bw` and `lat` as people run them: between two hosts (network namespaces), as an ordinary user,
 //! and with each end stopped, killed or cut off midway.
 
-use crate::world::{Hosts, Process, World, eventually, finish, ip, is_root, refused, skip};
 use rustix::process::Signal;
 use serde_json::Value;
+use spurline_rig::world::{Hosts, Process, World, eventually, finish, ip, is_root, refused, skip};
 use std::process::{Command, Output, Stdio};
 
 /// A server that has printed its address.
@@ -39,7 +39,7 @@ fn address(host: Option<&str>) -> &'static str {
 fn copy(command: &Command) -> Command {
     let mut copy = Command::new(command.get_program());
     copy.args(command.get_args()).stdin(Stdio::null());
-    crate::world::same_environment(&mut copy, command);
+    spurline_rig::world::same_environment(&mut copy, command);
     copy
 }
 
@@ -49,7 +49,7 @@ fn net(world: &World, host: Option<&str>, words: &[&str]) -> Command {
     let Some(host) = host else { return command };
     let mut on = Command::new("ip");
     on.args(["netns", "exec", host]).arg(command.get_program()).args(command.get_args());
-    crate::world::same_environment(&mut on, &command);
+    spurline_rig::world::same_environment(&mut on, &command);
     on
 }
 
@@ -329,11 +329,11 @@ fn the_facts_of_the_other_end_are_those_of_net_collect() {
     let call = spurline_probe::client::ConnectConfig {
         peer,
         from: vec![],
-        timeout: crate::world::PATIENCE,
+        timeout: spurline_rig::world::PATIENCE,
         trust: spurline_trust::Trust::without_checks(),
     };
     let mut session = spurline_probe::client::ProbeSession::connect(&call).unwrap();
-    let packed = world.file("facts.tar.zst", &session.fetch_facts(crate::world::PATIENCE).unwrap());
+    let packed = world.file("facts.tar.zst", &session.fetch_facts(spurline_rig::world::PATIENCE).unwrap());
     let out = finish(&mut net(&world, None, &["list", "--json", "--from", packed.to_str().unwrap()]));
     assert!(out.status.success(), "{out:?}");
     assert!(String::from_utf8_lossy(&out.stdout).contains("\"lo\""), "{out:?}");

@@ -1,8 +1,8 @@
 //! What programs do on a mount beyond reading: follow a log, copy with attributes, seek in a folder, and the calls that
 //! the kernel or the mount refuses.
 
-use crate::world::*;
 use rustix::fs::{Mode, chmod};
+use spurline_rig::world::*;
 use spurline_testkit::S3Server;
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};

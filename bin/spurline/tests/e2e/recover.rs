@@ -1,8 +1,8 @@
 //! A mount with `--recover` goes on after the end of its process.
 
-use crate::mount_process::{SERVICE_BETWEEN_ENDS, end_server, server, unmount_kept, wait_for_server};
-use crate::world::*;
 use rustix::process::Signal;
+use spurline_rig::mount_process::{SERVICE_BETWEEN_ENDS, end_server, server, unmount_kept, wait_for_server};
+use spurline_rig::world::*;
 use spurline_testkit::S3Server;
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};

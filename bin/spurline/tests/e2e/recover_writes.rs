@@ -1,14 +1,14 @@
 //! A writable mount with `--recover` goes on after the end of its process: each change is made once.
 
-use crate::fsx;
-use crate::installed_tool::tool;
-use crate::mount_process::{
-    SERVICE_BETWEEN_ENDS, end_server, kill_servers_beside, server, unmount_kept, wait_for_server,
-};
-use crate::world::*;
-use crate::writable_group::Group;
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;
+use spurline_rig::fsx;
+use spurline_rig::installed_tool::tool;
+use spurline_rig::mount_process::{
+    SERVICE_BETWEEN_ENDS, end_server, kill_servers_beside, server, unmount_kept, wait_for_server,
+};
+use spurline_rig::world::*;
+use spurline_rig::writable_group::Group;
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};

@@ -1,10 +1,10 @@
 //! Groups by external registries, with real nodes and mounts: a real etcd, and a DNS name whose records change; and
 //! the jobs that coordinators share in etcd.
 
-use crate::dns_server::DnsServer;
-use crate::world::*;
 use serde_json::Value;
+use spurline_rig::world::*;
 use spurline_testkit::EtcdServer;
+use spurline_testkit::dns_server::DnsServer;
 use std::time::{Duration, Instant};
 
 fn status(world: &World, mount: &Mount) -> Value {

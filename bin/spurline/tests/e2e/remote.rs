@@ -1,7 +1,7 @@
 //! A node and a mount that consumes it over TCP: the same bytes, no credentials, and a node that comes and goes.
 
-use crate::world::*;
 use rustix::process::Signal;
+use spurline_rig::world::*;
 use spurline_testkit::S3Server;
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};

@@ -1,9 +1,9 @@
 //! Folder rules of a group: pinned files stay, a TTL frees files, a quota limits them; restarted nodes and
 //! coordinators keep the rules.
 
-use crate::world::*;
 use rustix::process::Signal;
 use serde_json::Value;
+use spurline_rig::world::*;
 use spurline_testkit::{ChaosProxy, S3Server};
 use std::process::Output;
 

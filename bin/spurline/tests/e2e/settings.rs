@@ -2,7 +2,7 @@
 //! intended.
 
 use crate::group::coordinator;
-use crate::world::*;
+use spurline_rig::world::*;
 
 #[test]
 fn settings_that_place_blocks_elsewhere_have_to_be_meant() {

@@ -1,6 +1,6 @@
 //! Access with real nodes and mounts: the right token, a wrong one, none, and one that changes while everything runs.
 
-use crate::world::*;
+use spurline_rig::world::*;
 use std::fs;
 use std::path::Path;
 

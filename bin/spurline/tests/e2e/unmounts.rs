@@ -1,9 +1,9 @@
 //! What an unmount leaves behind: bytes that are durable on the nodes, and no process, unless the source hangs.
 
-use crate::disk_image::DiskImage;
-use crate::world::*;
-use crate::writable_group::{Group, TmpFs, has};
 use rustix::process::Signal;
+use spurline_rig::disk_image::DiskImage;
+use spurline_rig::world::*;
+use spurline_rig::writable_group::{Group, TmpFs, has};
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Command, Stdio};

@@ -1,7 +1,7 @@
 //! The calls of S3 on directories, buckets and groups.
 
 use crate::rig::*;
-use crate::world::*;
+use spurline_rig::world::*;
 use spurline_testkit::S3Server;
 use std::fs;
 use std::io::Write as _;

@@ -2,7 +2,7 @@
 //! the same as in the public suites of S3 servers, for the calls that exist.
 
 use crate::rig::*;
-use crate::world::*;
+use spurline_rig::world::*;
 use spurline_testkit::S3Server;
 use std::fs;
 

@@ -1,7 +1,7 @@
 //! Clients without keys, with wrong ones, slow ones, and those that go away in the middle.
 
 use crate::rig::*;
-use crate::world::*;
+use spurline_rig::world::*;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

@@ -1,6 +1,6 @@
 //! A gateway or a node with an endpoint, and requests over plain HTTP.
 
-use crate::world::*;
+use spurline_rig::world::*;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;

@@ -1,10 +1,10 @@
 //! S3 clients of others: boto3, the AWS command line, rclone, s3fs, obstore, Mountpoint's library and s3fs-fuse read and write objects
 //! with keys, which are files of a directory.
 
-use crate::installed_tool::tool;
 use crate::rig::*;
-use crate::s3_clients::*;
-use crate::world::*;
+use spurline_rig::installed_tool::tool;
+use spurline_rig::s3_clients::*;
+use spurline_rig::world::*;
 use std::fs;
 use std::path::Path;
 

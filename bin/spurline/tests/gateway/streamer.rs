@@ -1,9 +1,9 @@
 //! The model streamer of Run:ai, which vLLM and SGLang load models with, reads safetensors files through an endpoint and through a mount.
 
-use crate::python_packages::installed_packages;
 use crate::rig::*;
-use crate::s3_clients::*;
-use crate::world::*;
+use spurline_rig::python_packages::installed_packages;
+use spurline_rig::s3_clients::*;
+use spurline_rig::world::*;
 use std::fs;
 use std::path::Path;
 use std::process::Command;

@@ -1,9 +1,9 @@
 //! Stands in for the kubelet of one node: it starts the process that a mount pod of the node describes, reports its state
 //! to the API server, and ends it when the pod is deleted. It runs no containers: the process sees this host's files.
 
-use crate::common::spurline;
 use crate::server::ClusterRig;
 use serde_json::{Value, json};
+use spurline_rig::program::spurline;
 use std::collections::HashMap;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};

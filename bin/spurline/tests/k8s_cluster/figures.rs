@@ -1,9 +1,9 @@
 //! Figures, not tests: how long a volume takes until a pod can read it, and the memory of the driver. Run by hand with an
 //! optimised program, as in BENCHMARKS.md.
 
-use crate::common::{memory_of, quantile};
-use crate::driver::{DriverRig, pair};
-use crate::volumes::NodeRig;
+use crate::test_all::volumes::NodeRig;
+use spurline_rig::driver::{DriverRig, pair};
+use spurline_rig::program::{memory_of, quantile};
 use std::collections::HashMap;
 use std::time::Instant;
 

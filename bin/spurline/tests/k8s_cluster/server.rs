@@ -1,8 +1,8 @@
 //! A real API server with its etcd, shared by the tests of this program that run at the same time, and its administrator.
 //! It makes what controllers of a cluster would make: the default account of a namespace.
 
-use crate::common::{LIMIT, tempdir, wait_for};
 use serde_json::{Value, json};
+use spurline_rig::program::{LIMIT, tempdir, wait_for};
 use spurline_testkit::EtcdServer;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,9 +1,9 @@
 //! Figures, not tests: what the device plugin costs under the device manager of the real kubelet, beside the plugin of
 //! kubelet's own tests. Run by hand with an optimised program, as in BENCHMARKS.md.
 
-use crate::common::{memory_of, quantile};
-use crate::hosts;
 use crate::rig::{KubeletRig, NodeRig, ib_config};
+use spurline_rig::program::{memory_of, quantile};
+use spurline_testkit::hosts;
 use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 7;

@@ -5,16 +5,6 @@ use serde_json::Value;
 use spurline_testkit::{GuestNet, run_in_guest};
 use std::process::{Command, Stdio};
 
-#[test]
-fn in_the_virtual_machine() {
-    run_in_guest(GuestNet::Two, &["guest_"]);
-}
-
-#[test]
-fn in_two_virtual_machines() {
-    run_in_guest(GuestNet::Pair, &["side_"]);
-}
-
 /// Two emulated machines on a busy host: one of them may not run for longer than the default of 15 s.
 const TIMEOUT: [&str; 2] = ["--timeout", "90s"];
 
@@ -198,4 +188,19 @@ fn guest_2_the_output_of_perftest_is_read() {
     let text = run_test("ib_write_lat", "-n 200");
     let (code, report) = verify(&["--read", "/tmp/client.txt"]);
     assert!(code == 0 && report["perftest"]["rows"][0]["p99_us"].as_f64().is_some(), "{report:#}\n{text}");
+}
+
+/// Run by `make test-all` only.
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn in_the_virtual_machine() {
+        run_in_guest(GuestNet::Two, &["guest_"]);
+    }
+
+    #[test]
+    fn in_two_virtual_machines() {
+        run_in_guest(GuestNet::Pair, &["side_"]);
+    }
 }

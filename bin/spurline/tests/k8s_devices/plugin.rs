@@ -1,8 +1,8 @@
 //! The plugin without kubelet: how it starts, waits, collides and ends.
 
-use crate::hosts;
 use crate::rig::{NodeRig, ib_config, wait_for};
 use serde_json::{Value, json};
+use spurline_testkit::hosts;
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 

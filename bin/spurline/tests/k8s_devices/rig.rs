@@ -1,8 +1,8 @@
 //! A node in a folder, the plugin on it, and the device manager of kubelet beside it.
 
-pub use crate::common::{LIMIT, spurline};
-use crate::hosts::Made;
 use serde_json::Value;
+pub use spurline_rig::program::{LIMIT, spurline};
+use spurline_testkit::hosts::Made;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};

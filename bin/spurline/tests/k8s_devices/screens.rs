@@ -1,8 +1,8 @@
 //! `k8s discover`, `lint`, `explain` and `advise` on the files of made-up nodes.
 
-use crate::hosts;
 use crate::rig::run;
 use serde_json::Value;
+use spurline_testkit::hosts;
 use std::path::Path;
 
 fn text(path: &Path) -> &str {

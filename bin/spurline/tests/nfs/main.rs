@@ -1,19 +1,11 @@
 //! `spurline export`, with the real binary: the kernel's NFS server and client in the virtual machine, over TCP and over
 //! RDMA, NFSv3 and NFSv4.2. Every test compares what a client reads with the source. `nfs_writes` has the clients that write.
 
-#[allow(dead_code, reason = "each test program uses a part")]
-#[path = "../common/nfs_rig.rs"]
-mod rig;
 mod sharing;
 mod sources;
 
-use rig::{BIN, CASES, NfsRig, fails, output, run_nfs_guest, sh};
+use spurline_rig::nfs_rig::{BIN, CASES, NfsRig, fails, output, run_nfs_guest, sh};
 use std::path::Path;
-
-#[test]
-fn in_the_virtual_machine() {
-    run_nfs_guest();
-}
 
 #[test]
 #[ignore = "needs the virtual machine"]
@@ -131,4 +123,14 @@ fn guest_clients_read_over_every_transport_and_their_handles_outlive_the_mount()
         sh(&format!("! ls {left} 2>/dev/null"));
     }
     rig.unmount();
+}
+
+/// Run by `make test-all` only.
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn in_the_virtual_machine() {
+        run_nfs_guest();
+    }
 }

@@ -1,7 +1,7 @@
 //! Several exports on one server, which is the administrator's: what they share, what keeps them apart, and what is left when
 //! they are taken back.
 
-use crate::rig::{BIN, NfsRig, fails, output, sh};
+use spurline_rig::nfs_rig::{BIN, NfsRig, fails, output, sh};
 
 /// A server with settings of its own: three threads, no NFSv3, and an export that is none of Spurline's.
 const OWN_SERVER: &str = "

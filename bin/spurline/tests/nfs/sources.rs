@@ -1,7 +1,7 @@
 //! A source on NFS that goes stale under a writable mount: a file that the server replaces, and an export that is taken
 //! back. The server is the kernel's own; nothing of it is a mount of Spurline.
 
-use crate::rig::{BIN, NfsRig, sh, start};
+use spurline_rig::nfs_rig::{BIN, NfsRig, sh, start};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt as _;

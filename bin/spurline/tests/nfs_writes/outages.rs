@@ -1,7 +1,7 @@
 //! Locks of NFSv3 clients, and what clients meet when the process of an exported mount is killed: errors at first, waits once
 //! the mount is taken away, and their files again when it is back.
 
-use crate::rig::{BIN, NfsRig, SHORT_GRACE, output, sh};
+use spurline_rig::nfs_rig::{BIN, NfsRig, SHORT_GRACE, output, sh};
 
 #[test]
 #[ignore = "needs the virtual machine"]

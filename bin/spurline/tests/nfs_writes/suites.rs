@@ -1,8 +1,8 @@
 //! POSIX suites of clients over NFSv4.2: what passes on the same server's export of a tmpfs passes on the export of a mount,
 //! too. Every night.
 
-use crate::rig::{NfsRig, SHORT_GRACE, output, sh};
-use crate::{fsx, pjdfstest};
+use spurline_rig::nfs_rig::{NfsRig, SHORT_GRACE, output, sh};
+use spurline_rig::{fsx, pjdfstest};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! Exports of mounts with `--recover`: the process of the mount is killed while clients read and write. They wait for the next
 //! process, as local programs do, and get no error.
 
-use crate::rig::{BIN, CASES, NfsRig, SHORT_GRACE, output, sh, start};
-use crate::steady_work::{SteadyWork, WorkEnd};
+use spurline_rig::nfs_rig::{BIN, CASES, NfsRig, SHORT_GRACE, output, sh, start};
+use spurline_rig::steady_work::{SteadyWork, WorkEnd};
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;

@@ -1,7 +1,7 @@
 //! Writable exports: programs of clients change files by NFSv3 and NFSv4.2, over TCP and over RDMA, and find what they
 //! wrote in the source. Clients go on after the mount was started again, and after a node was killed.
 
-use crate::rig::{BIN, CASES, NfsRig, output, sh, start};
+use spurline_rig::nfs_rig::{BIN, CASES, NfsRig, output, sh, start};
 use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 
 /// What the classic suites of NFS clients try: names, attributes, sizes, exclusive creation, open files that lose their

@@ -2,8 +2,3 @@
 //! The package is put together from the Python files and the library that the build of these tests has made.
 
 mod package;
-#[path = "../common/python_packages.rs"]
-mod python_packages;
-#[allow(dead_code, reason = "each test program uses a part")]
-#[path = "../common/world.rs"]
-mod world;

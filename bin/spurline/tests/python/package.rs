@@ -1,7 +1,7 @@
 //! Puts the package together, and runs its tests.
 
-use crate::python_packages::installed_packages;
-use crate::world::*;
+use spurline_rig::python_packages::installed_packages;
+use spurline_rig::world::*;
 use spurline_testkit::S3Server;
 use std::path::{Path, PathBuf};
 use std::process::Command;

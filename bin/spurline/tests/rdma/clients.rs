@@ -1,9 +1,9 @@
 //! Many clients of one node at once, over RDMA and over TCP.
 
-use crate::rig::{LEN, Rig, SILENCE, count, token};
 use spurline_mem::BufferPool;
 use spurline_net_rdma::{RdmaConnector, RdmaRail, RdmaTimeouts};
 use spurline_proto::{HelloRequest, NodeRequest, ReadFlags, ReadRequest};
+use spurline_rig::rdma_rig::{LEN, Rig, SILENCE, count, token};
 use spurline_transport::{Channel as _, call_decoded, perform_handshake};
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, ObjectAttr};

@@ -1,6 +1,6 @@
 //! What readers see when links go down, devices are taken away and nodes die: nothing.
 
-use crate::rig::{Mount, Rig, Running, ask, link_down, link_up, run, sh};
+use spurline_rig::rdma_rig::{Mount, Rig, Running, ask, link_down, link_up, run, sh};
 use std::time::{Duration, Instant};
 
 /// Windows without reads, of which one has to be quiet.

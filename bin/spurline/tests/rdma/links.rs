@@ -1,6 +1,6 @@
 //! Rails on top of other interfaces: a VLAN of a card, and a bond that loses its active member.
 
-use crate::rig::{Rig, ask, sh};
+use spurline_rig::rdma_rig::{Rig, ask, sh};
 
 /// VLANs and bonds have GIDs of their own in the table of the device below them.
 #[test]

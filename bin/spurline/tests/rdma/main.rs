@@ -4,21 +4,25 @@
 //! `rdma_hosts` machines of two NUMA nodes, two machines, and the figures.
 
 mod clients;
-#[path = "../common/mod.rs"]
-mod common;
-#[path = "../common/driver.rs"]
-mod driver;
 mod faults;
 mod links;
-#[allow(dead_code, reason = "each test program uses a part")]
-#[path = "../common/rdma_rig.rs"]
-mod rig;
 mod starts;
 mod volumes;
 
 use spurline_testkit::{GuestNet, run_in_guest};
 
+/// Rails carry the bytes, links, devices and nodes fail and return.
 #[test]
 fn in_the_virtual_machine() {
-    run_in_guest(GuestNet::Two, &["guest_"]);
+    run_in_guest(GuestNet::Two, &["guest_rails_carry", "guest_readers_outlive_a_node"]);
+}
+
+/// Run by `make test-all` only.
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn in_the_virtual_machine() {
+        run_in_guest(GuestNet::Two, &["guest_"]);
+    }
 }

@@ -1,6 +1,6 @@
 //! Failed starts: each names the interface, the problem and the remedy, with exit code 3; TCP is not affected.
 
-use crate::rig::{BIN, Rig, mount_words, node_words, run, sh};
+use spurline_rig::rdma_rig::{BIN, Rig, mount_words, node_words, run, sh};
 use std::process::Command;
 
 /// A mount and a node with `words` behind `wrapper`: both end with code 3 and a message with all of `said`.

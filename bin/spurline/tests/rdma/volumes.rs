@@ -1,8 +1,8 @@
 //! A volume of a pod over RDMA rails: the CSI driver with mount processes of this machine, and nodes beside it.
 
-use crate::driver::{DriverRig, capability, pair};
-use crate::rig::{Rig, ask_socket, token};
 use spurline_csi::pb::NodeStageVolumeRequest;
+use spurline_rig::driver::{DriverRig, capability, pair};
+use spurline_rig::rdma_rig::{Rig, ask_socket, token};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 

@@ -2,7 +2,7 @@
 //! its end. Run by hand in the virtual machine, as in BENCHMARKS.md.
 
 use crate::loss::{DIR, lose, pass_all, prepare, shared};
-use crate::rig::{LEN, Mount, Rig, ask, count, run};
+use spurline_rig::rdma_rig::{LEN, Mount, Rig, ask, count, run};
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -203,7 +203,7 @@ fn figures_of_silence() {
         return;
     }
     prepare("rail0");
-    crate::rig::wait("the node on the other machine", &[], || shared("serving").exists());
+    spurline_rig::rdma_rig::wait("the node on the other machine", &[], || shared("serving").exists());
     for (name, rails) in [("packets lost, to the other rail", "rail0:rail1"), ("packets lost, to TCP", "rail0")] {
         let paths = rails.split(':').count() as u64;
         let words = [&["--rdma-network", rails][..], &DEFAULT_SILENCE].concat();

@@ -1,7 +1,7 @@
 //! A node and a mount on two machines, joined by two cables that lose every packet of RDMA, one after the other, under
 //! readers; TCP goes on over the same cables.
 
-use crate::rig::{Rig, ask, sh};
+use spurline_rig::rdma_rig::{Rig, ask, sh};
 use std::path::{Path, PathBuf};
 
 /// Known on both machines; each has its own.
@@ -59,7 +59,7 @@ fn side_a_reads_while_packets_are_lost() {
     let rig = Rig::at(Path::new(DIR));
     prepare("rail0");
     prepare("rail1");
-    crate::rig::wait("the node on the other machine", &[], || shared("serving").exists());
+    spurline_rig::rdma_rig::wait("the node on the other machine", &[], || shared("serving").exists());
     let mount = rig.mount_of("mount", "static:10.77.0.2:7000", &RAILS);
     mount.wait("both paths", |m| m.count("rdma", "paths_up") == 2);
     mount.pass();

@@ -4,18 +4,20 @@
 mod figures;
 mod loss;
 mod numa;
-#[allow(dead_code, reason = "each test program uses a part")]
-#[path = "../common/rdma_rig.rs"]
-mod rig;
 
 use spurline_testkit::{GuestNet, run_in_guest};
 
-#[test]
-fn in_a_virtual_machine_of_two_numa_nodes() {
-    run_in_guest(GuestNet::Numa, &["numa_"]);
-}
+/// Run by `make test-all` only.
+mod test_all {
+    use super::*;
 
-#[test]
-fn in_two_virtual_machines() {
-    run_in_guest(GuestNet::Pair, &["side_"]);
+    #[test]
+    fn in_a_virtual_machine_of_two_numa_nodes() {
+        run_in_guest(GuestNet::Numa, &["numa_"]);
+    }
+
+    #[test]
+    fn in_two_virtual_machines() {
+        run_in_guest(GuestNet::Pair, &["side_"]);
+    }
 }

@@ -1,6 +1,6 @@
 //! Rails on different NUMA nodes of one machine: where their memory is, and which rail a read takes.
 
-use crate::rig::{LEN, Rig, ask, count, sh};
+use spurline_rig::rdma_rig::{LEN, Rig, ask, count, sh};
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 

@@ -1,9 +1,9 @@
 //! Mounts with `--recover` over rails: the process is killed again and again under readers, or under writers, which see no
 //! error, and each further process uses the rails again.
 
-use crate::rig::{Rig, ask};
-use crate::steady_work::{SteadyWork, WorkEnd};
 use crate::writes::BlockFile;
+use spurline_rig::rdma_rig::{Rig, ask};
+use spurline_rig::steady_work::{SteadyWork, WorkEnd};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 

@@ -1,9 +1,9 @@
 //! Writable mounts over rails: nodes read the bytes from the mount's memory. Writers see nothing of links that go down and of
 //! nodes that die.
 
-use crate::disk_image::DiskImage;
-use crate::rig::{Mount, Rig, count, link_down, link_up, run};
-use crate::{fsx, pjdfstest};
+use spurline_rig::disk_image::DiskImage;
+use spurline_rig::rdma_rig::{Mount, Rig, count, link_down, link_up, run};
+use spurline_rig::{fsx, pjdfstest};
 use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -256,7 +256,7 @@ fn guest_a_full_or_read_only_source_gives_its_errno_over_rails() {
         fs::remove_file(mount.at.join("big")).unwrap();
         fs::write(mount.at.join("small"), &rig.data[..BLOCK]).unwrap();
         // The kernel reports the last close of a file some time after close(2).
-        crate::rig::wait("the source can be made read-only", &[], || {
+        spurline_rig::rdma_rig::wait("the source can be made read-only", &[], || {
             let words = ["-o", "remount,ro", source.to_str().unwrap()];
             Command::new("mount").args(words).output().unwrap().status.success()
         });
@@ -385,7 +385,7 @@ fn guest_quotas_of_the_source_hold_alone_and_through_a_node() {
         fs::remove_file(at.join("big")).unwrap();
         let fits =
             || fs::write(at.join("small"), vec![1u8; 100_000]).and_then(|()| File::open(at.join("small"))?.sync_all());
-        crate::rig::wait("room after the removal", &[], || fits().is_ok());
+        spurline_rig::rdma_rig::wait("room after the removal", &[], || fits().is_ok());
     };
     {
         let _node = rig.node(7130, &["--writable"]);
@@ -395,8 +395,8 @@ fn guest_quotas_of_the_source_hold_alone_and_through_a_node() {
     let alone = rig.dir.join("alone");
     fs::create_dir_all(&alone).unwrap();
     let words: Vec<&str> = [&["mount", source.to_str().unwrap(), alone.to_str().unwrap(), "-d"][..], &words].concat();
-    run(crate::rig::BIN, &words);
+    run(spurline_rig::rdma_rig::BIN, &words);
     let outcome = std::panic::catch_unwind(|| check(&alone));
-    run(crate::rig::BIN, &["umount", alone.to_str().unwrap()]);
+    run(spurline_rig::rdma_rig::BIN, &["umount", alone.to_str().unwrap()]);
     outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }

@@ -1,8 +1,8 @@
 //! Reads of a writable mount through nodes from cached bytes: which reads are, and each event that ends them. The node's count
 //! of bytes from the source shows where bytes came from.
 
-use crate::world::*;
-use crate::writable_group::{Group, draw, has, shell};
+use spurline_rig::world::*;
+use spurline_rig::writable_group::{Group, draw, has, shell};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -213,7 +213,7 @@ fn an_open_for_reading_finds_no_older_byte_than_the_last_close() {
         fs::write(group.source.join(format!("f{number}")), model).unwrap();
     }
     let mut open: Vec<(usize, File)> = Vec::new();
-    for turn in 0..crate::fsx::more_operations().map_or(150, |ops| ops / 20) {
+    for turn in 0..spurline_rig::fsx::more_operations().map_or(150, |ops| ops / 20) {
         let number = draw(&mut state, FILES) as usize;
         let model = &mut models[number];
         let name = format!("f{number}");

@@ -1,11 +1,11 @@
 //! Locks of writable mounts: among the programs of a mount, of several mounts, and of the source itself; waits for them,
 //! signals, and a node that is lost.
 
-use crate::file_locks::*;
-use crate::world::*;
-use crate::writable_group::{Group, WAYS, has};
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;
+use spurline_rig::file_locks::*;
+use spurline_rig::world::*;
+use spurline_rig::writable_group::{Group, WAYS, has};
 use std::fs::{self, File};
 use std::io::{Seek as _, SeekFrom};
 use std::os::fd::AsRawFd as _;

@@ -1,11 +1,11 @@
 //! Public suites of POSIX on a writable mount. Each runs on the bare directory too: what passes there has to pass on the
 //! mount.
 
-use crate::installed_tool::tool;
-use crate::world::*;
-use crate::writable_group::{Group, draw};
-use crate::{fsx, pjdfstest};
 use rustix::fs::FallocateFlags;
+use spurline_rig::installed_tool::tool;
+use spurline_rig::world::*;
+use spurline_rig::writable_group::{Group, draw};
+use spurline_rig::{fsx, pjdfstest};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::process::Command;
@@ -15,18 +15,22 @@ use std::time::Instant;
 /// it does not know.
 const LEFT_OUT: &str = "link::link_count_max";
 
-/// Alone without the source's file in the kernel and with it, and through two nodes.
-#[test]
-fn pjdfstest_passes_where_it_passes_on_the_bare_directory() {
+/// A mount: its nodes, and its flags.
+type MountWay = (usize, &'static [&'static str]);
+
+/// Runs pjdfstest on the bare directory once, and on each mount.
+fn check_pjdfstest(ways: &[MountWay]) {
     let Some(program) = tool("pjdfstest").filter(|_| can_mount()) else { return };
-    let ways: [(usize, &[&str]); 3] = [(0, &[]), (0, &["--no-passthrough", "--fuse-io", "dev"]), (2, &[])];
+    let world = World::new();
+    let bare = world.dir("bare");
+    for open in [&world.path(""), &bare] {
+        fs::set_permissions(open, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let config = world.file("pjdfstest.toml", pjdfstest::configuration("0.02").as_bytes());
+    let want = pjdfstest::run_in(&program, &config, &bare, &[], 100);
     for (nodes, words) in ways {
-        let Some(group) = Group::start(nodes) else { return };
-        let bare = group.world.dir("bare");
-        fs::set_permissions(&bare, fs::Permissions::from_mode(0o755)).unwrap();
-        let config = group.world.file("pjdfstest.toml", pjdfstest::configuration("0.02").as_bytes());
-        let mount = group.mount("mnt", 0, &[&["-o", "suid,dev"], words].concat());
-        let want = pjdfstest::run_in(&program, &config, &bare, &[], 100);
+        let Some(group) = Group::start(*nodes) else { return };
+        let mount = group.mount("mnt", 0, &[&["-o", "suid,dev"], *words].concat());
         let got = pjdfstest::run_in(&program, &config, &mount.at, &[], 100);
         let way = format!("{nodes} nodes {words:?}");
         let passed = pjdfstest::check_equal(&way, &want, &got, |name| name != LEFT_OUT);
@@ -35,31 +39,33 @@ fn pjdfstest_passes_where_it_passes_on_the_bare_directory() {
     }
 }
 
-/// Random operations on one file, each read compared. `SPURLINE_FSX_OPS` asks for more of them.
-#[test]
-fn fsx_finds_no_wrong_byte() {
+/// Random operations on one file of each mount, each read compared. `SPURLINE_FSX_OPS` asks for more of them.
+fn check_fsx(ways: &[MountWay], operations: u32) {
     let Some(program) = tool("fsx").filter(|_| can_mount()) else { return };
-    let ways: [(usize, &[&str], u32); 5] = [
-        (0, &[], 10_000),
-        (0, &["--no-passthrough", "--fuse-io", "uring"], 40_000),
-        (0, &["--no-passthrough", "--fuse-io", "dev"], 2_000),
-        (2, &["--fuse-io", "uring"], 40_000),
-        (2, &["--fuse-io", "dev"], 10_000),
-    ];
-    for (nodes, words, ops) in ways {
+    for (nodes, words) in ways {
         // In memory: most operations would otherwise wait for a disk's sync.
-        let Some(group) = Group::start_in_memory(nodes, "64m") else { return };
+        let Some(group) = Group::start_in_memory(*nodes, "64m") else { return };
         let config = group.world.file("fsx.toml", fsx::OPERATIONS.as_bytes());
         let mount = group.mount("mnt", 0, words);
-        let ops = fsx::more_operations().unwrap_or(ops).to_string();
+        let operations = fsx::more_operations().unwrap_or(operations).to_string();
         let mut command = Command::new(&program);
-        command.args(["-N", &ops, "-S", "18", "-f"]).arg(&config).arg("-P").arg(group.world.dir("left"));
+        command.args(["-N", &operations, "-S", "18", "-f"]).arg(&config).arg("-P").arg(group.world.dir("left"));
         let start = Instant::now();
         let out = command.arg(mount.path("file")).output().unwrap();
         assert!(out.status.success(), "{nodes} nodes {words:?}: {out:?}");
-        println!("{nodes} nodes {words:?}: {ops} operations in {:.1?}", start.elapsed());
+        println!("{nodes} nodes {words:?}: {operations} operations in {:.1?}", start.elapsed());
         mount.unmount();
     }
+}
+
+#[test]
+fn pjdfstest_passes_where_it_passes_on_the_bare_directory() {
+    check_pjdfstest(&[(0, &[]), (2, &[])]);
+}
+
+#[test]
+fn fsx_finds_no_wrong_byte() {
+    check_fsx(&[(0, &["--no-passthrough", "--fuse-io", "uring"]), (2, &["--fuse-io", "dev"])], 10_000);
 }
 
 /// Two mounts open, change and close the same files in turn, at times both at once: what one has closed or synced the
@@ -147,5 +153,27 @@ fn step(file: &File, model: &mut Vec<u8>, state: &mut u64, told: &str) {
             let (start, end) = (start.min(model.len()), end.min(model.len()));
             assert!(seen[..done] == model[start..end], "{told}: {len} bytes at {offset} of {}", model.len());
         }
+    }
+}
+
+/// Run by `make test-all` only: with the source's file in the kernel and without, over both transports of the kernel.
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn pjdfstest_passes_without_passthrough_too() {
+        check_pjdfstest(&[(0, &["--no-passthrough", "--fuse-io", "dev"])]);
+    }
+
+    #[test]
+    fn fsx_finds_no_wrong_byte_in_every_way() {
+        let ways: [MountWay; 5] = [
+            (0, &[]),
+            (0, &["--no-passthrough", "--fuse-io", "uring"]),
+            (0, &["--no-passthrough", "--fuse-io", "dev"]),
+            (2, &["--fuse-io", "uring"]),
+            (2, &["--fuse-io", "dev"]),
+        ];
+        check_fsx(&ways, 40_000);
     }
 }

@@ -1,10 +1,10 @@
 //! System calls with unusual flags and values: their results on a writable mount are those on the bare directory.
 
-use crate::writable_group::{Group, WAYS};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps, XattrFlags, fallocate,
     getxattr, listxattr, renameat_with, seek, setxattr, utimensat,
 };
+use spurline_rig::writable_group::{Group, WAYS};
 use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};

@@ -1,10 +1,10 @@
 //! Writers on nodes that are killed, stopped and cut off, and on a full source: fio writes and verifies all the while, and
 //! what is durable is in the source. The longest of the timed writes is printed.
 
-use crate::lan::Lan;
-use crate::world::*;
-use crate::writable_group::{Group, draw, has};
 use rustix::process::Signal;
+use spurline_rig::lan::Lan;
+use spurline_rig::world::*;
+use spurline_rig::writable_group::{Group, draw, has};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! Real programs on writable mounts, alone and through nodes, and the calls that checkpoint writers make.
 
-use crate::world::*;
-use crate::writable_group::{Group, WAYS, draw, has, shell};
 use rustix::process::Signal;
+use spurline_rig::world::*;
+use spurline_rig::writable_group::{Group, WAYS, draw, has, shell};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;

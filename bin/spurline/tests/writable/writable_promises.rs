@@ -1,7 +1,7 @@
 //! Promises of SEMANTICS about writable mounts that no suite shows: replaced objects, users, devices, killed processes.
 
-use crate::world::*;
-use crate::writable_group::{Group, TmpFs, WAYS};
+use spurline_rig::world::*;
+use spurline_rig::writable_group::{Group, TmpFs, WAYS};
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};

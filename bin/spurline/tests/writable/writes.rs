@@ -1,10 +1,10 @@
 //! A writable mount of a directory: what POSIX asks, with the bare directory beside it as the oracle, and real
 //! programs.
 
-use crate::disk_image::DiskImage;
-use crate::world::*;
-use crate::writable_group::{Group, TmpFs, WAYS};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, XattrFlags};
+use spurline_rig::disk_image::DiskImage;
+use spurline_rig::world::*;
+use spurline_rig::writable_group::{Group, TmpFs, WAYS};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
 use std::os::fd::AsRawFd as _;

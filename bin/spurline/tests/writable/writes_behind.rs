@@ -1,9 +1,9 @@
 //! Bytes that go to a node after their write has returned: errors are reported at fsync and at close, and an unmount waits
 //! for the bytes.
 
-use crate::world::*;
-use crate::writable_group::Group;
 use rustix::process::{Pid, Signal, kill_process};
+use spurline_rig::world::*;
+use spurline_rig::writable_group::Group;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::IntoRawFd as _;

@@ -1,9 +1,9 @@
 //! Writable mounts through nodes: what one mount has closed the other reads, whichever node serves it, and a node that
 //! is killed costs a pause.
 
-use crate::world::*;
-use crate::writable_group::Group;
 use rustix::process::Signal;
+use spurline_rig::world::*;
+use spurline_rig::writable_group::Group;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};

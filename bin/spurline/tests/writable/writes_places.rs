@@ -1,8 +1,8 @@
 //! Where the bytes of a write land: at the end or at an offset, as the open file's flags say now, and pages of a memory map
 //! at their own place.
 
-use crate::writable_group::{Group, WAYS};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use spurline_rig::writable_group::{Group, WAYS};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;

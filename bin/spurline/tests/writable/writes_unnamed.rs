@@ -1,7 +1,7 @@
 //! Open files and directories without a name: what their handles can do is what those of the bare directory can.
 
-use crate::writable_group::{Group, WAYS, shell};
 use rustix::fs::{Access, CWD, Mode, OFlags, XattrFlags, accessat, fgetxattr, flistxattr, fremovexattr, fsetxattr};
+use spurline_rig::writable_group::{Group, WAYS, shell};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsRawFd as _;

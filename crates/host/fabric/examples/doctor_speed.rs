@@ -1,8 +1,7 @@
 //! How long an examination takes on a host with 16 devices of 256 full address places each, read from a folder as
 //! `net doctor --from` does: `cargo run --release -p spurline-fabric --example doctor_speed`. Prints the median of 9.
 
-#[path = "../tests/hosts/mod.rs"]
-mod hosts;
+use spurline_testkit::hosts;
 
 use spurline_fabric::{DoctorOptions, HostTree, examine};
 use std::time::Instant;

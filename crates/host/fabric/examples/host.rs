@@ -1,8 +1,7 @@
 //! Lays a made-up host out below a folder, to try `spurline net … --from` on: `cargo run -p spurline-fabric --example
 //! host -- gb200 /tmp/gb200`. Without arguments it prints the names.
 
-#[path = "../tests/hosts/mod.rs"]
-mod hosts;
+use spurline_testkit::hosts;
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();

@@ -1,13 +1,13 @@
 //! What the doctor finds on made-up hosts: the right ids, no others where a host is well, and a page for each id.
 
-mod hosts;
+use spurline_testkit::hosts;
 
-use hosts::{Card, Made, Net};
 use proptest::prelude::*;
 use spurline_fabric::{
     DoctorOptions, HostChange, HostFacts, HostFinding, HostTree, IpoibMode, LinkLayer, Severity, SmAnswer, TreeEntry,
     examine, finding,
 };
+use spurline_testkit::hosts::{Card, Made, Net};
 use std::collections::{BTreeMap, BTreeSet};
 
 fn entries(made: &Made) -> BTreeMap<String, TreeEntry> {

@@ -1,10 +1,10 @@
 //! Facts of made-up hosts: what a reader finds, and that nothing makes it panic.
 
-mod hosts;
+use spurline_testkit::hosts;
 
-use hosts::Made;
 use proptest::prelude::*;
 use spurline_fabric::{GidType, HostFacts, HostTree, LinkLayer, PhysState, PortState, TreeEntry};
+use spurline_testkit::hosts::Made;
 use std::collections::BTreeMap;
 
 fn entries(made: &Made) -> BTreeMap<String, TreeEntry> {

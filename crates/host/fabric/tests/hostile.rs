@@ -1,6 +1,6 @@
 //! Hostile folders on a real disk: an examination ends, whatever they contain, and reports its findings.
 
-mod hosts;
+use spurline_testkit::hosts;
 
 use proptest::prelude::*;
 use spurline_fabric::{DoctorOptions, HostFacts, HostTree, archive, collect_facts, examine, finding};

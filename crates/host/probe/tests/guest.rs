@@ -17,11 +17,6 @@ use std::time::{Duration, Instant};
 /// Far longer than anything takes here, also in a guest that gets no processor for a while.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-#[test]
-fn in_the_virtual_machine() {
-    run_in_guest(GuestNet::Two, &["guest_"]);
-}
-
 fn server() -> ProbeServer {
     let config = ServeConfig {
         addresses: Vec::new(),
@@ -228,4 +223,14 @@ fn guest_what_is_not_there_and_what_ends_midway() {
             assert!(done.measured.total.ops > 0);
         }
     });
+}
+
+/// Run by `make test-all` only.
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn in_the_virtual_machine() {
+        run_in_guest(GuestNet::Two, &["guest_"]);
+    }
 }

@@ -1,12 +1,11 @@
 //! Proposed configurations: groups of made-up nodes, and that a proposal selects exactly what it says.
 
-#[path = "../../../host/fabric/tests/hosts/mod.rs"]
-mod hosts;
+use spurline_testkit::hosts;
 
-use hosts::Made;
 use spurline_fabric::{HostTree, Severity, TreeEntry};
 use spurline_kube_devices::discover::{DiscoveryReport, discover};
 use spurline_kube_devices::{NodeHcas, lint_config, read_config, select_hcas};
+use spurline_testkit::hosts::Made;
 use std::collections::BTreeMap;
 
 fn node(made: &Made) -> NodeHcas {

@@ -1,11 +1,10 @@
 //! Configurations of the device plugin on made-up nodes: every rule of the reference, and mistakes that its users report.
 
-#[path = "../../../host/fabric/tests/hosts/mod.rs"]
-mod hosts;
+use spurline_testkit::hosts;
 
-use hosts::Made;
 use spurline_fabric::{HostFinding, HostTree, Severity, TreeEntry};
 use spurline_kube_devices::{NodeHcas, PluginConfig, SelectorKey, lint_config, read_config, select_hcas};
+use spurline_testkit::hosts::Made;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -1,14 +1,13 @@
 //! Pods compared with a configuration and nodes, and advice for clusters.
 
-#[path = "../../../host/fabric/tests/hosts/mod.rs"]
-mod hosts;
+use spurline_testkit::hosts;
 
-use hosts::Made;
 use spurline_fabric::Severity::{Error as E, Info as I, Warning as W};
 use spurline_fabric::{HostTree, Severity, TreeEntry};
 use spurline_kube_devices::advise::{PodIsolation, RdmaUse, advise};
 use spurline_kube_devices::discover::discover;
 use spurline_kube_devices::{NodeHcas, PluginConfig, PodContext, explain_pods, read_config};
+use spurline_testkit::hosts::Made;
 use std::collections::BTreeMap;
 
 fn node(made: &Made) -> NodeHcas {

@@ -24,11 +24,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-#[test]
-fn in_the_virtual_machine() {
-    run_in_guest(GuestNet::Two, &["guest_", "last_", "removed_"]);
-}
-
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(90)
 }
@@ -773,5 +768,15 @@ fn removed_devices_are_closed_while_the_process_lives() {
         let left = open_files();
         assert!(!left.iter().any(|path| path.contains("uverbs")), "{left:?}");
         sh("rdma link add rxe0 type rxe netdev rail0; rdma link add rxe1 type rxe netdev rail1");
+    }
+}
+
+/// Run by `make test-all` only.
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn in_the_virtual_machine() {
+        run_in_guest(GuestNet::Two, &["guest_", "last_", "removed_"]);
     }
 }

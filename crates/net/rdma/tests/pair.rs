@@ -16,11 +16,6 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-#[test]
-fn in_two_virtual_machines() {
-    run_in_guest(GuestNet::Pair, &["side_"]);
-}
-
 const PORT: u16 = 18_515;
 
 fn soon() -> Instant {
@@ -126,4 +121,14 @@ fn side_a_loses_packets() {
     }
     sh("tc qdisc del dev rail0 root");
     std::fs::write(done(), "").unwrap();
+}
+
+/// Run by `make test-all` only.
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn in_two_virtual_machines() {
+        run_in_guest(GuestNet::Pair, &["side_"]);
+    }
 }

@@ -14,11 +14,6 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-#[test]
-fn in_the_virtual_machine() {
-    run_in_guest(GuestNet::Two, &["guest_", "last_"]);
-}
-
 const OPTIONS: ConnectOptions = ConnectOptions { ack_timeout: Some(14), retries: 6, rnr_retries: 6 };
 const DEPTHS: QueueDepths = QueueDepths { receives: 8, sends: 8 };
 const SLOT: usize = 4096;
@@ -494,4 +489,14 @@ fn last_four_levels_of_not_here() {
     let absent = VerbsLibrary::load().err().unwrap();
     println!("{absent}");
     assert!(matches!(absent, RdmaUnavailable::Kernel { .. }) && absent.to_string().contains("rdma_ucm"), "{absent}");
+}
+
+/// Run by `make test-all` only.
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn in_the_virtual_machine() {
+        run_in_guest(GuestNet::Two, &["guest_", "last_"]);
+    }
 }

@@ -2,11 +2,10 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod dns_server;
 
 use common::{open, wait_for};
-use dns_server::DnsServer;
 use spurline_membership::{HoldTimes, RegistryFollower, RegistryState};
+use spurline_testkit::dns_server::DnsServer;
 use spurline_types::Stats;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,6 @@
 //! A DNS server on loopback whose records a test changes, over UDP and TCP. A name without records does not exist.
-#![allow(dead_code, reason = "each test program uses a part")]
+
+#![allow(missing_docs, reason = "parts of tests")]
 
 use hickory_resolver::proto::op::{Message, OpCode, Query, ResponseCode};
 use hickory_resolver::proto::rr::rdata::{A, AAAA, SRV};

@@ -2,11 +2,11 @@
 //! rendered rights. The work of a cluster's volume controller with claims is done here.
 
 use crate::agent::NAMESPACE;
-use crate::common::{fuse, spurline, tempdir, wait_for};
-use crate::driver::DriverRig;
 use crate::server::ClusterRig;
-use crate::volumes::install;
+use crate::test_all::volumes::install;
 use serde_json::{Value, json};
+use spurline_rig::driver::DriverRig;
+use spurline_rig::program::{fuse, spurline, tempdir, wait_for};
 use std::collections::{BTreeSet, HashMap};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -213,7 +213,7 @@ fn claims_become_volumes_and_end() {
     assert!(attributes.remove("storage.kubernetes.io/csiProvisionerIdentity").is_some(), "{volume}");
     let registry = "coordinator://spurline-coordinator.spurline.svc:7400";
     let wanted = [("source", "s3://datasets"), ("registry", registry), ("cacheGroup", "default")];
-    assert_eq!(attributes, wanted.map(crate::driver::pair).into());
+    assert_eq!(attributes, wanted.map(spurline_rig::driver::pair).into());
     assert_eq!(csi["nodeStageSecretRef"], json!({ "name": "spurline-group", "namespace": "spurline" }));
     rig.end("rendered", &volume);
 

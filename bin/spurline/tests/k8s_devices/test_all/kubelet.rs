@@ -1,7 +1,7 @@
 //! The plugin under the device manager of the real kubelet.
 
-use crate::hosts;
 use crate::rig::{KubeletRig, NodeRig, ib_config, texts, wait_for};
+use spurline_testkit::hosts;
 
 const PORT: &str = "sys/devices/pci0000:03/0000:03:00.0/infiniband/mlx5_0/ports/1";
 

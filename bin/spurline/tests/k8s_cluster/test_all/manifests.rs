@@ -1,8 +1,8 @@
 //! Everything that `render` makes, in each form, as a server with the schemas of all kinds takes it.
 
-use crate::common::spurline;
 use crate::server::ClusterRig;
 use serde_json::json;
+use spurline_rig::program::spurline;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

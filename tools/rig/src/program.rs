@@ -1,17 +1,25 @@
 //! Shared by the tests of running services: the binary without the caller's variables, mounts, deadlines.
-#![allow(dead_code, reason = "each test program uses a part")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Longer than anything here takes on the busiest machine.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// The binary with no variable of the caller's that could steer it. `SPURLINE_PROGRAM` names another one, for figures.
+/// The program `spurline` that was built with this test; `SPURLINE_PROGRAM` names another one.
+pub fn program_path() -> PathBuf {
+    if let Some(named) = std::env::var_os("SPURLINE_PROGRAM") {
+        return named.into();
+    }
+    let test = std::env::current_exe().expect("a test knows its path");
+    // Test programs are in the folder `deps` beside it.
+    test.parent().and_then(Path::parent).expect("a test lies in two folders").join("spurline")
+}
+
+/// The program with no variable of the caller's that could steer it.
 pub fn spurline() -> Command {
-    let program = std::env::var_os("SPURLINE_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_spurline").into());
-    let mut command = Command::new(program);
+    let mut command = Command::new(program_path());
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("SPURLINE_") {
             command.env_remove(name);

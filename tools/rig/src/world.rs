@@ -44,7 +44,7 @@ pub fn is_root() -> bool {
 
 /// The binary, with no variable of the caller's that could steer it.
 pub fn spurline(runtime: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spurline"));
+    let mut command = Command::new(crate::program::program_path());
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
         if name.starts_with("SPURLINE_") || name.starts_with("AWS_") {

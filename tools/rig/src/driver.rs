@@ -1,6 +1,6 @@
 //! A CSI driver and its client, for tests that play the kubelet. It does not know what runs mount processes.
 
-use crate::common::{fuse, mounted_below, spurline, tempdir, wait_for};
+use crate::program::{fuse, mounted_below, spurline, tempdir, wait_for};
 use hyper_util::rt::TokioIo;
 use spurline_csi::pb;
 use spurline_csi::pb::node_client::NodeClient;
@@ -21,7 +21,6 @@ pub struct DriverRig {
     more: (Vec<String>, Vec<(String, String)>),
 }
 
-#[allow(dead_code, reason = "each test program uses a part")]
 impl DriverRig {
     /// A driver with processes of this host, which trusts inline volumes; `None` where file systems can't be mounted.
     pub fn new() -> Option<Arc<Self>> {

@@ -45,7 +45,7 @@ pub fn ready() {
     READY.call_once(|| {
         run("modprobe", &["fuse"]);
         // Figures may be those of another build.
-        let program = std::env::var_os("SPURLINE_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_spurline").into());
+        let program = crate::program::program_path();
         std::fs::copy(program, BIN).unwrap();
     });
 }

@@ -102,7 +102,7 @@ fn ready() {
             rpcbind; rpc.statd --no-notify
             printf '[exports]\\nrootdir=/vmtmp\\n' >/etc/nfs.conf"
         ));
-        std::fs::copy(env!("CARGO_BIN_EXE_spurline"), BIN).unwrap();
+        std::fs::copy(crate::program::program_path(), BIN).unwrap();
     });
 }
 

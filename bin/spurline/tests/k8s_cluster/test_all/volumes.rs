@@ -1,13 +1,13 @@
 //! The CSI driver with mount pods: their life, replacement and errors, what people see of it, and which rights it needs.
 
 use crate::agent::{NAMESPACE, NodeAgent, PodPolicy};
-use crate::common::{fuse, mounted_below, spurline, wait_for};
-use crate::driver::{DriverRig, capability, pair};
 use crate::relay::{RelayMode, ServerRelay};
 use crate::server::ClusterRig;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use spurline_csi::pb;
+use spurline_rig::driver::{DriverRig, capability, pair};
+use spurline_rig::program::{fuse, mounted_below, spurline, wait_for};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use tonic::{Code, Status};
