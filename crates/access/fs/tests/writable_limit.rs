@@ -1,6 +1,7 @@
 //! The memory for inodes of a writable mount: a walk over many names stays below its limit, and no more is taken than is
 //! counted. In a process of its own.
 
+#[path = "fs/objects/mod.rs"]
 mod objects;
 
 use objects::{MemorySource, NoReads, ROOT_OBJECT, writable_config};

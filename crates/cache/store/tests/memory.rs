@@ -1,5 +1,6 @@
 //! Memory of the index: bounded by a number of blocks, and no more per block than is counted. In a process of its own.
 
+#[path = "store/common/mod.rs"]
 mod common;
 
 use common::*;

@@ -1,0 +1,7 @@
+//! The FUSE session with real mounts, and what the kernel does with connections.
+
+mod common;
+mod life;
+mod mounted_fs;
+mod outlived;
+mod reads;

@@ -1,0 +1,5 @@
+//! Facts and findings of made-up hosts.
+
+mod doctor;
+mod facts;
+mod hostile;

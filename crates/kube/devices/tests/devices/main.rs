@@ -1,0 +1,5 @@
+//! Configurations of the device plugin, pods and nodes.
+
+mod discover;
+mod lint;
+mod pods;

@@ -1,0 +1,4 @@
+//! The rendered manifests.
+
+mod deploy;
+mod objects;

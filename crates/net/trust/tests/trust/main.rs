@@ -1,0 +1,4 @@
+//! Proofs and TLS on real streams.
+
+mod stream;
+mod tls;
