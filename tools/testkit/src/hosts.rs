@@ -126,7 +126,8 @@ impl Made {
     }
 
     pub fn card(&mut self, card: &Card) -> &mut Self {
-        let (at, pci) = (Made::at(card.pci), card.pci);
+        let at = Made::at(card.pci);
+        let pci = card.pci;
         self.put(&format!("{at}/vendor"), format!("0x{:04x}", card.ids.0));
         self.put(&format!("{at}/device"), format!("0x{:04x}", card.ids.1));
         self.put(&format!("{at}/class"), card.class);

@@ -3,7 +3,7 @@
 //! comments. Reads the product's and the tools' sources, tests left out, and knows no rule.
 
 use crate::names::is_test_only;
-use crate::{root, texts};
+use crate::{is_product_source, texts};
 use std::collections::BTreeMap;
 use syn::visit::{self, Visit};
 
@@ -49,8 +49,7 @@ impl DialectCensus {
     pub fn of_this_tree() -> Self {
         let mut census = DialectCensus::default();
         for (path, text) in texts(&[".rs"]) {
-            let file = path.strip_prefix(root()).unwrap_or(&path).to_owned();
-            if file.components().any(|part| part.as_os_str() == "src") {
+            if is_product_source(&path) {
                 census.add_source(&text);
             }
         }

@@ -57,6 +57,12 @@ pub fn texts(endings: &[&str]) -> Vec<(PathBuf, String)> {
         .collect()
 }
 
+/// Whether a file belongs to the product or its tools. What only tests use does not: folders `tests`, examples, the rig of tests.
+pub fn is_product_source(path: &Path) -> bool {
+    let file = path.strip_prefix(root()).unwrap_or(path);
+    !file.starts_with("tools/rig") && file.components().any(|part| part.as_os_str() == "src")
+}
+
 /// `cargo metadata` of the packages built on this platform.
 ///
 /// # Panics

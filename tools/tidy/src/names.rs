@@ -1,7 +1,7 @@
 //! Counts how much a name says: one-word names of types and functions, and type names that several types share. Reads the
 //! product's and the tools' sources and knows no rule; the ceilings are a test of this crate.
 
-use crate::{root, texts};
+use crate::{is_product_source, root, texts};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use syn::visit::{self, Visit};
@@ -32,9 +32,8 @@ impl NameCensus {
     pub fn of_this_tree() -> Self {
         let mut census = NameCensus::default();
         for (path, text) in texts(&[".rs"]) {
-            let file = path.strip_prefix(root()).unwrap_or(&path).to_owned();
-            let is_source = file.components().any(|part| part.as_os_str() == "src");
-            if is_source {
+            if is_product_source(&path) {
+                let file = path.strip_prefix(root()).unwrap_or(&path).to_owned();
                 let parsed = syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
                 Collector { census: &mut census, file }.visit_file(&parsed);
             }

@@ -287,6 +287,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/host/umad", "calls into libibumad"),
     ("bin/python", "buffers of Python programs that reads fill, and one of its own"),
     ("tools/bench", "a mapping of a file, as loaders of models have"),
+    ("tools/rig", "ioctls, quotas and locks by fcntl, for tests"),
     ("tools/vtime", "the C library's clocks, futexes and threads, defined anew for tests"),
     ("crates/net/verbs", "calls into libibverbs and librdmacm, memory that NICs reach"),
 ];
