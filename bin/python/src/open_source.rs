@@ -4,7 +4,7 @@
 use crate::failure::CallFailure;
 use crate::settings::ClientSettings;
 use rustix::io::Errno;
-use spurline_config::{CacheSize, HostLimits, RawBucketWrites, WritesConfig};
+use spurline_config::{CacheSize, HostLimits, WritesConfig};
 use spurline_fs::FileService;
 use spurline_jobs::JobTarget;
 use spurline_runtime::{OpenVolume, WritableFiles, open_volume, open_writable_files};
@@ -106,8 +106,8 @@ impl OpenSource {
         let stats = Arc::new(Stats::default());
         let host = HostLimits::detect();
         let opened = if settings.writable {
-            let writes = WritesConfig { squash: None, bucket: RawBucketWrites::default() };
-            OpenKind::Writing(open_writable_files(&raw.check_writable(writes, &host)?, &stats)?)
+            let config = raw.check_writable(WritesConfig::default(), &host)?;
+            OpenKind::Writing(open_writable_files(&config, &stats)?)
         } else {
             let mut volume = open_volume(&raw.check(&host)?, &stats)?;
             volume.keep_directories();

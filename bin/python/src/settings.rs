@@ -33,18 +33,17 @@ impl ClientSettings {
     pub fn parse(source: &str, pairs: &[(String, String)]) -> Result<Self, CallFailure> {
         let mut volume = RawVolume::new(parse_value("source", source)?);
         // A program keeps blocks in memory; a disk is used where a folder is named.
-        volume.cache.cache_size = CacheSize::None;
+        let mut cache_size = std::mem::replace(&mut volume.cache.cache_size, CacheSize::None);
         let mut settings = ClientSettings { volume, cache_dir: None, threads: DEFAULT_CLIENT_THREADS, writable: false };
-        let mut cache_size = None;
         for (name, value) in pairs {
             if name == "cache_size" {
-                cache_size = Some(parse_value::<CacheSize>(name, value)?);
+                cache_size = parse_value::<CacheSize>(name, value)?;
             } else {
                 settings.set_one(name, value)?;
             }
         }
         if settings.cache_dir.is_some() {
-            settings.volume.cache.cache_size = cache_size.unwrap_or(CacheSize::Bytes(100 << 30));
+            settings.volume.cache.cache_size = cache_size;
         }
         Ok(settings)
     }
@@ -60,7 +59,7 @@ impl ClientSettings {
             "tls_cert" => volume.trust.tls_cert = Some(value.into()),
             "tls_key" => volume.trust.tls_key = Some(value.into()),
             "tls_ca" => volume.trust.tls_ca = Some(value.into()),
-            "replicas" => volume.replicas = parse_value::<ReplicaCounts>(name, value)?,
+            "replicas" => volume.reads.replicas = parse_value::<ReplicaCounts>(name, value)?,
             "group_network" => volume.net.group_network = Some(value.to_owned()),
             "rdma_network" => volume.net.rdma_network = Some(value.to_owned()),
             "transport" => volume.net.transport = parse_transport(value)?,
@@ -69,7 +68,7 @@ impl ClientSettings {
             "cache_dir" => self.cache_dir = Some(value.into()),
             "block_size" => volume.cache.block_size = Some(parse_value(name, value)?),
             "free_space_ratio" => volume.cache.free_space_ratio = parse_value(name, value)?,
-            "memory" => volume.buffer_size = parse_value::<Size>(name, value)?,
+            "memory" => volume.memory.buffer_size = parse_value::<Size>(name, value)?,
             "endpoint_url" => volume.under.endpoint_url = Some(value.to_owned()),
             "region" => volume.under.region = Some(value.to_owned()),
             "anonymous" => volume.under.anonymous = parse_value(name, value)?,

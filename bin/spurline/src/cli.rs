@@ -1,12 +1,11 @@
-//! The commands and their arguments. The flags of `mount`, `node` and `coordinator` are in [`crate::args`].
+//! The commands and their arguments. The flags of `mount`, `node`, `gateway` and `coordinator` are in [`crate::args`].
 
-use crate::args::{self, CoordinatorArgs, MountArgs, NodeArgs, TrustArgs};
+use crate::args::{self, CoordinatorArgs, GatewayArgs, MountArgs, NodeArgs};
 use crate::config_file as file;
-use crate::s3_args::GatewayArgs;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use spurline_config::{Registry, SourceUrl};
+use spurline_config::{DEFAULT_GROUP, RawTrust, Registry, SourceUrl};
 use spurline_types::{Size, parse_duration};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -125,11 +124,11 @@ pub struct DrainArgs {
     #[arg(long, value_name = "URL")]
     pub registry: Registry,
     /// Name of the group in the registry
-    #[arg(long, value_name = "NAME", default_value = "default")]
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_GROUP)]
     pub cache_group: String,
     /// Authentication at nodes.
     #[command(flatten)]
-    pub trust: TrustArgs,
+    pub trust: RawTrust,
     /// Name or HOST:PORT of the node
     #[arg(help_heading = None)]
     pub node: String,
@@ -308,14 +307,14 @@ pub struct JobArgs {
     #[arg(long, value_name = "URL", help_heading = "Group")]
     pub registry: Option<Registry>,
     /// Name of the group in the registry
-    #[arg(long, value_name = "NAME", default_value = "default", help_heading = "Group")]
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_GROUP, help_heading = "Group")]
     pub cache_group: String,
     /// Source of the group's mounts
     #[arg(long, value_name = "URL", help_heading = "Group")]
     pub source: Option<SourceUrl>,
     /// Authentication at coordinators.
     #[command(flatten)]
-    pub trust: TrustArgs,
+    pub trust: RawTrust,
     /// Print one JSON object
     #[arg(long, help_heading = None)]
     pub json: bool,
@@ -400,11 +399,11 @@ pub struct RulesArgs {
     #[arg(long, value_name = "URL")]
     pub registry: Option<Registry>,
     /// Name of the group in the registry
-    #[arg(long, value_name = "NAME", default_value = "default")]
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_GROUP)]
     pub cache_group: String,
     /// Authentication at coordinators and nodes.
     #[command(flatten)]
-    pub trust: TrustArgs,
+    pub trust: RawTrust,
     /// Print one JSON object
     #[arg(long, help_heading = None)]
     pub json: bool,
@@ -527,11 +526,11 @@ pub struct StatusArgs {
     #[arg(long, value_name = "URL")]
     pub registry: Option<Registry>,
     /// Name of the group in the registry
-    #[arg(long, value_name = "NAME", default_value = "default")]
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_GROUP)]
     pub cache_group: String,
     /// Authentication at nodes.
     #[command(flatten)]
-    pub trust: TrustArgs,
+    pub trust: RawTrust,
     /// Mountpoints, HOST:PORT of nodes, or admin sockets [default: everything on this machine, or the group of
     /// SPURLINE_REGISTRY]
     #[arg(help_heading = None)]

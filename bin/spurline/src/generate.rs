@@ -52,7 +52,7 @@ fn reference_text() -> String {
             writeln!(out, "## `spurline {title}`\n\n| flag, key | variable | default | meaning |\n|---|---|---|---|");
         let mut args: Vec<&Arg> =
             sub.get_arguments().filter(|arg| is_flag_of_reference(arg) && !arg.is_hide_set()).collect();
-        args.sort_by_key(|a| heading_rank(sub, a));
+        args.sort_by_key(|arg| (heading_rank(sub, arg), arg.get_display_order()));
         let mut heading = "";
         for arg in args {
             let this = arg.get_help_heading().unwrap_or("General");

@@ -27,7 +27,6 @@ mod net;
 mod node;
 mod report;
 mod rules;
-mod s3_args;
 mod signals;
 mod stats;
 mod status;
@@ -35,7 +34,7 @@ mod umount;
 mod upgrade;
 
 use cli::CliCommand;
-use spurline_config::{Fault, HostLimits, LogConfig, RawCoordinator, RawGateway, RawMount, RawNode};
+use spurline_config::{Fault, HostLimits, LogConfig};
 use spurline_runtime::limits::{obey_quotas, raise_open_files};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -64,15 +63,16 @@ fn main() -> ExitCode {
 fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
     match command {
         CliCommand::Mount(args) => {
-            habits::check_mount_options(&args.fuse.options)?;
+            habits::check_mount_options(&args.settings.fuse.options)?;
             let host = HostLimits::detect();
-            let config = RawMount::from(*args).check(&host)?;
+            let background = args.background;
+            let config = args.settings.check(&host)?;
             if config.volume.writes.is_some() {
                 obey_quotas()?;
             }
             match start_service(
                 &config.log,
-                config.background,
+                background,
                 &config.volume.warnings,
                 config.volume.under.timeout,
                 &host,
@@ -82,7 +82,7 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
                 StartOutcome::Run(ready) if config.recover && !background::has_keeper() => {
                     keeper::run(ready, &config.mountpoint)
                 }
-                StartOutcome::Run(ready) => mount::run(config, ready).map(success),
+                StartOutcome::Run(ready) => mount::run(config, background, ready).map(success),
             }
         }
         CliCommand::Node(words) => {
@@ -90,14 +90,14 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
                 return drain::run(args);
             }
             let host = HostLimits::detect();
-            let config = RawNode::from(words.args).check(&host)?;
+            let config = words.args.settings.check(&host)?;
             if config.writes.is_some() {
                 obey_quotas()?;
             }
             let service = config.name.as_ref().map_or_else(|| "node".to_owned(), |name| format!("node {name}"));
             match start_service(
                 &config.log,
-                config.background,
+                words.args.background,
                 &config.warnings,
                 config.under.timeout,
                 &host,
@@ -110,8 +110,8 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
         CliCommand::Gateway(args) => run_gateway(*args),
         CliCommand::Coordinator(args) => {
             let host = HostLimits::detect();
-            let config = RawCoordinator::from(*args).check(&host)?;
-            match start_service(&config.log, config.background, &[], Duration::ZERO, &host, "coordinator")? {
+            let config = args.settings.check(&host)?;
+            match start_service(&config.log, args.background, &[], Duration::ZERO, &host, "coordinator")? {
                 StartOutcome::Waited(code) => Ok(code),
                 StartOutcome::Run(ready) => coordinator::run(config, ready).map(success),
             }
@@ -138,15 +138,15 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
     }
 }
 
-fn run_gateway(args: s3_args::GatewayArgs) -> Result<ExitCode, Fault> {
+fn run_gateway(args: args::GatewayArgs) -> Result<ExitCode, Fault> {
     let host = HostLimits::detect();
-    let config = RawGateway::from(args).check(&host)?;
+    let config = args.settings.check(&host)?;
     if config.volume.writes.is_some() {
         obey_quotas()?;
     }
     let service = format!("gateway {}", config.s3.listen);
     let limit = config.volume.under.timeout;
-    match start_service(&config.log, config.background, &config.volume.warnings, limit, &host, &service)? {
+    match start_service(&config.log, args.background, &config.volume.warnings, limit, &host, &service)? {
         StartOutcome::Waited(code) => Ok(code),
         StartOutcome::Run(ready) => gateway::run(config, ready).map(|()| ExitCode::SUCCESS),
     }

@@ -7,12 +7,11 @@ use spurline_keeper::MountLife;
 use spurline_runtime::{MountStop, PreparedMount, UnsentBytes, check_takeover};
 use std::sync::Arc;
 
-/// Runs the mount; returns at the end.
+/// Runs the mount, in the background or not; returns at the end.
 ///
 /// # Errors
 /// When the mount can't start, or does not end cleanly.
-pub fn run(config: MountConfig, ready: ReadySignal) -> Result<(), Fault> {
-    let background = config.background;
+pub fn run(config: MountConfig, background: bool, ready: ReadySignal) -> Result<(), Fault> {
     let life = MountLife::begin().map_err(|error| Fault::failed(format!("the keeper of this mount: {error}"), ""))?;
     if life.as_ref().is_some_and(|life| life.order.check_only) {
         // The old process serves the mount meanwhile.

@@ -83,7 +83,7 @@ pub fn limit_folders(args: LimitArgs) -> Result<ExitCode, Fault> {
 /// When the registry can't be reached.
 pub fn list_rules(args: RulesArgs) -> Result<ExitCode, Fault> {
     let (nodes, set) =
-        RuleNodes::open(required_registry(args.registry.as_ref())?, &args.cache_group, &args.trust.check()?)?;
+        RuleNodes::open(required_registry(args.registry.as_ref())?, &args.cache_group, &args.trust.check(false)?)?;
     let told = nodes.query_nodes(None);
     let silent = unreached_nodes(&told);
     let rules: Vec<HeldRule> = set
@@ -135,7 +135,7 @@ fn run_change(args: &RuleArgs, change: &RuleChange<'_>) -> Result<ExitCode, Faul
     let urls = urls_of(&args.path)?;
     let stop = signals::stop_flag(1)?;
     let RulesArgs { registry: given, cache_group, trust, json: as_json } = &args.group;
-    let (nodes, set) = RuleNodes::open(required_registry(given.as_ref())?, cache_group, &trust.check()?)?;
+    let (nodes, set) = RuleNodes::open(required_registry(given.as_ref())?, cache_group, &trust.check(false)?)?;
     let bar = progress_bar(*as_json);
     let (set, told) = apply_change(&nodes, set, &urls, change, &shown_in(&bar), &stop)?;
     // Blocks that are cached already come under the rule too. A folder whose last rule was removed has none to

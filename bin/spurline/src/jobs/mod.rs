@@ -106,7 +106,7 @@ fn run_job(
         return look.watch_job(&now, &*signals::stop_flag(1)?, false);
     }
     if pin && let Some(registry) = &args.registry {
-        let trust = args.trust.check()?;
+        let trust = args.trust.check(false)?;
         rules::pin_before_load(registry, &args.cache_group, &trust, place.source(), &spec.paths, args.json)?;
     }
     // Installed before the job starts: a signal in between must not leave the job running.
@@ -138,7 +138,7 @@ fn find_worker(action: JobAction, paths: &[String], args: &JobArgs) -> Result<(J
     let url = paths.iter().find(|path| path.contains("://"));
     match (&args.registry, &args.source, url) {
         (Some(registry), Some(source), _) => {
-            let trust = setup::open_trust(&args.trust.check()?, &group::hostname())?;
+            let trust = setup::open_trust(&args.trust.check(false)?, &group::hostname())?;
             JobWorker::of_group(registry, &args.cache_group, source, trust, paths)
         }
         (Some(registry), None, _) if args.said.registry || args.said.cache_group || url.is_some() => Err(Fault::usage(

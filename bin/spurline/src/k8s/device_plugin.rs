@@ -1,6 +1,5 @@
 //! `spurline k8s device-plugin`: the plugin with the metrics page, stopped by signals.
 
-use crate::args::LogArgs;
 use crate::{logging, signals};
 use clap::Args;
 use spurline_config::{Fault, HostLimits, RawLog};
@@ -73,7 +72,7 @@ pub struct DevicePluginArgs {
     pub health_interval: Duration,
     /// Logs and metrics.
     #[command(flatten)]
-    pub log: LogArgs,
+    pub log: RawLog,
 }
 
 /// Runs the plugin; returns at the end.
@@ -82,7 +81,7 @@ pub struct DevicePluginArgs {
 /// When the plugin can't start, or the loop panics.
 pub fn run(args: DevicePluginArgs) -> Result<ExitCode, Fault> {
     let host = HostLimits::detect();
-    let (log, metrics) = RawLog::from(args.log).check()?;
+    let (log, metrics) = args.log.check()?;
     if args.health_interval.is_zero() {
         return Err(Fault::usage("--health-interval is 0", "give a time, as in 5s"));
     }

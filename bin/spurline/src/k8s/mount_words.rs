@@ -78,7 +78,7 @@ pub(super) fn words_of_mount(
         // As much as the limit allows, with room for what lies outside of the buffer.
         given.push(format!("--buffer-size={}M", (memory.saturating_sub(OUTSIDE) / 4 * 3) >> 20).into());
     } else if settings.memory.is_none() {
-        let buffer = parse(&flags, &given, &places)?.volume.buffer_size.0;
+        let buffer = parse(&flags, &given, &places)?.volume.memory.buffer_size.0;
         memory = memory.max(buffer / 3 * 4 + OUTSIDE);
     }
     let mut raw = parse(&flags, &given, &places)?;
@@ -114,7 +114,7 @@ fn parse(flags: &Command, given: &[OsString], places: &[OsString]) -> Result<Raw
     let words = [OsString::from("mount")].into_iter().chain(given.iter().cloned()).chain(["--".into()]);
     let matches = flags.clone().try_get_matches_from(words.chain(places.iter().cloned()));
     let parsed = matches.and_then(|matches| MountArgs::from_arg_matches(&matches));
-    parsed.map(RawMount::from).map_err(|error| {
+    parsed.map(|args| args.settings).map_err(|error| {
         // The first paragraph has the fault; usage and hints are for a command line.
         let text = error.render().to_string();
         let first = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");

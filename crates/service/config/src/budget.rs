@@ -1,10 +1,25 @@
-//! Divides the memory budget (`--buffer-size`) into named terms, each with a reason. Pure arithmetic; the remainder holds hot
+//! The memory budget: the setting, and the division into named terms, each with a reason. Pure arithmetic; the remainder holds hot
 //! blocks.
 
 use crate::host::HostLimits;
 use spurline_types::Size;
 use spurline_types::fault::Fault;
 use std::fmt;
+use std::str::FromStr as _;
+
+settings! {
+    /// The memory budget.
+    #[derive(Eq)]
+    #[command(next_help_heading = "General")]
+    pub struct RawMemory {
+        /// Memory budget for all buffers and cached blocks: a hard limit
+        ///
+        /// FUSE requests, fills in flight and read-ahead are part of it; the rest holds hot blocks. The start fails if
+        /// the machine or the control group has too little memory.
+        #[arg(long, value_name = "SIZE")]
+        pub buffer_size: Size = Size::from_str("300M"),
+    }
+}
 
 /// Kernel requests in flight per processor over io_uring. Two keep the processor busy while the other's reply is
 /// copied; more cost memory on every possible processor and measured no faster.
@@ -217,6 +232,13 @@ impl MemoryBudget {
 
     fn least_written(demand: &BudgetDemand) -> u64 {
         if demand.writes { MIN_WRITTEN } else { 0 }
+    }
+
+    /// Divides a budget of this host; warns when it barely fits.
+    pub(crate) fn of_host(demand: BudgetDemand, host: &HostLimits, warnings: &mut Vec<String>) -> Result<Self, Fault> {
+        let mut budget = Self::divide(demand)?;
+        warnings.extend(budget.check_host(host)?);
+        Ok(budget)
     }
 
     /// Divides a budget.

@@ -1,13 +1,44 @@
-//! The checked settings of the block cache: directories, size and blocks, and the process that keeps the cache.
+//! The block cache: settings and checks. Knows directories, sizes and which process keeps the cache; opens none.
 
-use crate::checked::{check_positive, unused_flags};
 use crate::host::HostLimits;
-use crate::raw::RawCache;
+use crate::settings::{check_positive, unused_flags};
 use crate::values::{CacheSize, IorpcMode, SourceUrl, absolute_path};
 use spurline_types::fault::Fault;
+use spurline_types::{Size, parse_duration};
 use std::path::PathBuf;
+use std::str::FromStr as _;
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
+
+settings! {
+    /// The block cache.
+    #[command(next_help_heading = "Cache")]
+    pub struct RawCache {
+        /// Cache directories, one per disk: A[:B…], globs allowed [default: a folder of its own in /var/cache/spurline,
+        /// or ~/.cache/spurline when not root]
+        #[arg(long, value_name = "DIR[:DIR]", value_delimiter = ':')]
+        pub cache_dir: Vec<PathBuf>,
+        /// Capacity of all cache disks together; -1 uses all available space, 0 disables the disk cache
+        ///
+        /// Mounts and nodes of one user without --cache-dir share this size: each has a folder of its own by source and
+        /// mountpoint. The blocks of one that has ended stay for its next start, until others need their space.
+        #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+        pub cache_size: CacheSize = CacheSize::from_str("100G"),
+        /// Fraction of each cache disk that stays free
+        #[arg(long, value_name = "RATIO")]
+        pub free_space_ratio: f64 = 0.1,
+        /// Unit of caching and placement; the same on all nodes of a group; mounts of a group use that of its nodes
+        /// [default: 4M]
+        #[arg(long, value_name = "SIZE")]
+        pub block_size: Option<Size>,
+        /// How to read cache disks; a node with RDMA rails uses dio instead of splice
+        #[arg(long, value_name = "MODE", value_enum, default_value_t)]
+        pub iorpc_mode: IorpcMode,
+        /// Stop using a cache disk when a read takes longer than this (a write: twice as long)
+        #[arg(long, value_name = "TIME")]
+        pub disk_timeout: Duration = parse_duration("5s"),
+    }
+}
 
 /// The block cache.
 #[derive(Debug, Clone)]
@@ -64,68 +95,88 @@ pub(crate) fn reader_folder(source: &SourceUrl, place: &str) -> String {
     format!("{}-{number:016x}", &shown[from..])
 }
 
-/// The checked cache, and warnings about flags that have no effect. `folder`: the name in the default cache folder.
-pub(crate) fn check_cache(
-    args: &RawCache,
-    host: &HostLimits,
-    place: CachePlace,
-    folder: &str,
-    warnings: &mut Vec<String>,
-) -> Result<CacheConfig, Fault> {
-    let block = args.block_size().bytes();
-    if !block.is_power_of_two() || block < BLOCK_RANGE.0 || block > BLOCK_RANGE.1 {
-        return Err(Fault::usage(
-            format!("--block-size {} is not a power of two from 64K to 64M", args.block_size()),
-            "4M is the default; 1M suits small random reads",
-        ));
+impl RawCache {
+    /// The block size given, or the default.
+    fn block_size(&self) -> Size {
+        self.block_size.unwrap_or(Size::mib(4))
     }
-    let ratio = args.free_space_ratio;
-    if !(0.0..=0.99).contains(&ratio) {
-        return Err(Fault::usage(
-            format!("--free-space-ratio {ratio} is not from 0 to 0.99"),
-            "0.1 leaves a tenth of the disk free",
-        ));
-    }
-    let used = place != CachePlace::Nodes && args.cache_size != CacheSize::None;
-    let dirs = match (used, args.cache_dir.is_empty()) {
-        (false, _) => Vec::new(),
-        (true, false) => expand_dirs(&args.cache_dir)?,
-        (true, true) => match default_cache_dir(host) {
-            Ok(dir) => vec![dir.join(folder)],
-            // It may never be needed.
-            Err(_) if matches!(place, CachePlace::HereForNetwork { .. }) => Vec::new(),
-            Err(fault) => return Err(fault),
-        },
-    };
-    if place == CachePlace::Nodes {
-        warnings.extend(unused_cache_flags(args, "with --registry the nodes hold the cache"));
-    }
-    let near_source_warning = match place {
-        CachePlace::HereForNetwork { writer } => {
-            let why = format!("{writer} has no block cache where the source is a directory of this host");
-            unused_cache_flags(args, &why)
+
+    /// The checked cache, and warnings about flags that have no effect. `folder`: the name in the default cache folder.
+    pub(crate) fn check(
+        &self,
+        host: &HostLimits,
+        place: CachePlace,
+        folder: &str,
+        warnings: &mut Vec<String>,
+    ) -> Result<CacheConfig, Fault> {
+        let block = self.block_size().bytes();
+        if !block.is_power_of_two() || block < BLOCK_RANGE.0 || block > BLOCK_RANGE.1 {
+            return Err(Fault::usage(
+                format!("--block-size {} is not a power of two from 64K to 64M", self.block_size()),
+                "4M is the default; 1M suits small random reads",
+            ));
         }
-        CachePlace::Here | CachePlace::Nodes => None,
-    };
-    if place == CachePlace::Nodes
-        && let Some(size) = args.block_size
-    {
-        warnings.push(format!("--block-size {size} is not used: with --registry the nodes decide the block size"));
+        let ratio = self.free_space_ratio;
+        if !(0.0..=0.99).contains(&ratio) {
+            return Err(Fault::usage(
+                format!("--free-space-ratio {ratio} is not from 0 to 0.99"),
+                "0.1 leaves a tenth of the disk free",
+            ));
+        }
+        let used = place != CachePlace::Nodes && self.cache_size != CacheSize::None;
+        let dirs = match (used, self.cache_dir.is_empty()) {
+            (false, _) => Vec::new(),
+            (true, false) => expand_dirs(&self.cache_dir)?,
+            (true, true) => match default_cache_dir(host) {
+                Ok(dir) => vec![dir.join(folder)],
+                // It may never be needed.
+                Err(_) if matches!(place, CachePlace::HereForNetwork { .. }) => Vec::new(),
+                Err(fault) => return Err(fault),
+            },
+        };
+        if place == CachePlace::Nodes {
+            warnings.extend(self.unused_flags("with --registry the nodes hold the cache"));
+        }
+        let near_source_warning = match place {
+            CachePlace::HereForNetwork { writer } => {
+                let why = format!("{writer} has no block cache where the source is a directory of this host");
+                self.unused_flags(&why)
+            }
+            CachePlace::Here | CachePlace::Nodes => None,
+        };
+        if place == CachePlace::Nodes
+            && let Some(size) = self.block_size
+        {
+            warnings.push(format!("--block-size {size} is not used: with --registry the nodes decide the block size"));
+        }
+        check_positive("--disk-timeout", self.disk_timeout)?;
+        if place != CachePlace::Nodes && self.iorpc_mode == IorpcMode::Splice {
+            warnings.extend(check_pipes(host));
+        }
+        Ok(CacheConfig {
+            is_default: used && self.cache_dir.is_empty(),
+            dirs,
+            size: if used { self.cache_size } else { CacheSize::None },
+            free_space_ratio: ratio,
+            block_size: block,
+            iorpc_mode: self.iorpc_mode,
+            disk_timeout: self.disk_timeout,
+            near_source_warning,
+        })
     }
-    check_positive("--disk-timeout", args.disk_timeout)?;
-    if place != CachePlace::Nodes && args.iorpc_mode == IorpcMode::Splice {
-        warnings.extend(check_pipes(host));
+
+    /// The warning about given flags of a cache that this process does not keep.
+    fn unused_flags(&self, why: &str) -> Option<String> {
+        let own = RawCache::default();
+        let unused = [
+            ("--cache-dir", !self.cache_dir.is_empty()),
+            ("--cache-size", self.cache_size != own.cache_size && self.cache_size != CacheSize::None),
+            ("--free-space-ratio", self.free_space_ratio != own.free_space_ratio),
+            ("--iorpc-mode", self.iorpc_mode != own.iorpc_mode),
+            ("--disk-timeout", self.disk_timeout != own.disk_timeout),
+        ];
+        unused_flags(&unused, why)
     }
-    Ok(CacheConfig {
-        is_default: used && args.cache_dir.is_empty(),
-        dirs,
-        size: if used { args.cache_size } else { CacheSize::None },
-        free_space_ratio: ratio,
-        block_size: block,
-        iorpc_mode: args.iorpc_mode,
-        disk_timeout: args.disk_timeout,
-        near_source_warning,
-    })
 }
 
 impl CacheConfig {
@@ -133,19 +184,6 @@ impl CacheConfig {
     pub fn without_dirs(&self) -> CacheConfig {
         CacheConfig { dirs: Vec::new(), is_default: false, size: CacheSize::None, ..self.clone() }
     }
-}
-
-/// The warning about given flags of a cache that this process does not keep.
-fn unused_cache_flags(args: &RawCache, why: &str) -> Option<String> {
-    let own = RawCache::default();
-    let unused = [
-        ("--cache-dir", !args.cache_dir.is_empty()),
-        ("--cache-size", args.cache_size != own.cache_size && args.cache_size != CacheSize::None),
-        ("--free-space-ratio", args.free_space_ratio != own.free_space_ratio),
-        ("--iorpc-mode", args.iorpc_mode != own.iorpc_mode),
-        ("--disk-timeout", args.disk_timeout != own.disk_timeout),
-    ];
-    unused_flags(&unused, why)
 }
 
 /// The pipe of a `sendfile`, in the kernel; larger pipes are not used.
@@ -214,8 +252,7 @@ fn expand_dirs(patterns: &[PathBuf]) -> Result<Vec<PathBuf>, Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::raw::{RawMount, RawNode};
-    use crate::s3::RawGateway;
+    use crate::{RawGateway, RawMount, RawNode};
 
     #[test]
     fn each_source_and_mountpoint_has_a_default_folder_of_its_own() {

@@ -1,10 +1,116 @@
-//! The checked FUSE settings of a mount: request sizes, cache times, mount options. Handles words and numbers only.
+//! The FUSE session of a mount: settings and checks. Handles words and numbers only.
 
-use crate::raw::{RawBucketWrites, RawFuse};
 use crate::values::FuseIo;
+#[cfg(feature = "clap")]
+use crate::values::{parse_mode, parse_squash};
+use crate::writes::{BucketWrites, WritesConfig};
 use spurline_types::fault::Fault;
-use spurline_types::{LABEL_OPTIONS, split_option_list};
+use spurline_types::{LABEL_OPTIONS, Size, parse_duration, split_option_list};
+use std::path::PathBuf;
+use std::str::FromStr as _;
 use std::time::Duration;
+
+settings! {
+    /// The FUSE session.
+    #[command(next_help_heading = "Mount")]
+    pub struct RawFuse {
+        /// Mount read-only (the default)
+        #[arg(long)]
+        pub read_only: bool,
+        /// Mount for reading and writing (also -o rw): a directory or an S3 bucket
+        ///
+        /// Changes of a directory are made there with the identity of the calling process: permissions and quotas are
+        /// the source's own. Through nodes, written bytes may come there later: at an fsync or a close, and after a
+        /// second. A mount of a directory has no block cache then. A file of a bucket becomes an object at its close or
+        /// fsync; all files belong to the user of the mount. In /etc/fstab the word is writable, because mount(8) adds
+        /// rw to all options.
+        #[arg(long, visible_alias = "writable")]
+        pub rw: bool,
+        /// Make all changes as this user and group, in place of the calling process's
+        #[arg(long, value_name = "UID:GID", value_parser = parse_squash)]
+        pub squash: Option<(u32, u32)>,
+        /// Locks hold among the programs and NFS clients of this mount only, in place of all that use the source
+        ///
+        /// With --rw. NFSv3 clients of an export need it for locks: the kernel refuses them on a mount that sets locks
+        /// in the source.
+        #[arg(long)]
+        pub local_locks: bool,
+        /// Mount options; the help has the lists of the parser.
+        #[arg(short = 'o', long, value_name = "OPT[,OPT]", help = options_help(), long_help = options_long_help())]
+        pub options: Vec<String>,
+        /// Largest FUSE request; at least 8K
+        #[arg(long, value_name = "SIZE")]
+        pub max_write: Size = Size::from_str("1M"),
+        /// A replaced file is visible after this time
+        #[arg(long, value_name = "TIME")]
+        pub attr_cache: Duration = parse_duration("1s"),
+        /// A new or deleted file is visible after this time
+        #[arg(long, value_name = "TIME")]
+        pub entry_cache: Duration = parse_duration("1s"),
+        /// A new or deleted directory is visible after this time; the shortest of the three times decides how often the
+        /// source is queried
+        #[arg(long, value_name = "TIME")]
+        pub dir_entry_cache: Duration = parse_duration("1s"),
+        /// How to receive requests from the kernel
+        #[arg(long, value_name = "KIND", value_enum, default_value_t)]
+        pub fuse_io: FuseIo,
+        /// Threads that serve the kernel's requests; 0 uses as many as --buffer-size allows
+        #[arg(long, value_name = "N")]
+        pub fuse_threads: u16 = 0,
+        /// Never let the kernel read cached files directly, or write a directory's files (FUSE passthrough)
+        #[arg(long)]
+        pub no_passthrough: bool,
+        /// Read-ahead of sequential readers, in bytes fetched; 0 disables it [default: from the buffer size]
+        #[arg(long, alias = "readahead", value_name = "SIZE")]
+        pub max_readahead: Option<Size>,
+        /// Read-ahead of the kernel for buffered reads
+        #[arg(long, value_name = "SIZE")]
+        pub kernel_readahead: Size = Size::from_str("8M"),
+        /// Permission bits of all files, in octal [default: the origin's; 444 for objects]
+        ///
+        /// Programs in a bucket need 555 or 755 to be executable.
+        #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+        pub file_mode: Option<u16>,
+        /// Permission bits of all directories, in octal [default: the origin's; 555 for prefixes]
+        #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+        pub dir_mode: Option<u16>,
+        /// Owner of all files, as a number [default: the user that mounts]
+        #[arg(long, value_name = "UID")]
+        pub uid: Option<u32>,
+        /// Group of all files, as a number [default: the group of the user that mounts]
+        #[arg(long, value_name = "GID")]
+        pub gid: Option<u32>,
+        /// Write one line per kernel request to this file
+        #[arg(long, value_name = "FILE")]
+        pub access_log: Option<PathBuf>,
+        /// Survive the end of the mount's process: a keeper starts the process again, and programs go on after a pause
+        ///
+        /// From Linux 6.9 on. The keeper holds the connection to the kernel, which names and files programs use, and
+        /// what they have changed. Requests come over /dev/fuse. `spurline upgrade` replaces the program of such a
+        /// mount.
+        #[arg(long)]
+        pub recover: bool,
+        /// How a bucket is changed.
+        #[command(flatten)]
+        pub bucket: BucketWrites,
+    }
+}
+
+#[cfg(feature = "clap")]
+fn options_help() -> String {
+    format!("Mount options: {}", option_list())
+}
+
+#[cfg(feature = "clap")]
+fn options_long_help() -> String {
+    format!(
+        "{}\n\nallow_other brings default_permissions with it: the kernel then checks modes. Those of mount(8) and /etc/fstab \
+         have no effect here: {}. The labels are those of SELinux. A comma inside a value is written as \\,, or the value in double \
+         quotes.",
+        options_help(),
+        ignored_option_list()
+    )
+}
 
 /// The FUSE session.
 #[derive(Debug, Clone)]
@@ -27,6 +133,8 @@ pub struct FuseConfig {
     pub threads: Option<usize>,
     /// Whether the kernel may read cached files directly.
     pub passthrough: bool,
+    /// How far blocks are read ahead, in bytes; `None` for a part of the budget.
+    pub readahead: Option<u64>,
     /// The kernel's read-ahead in bytes.
     pub kernel_readahead: u32,
     /// Permission bits of files, in place of the origin's.
@@ -37,15 +145,6 @@ pub struct FuseConfig {
     pub uid: Option<u32>,
     /// Group of all files; `None` for the group of the user that mounts.
     pub gid: Option<u32>,
-}
-
-/// A volume that is changed, or a node that takes changes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct WritesConfig {
-    /// User and group of all changes; `None` for the users of the calling processes.
-    pub squash: Option<(u32, u32)>,
-    /// How a bucket is changed.
-    pub bucket: RawBucketWrites,
 }
 
 /// Cache times of metadata per layer; the sums never exceed the flags.
@@ -85,103 +184,102 @@ const MIN_MAX_WRITE: u64 = 8 << 10;
 /// The kernel's largest request (FUSE_MAX_MAX_PAGES of 4 KiB).
 const MAX_MAX_WRITE: u64 = 1 << 20;
 
-/// The checked session, and how far blocks are read ahead where that was said.
-pub(crate) fn check_fuse(args: &RawFuse) -> Result<(FuseConfig, Option<u64>), Fault> {
-    let max_write = args.max_write.bytes();
-    // The kernel counts reads in pages, which may be larger than 4 KiB.
-    let least = MIN_MAX_WRITE.max(rustix::param::page_size() as u64);
-    if !max_write.is_multiple_of(4096) || !(least..=MAX_MAX_WRITE).contains(&max_write) {
-        return Err(Fault::usage(
-            format!("--max-write {} is not a multiple of 4K from {}K to 1M", args.max_write, least >> 10),
-            "1M is the kernel's largest and the default",
-        ));
-    }
-    let kernel_readahead = u32::try_from(args.kernel_readahead.bytes()).map_err(|_| {
-        Fault::usage(format!("--kernel-readahead {} is above 4G", args.kernel_readahead), "8M is the default")
-    })?;
-    let threads = match args.fuse_threads {
-        0 => None,
-        n @ 1..=256 => Some(usize::from(n)),
-        n => {
+impl RawFuse {
+    /// The checked session.
+    pub(crate) fn check(&self) -> Result<FuseConfig, Fault> {
+        let max_write = self.max_write.bytes();
+        // The kernel counts reads in pages, which may be larger than 4 KiB.
+        let least = MIN_MAX_WRITE.max(rustix::param::page_size() as u64);
+        if !max_write.is_multiple_of(4096) || !(least..=MAX_MAX_WRITE).contains(&max_write) {
             return Err(Fault::usage(
-                format!("--fuse-threads {n} is above 256"),
-                "0 takes as many as --buffer-size has room for",
+                format!("--max-write {} is not a multiple of 4K from {}K to 1M", self.max_write, least >> 10),
+                "1M is the kernel's largest and the default",
             ));
         }
-    };
-    let options = option_words(args);
-    let config = FuseConfig {
-        local_locks: args.local_locks,
-        options: check_options(&options)?,
-        max_write: max_write as u32,
-        attr_ttl: args.attr_cache,
-        entry_ttl: args.entry_cache,
-        dir_entry_ttl: args.dir_entry_cache,
-        io: args.fuse_io,
-        threads,
-        passthrough: !args.no_passthrough,
-        kernel_readahead,
-        file_mode: args.file_mode,
-        dir_mode: args.dir_mode,
-        uid: args.uid,
-        gid: args.gid,
-    };
-    Ok((config, args.max_readahead.map(|s| s.bytes())))
-}
-
-fn option_words(args: &RawFuse) -> Vec<String> {
-    args.options.iter().flat_map(|list| split_option_list(list)).collect()
-}
-
-/// Whether the mount takes changes, by flags and options.
-pub(crate) fn check_writes(args: &RawFuse) -> Result<Option<WritesConfig>, Fault> {
-    let options = option_words(args);
-    let word = |wanted: &str| options.iter().any(|word| word == wanted);
-    let rw = args.rw || word("rw");
-    let ro = args.read_only || word("ro");
-    if rw && ro {
-        return Err(Fault::usage("both read-only and read-write are requested", "give --rw or --read-only, not both"));
-    }
-    if !rw {
-        let given = [
-            ("--squash", args.squash.is_some()),
-            ("--local-locks", args.local_locks),
-            ("--last-writer-wins", args.bucket.last_writer_wins),
-            ("--allow-unguarded-writes", args.bucket.allow_unguarded_writes),
-            ("--object-attrs", args.bucket.object_attrs),
-        ];
-        return match given.iter().find(|(_, given)| *given) {
-            None => Ok(None),
-            Some((flag, _)) => Err(Fault::usage(
-                format!("{flag} has no effect in a read-only mount"),
-                "give --rw too, or leave it out",
-            )),
+        let kernel_readahead = u32::try_from(self.kernel_readahead.bytes()).map_err(|_| {
+            Fault::usage(format!("--kernel-readahead {} is above 4G", self.kernel_readahead), "8M is the default")
+        })?;
+        let threads = match self.fuse_threads {
+            0 => None,
+            n @ 1..=256 => Some(usize::from(n)),
+            n => {
+                return Err(Fault::usage(
+                    format!("--fuse-threads {n} is above 256"),
+                    "0 takes as many as --buffer-size has room for",
+                ));
+            }
         };
+        let options = self.option_words();
+        Ok(FuseConfig {
+            local_locks: self.local_locks,
+            options: check_options(&options)?,
+            max_write: max_write as u32,
+            attr_ttl: self.attr_cache,
+            entry_ttl: self.entry_cache,
+            dir_entry_ttl: self.dir_entry_cache,
+            io: self.fuse_io,
+            threads,
+            passthrough: !self.no_passthrough,
+            readahead: self.max_readahead.map(Size::bytes),
+            kernel_readahead,
+            file_mode: self.file_mode,
+            dir_mode: self.dir_mode,
+            uid: self.uid,
+            gid: self.gid,
+        })
     }
-    let shown = [
-        ("--uid", args.uid.is_some()),
-        ("--gid", args.gid.is_some()),
-        ("--file-mode", args.file_mode.is_some()),
-        ("--dir-mode", args.dir_mode.is_some()),
-    ];
-    if let Some((flag, _)) = shown.iter().find(|(_, given)| *given) {
-        return Err(Fault::usage(
-            format!("{flag} does not go with --rw: a writable mount shows the source's own owners and modes"),
-            "leave it out; --squash UID:GID makes all changes as one user",
-        ));
-    }
-    Ok(Some(WritesConfig { squash: args.squash, bucket: args.bucket }))
-}
 
-/// Checks that what `--recover` promises holds for this mount.
-pub(crate) fn check_recovery(args: &RawFuse) -> Result<(), Fault> {
-    if args.recover && args.fuse_io == FuseIo::Uring {
-        return Err(Fault::usage(
-            "--recover does not go with --fuse-io uring: requests in the rings of a process are lost with that process",
-            "leave --fuse-io out: a mount with --recover is served over /dev/fuse",
-        ));
+    fn option_words(&self) -> Vec<String> {
+        self.options.iter().flat_map(|list| split_option_list(list)).collect()
     }
-    Ok(())
+
+    /// Whether the mount takes changes, by flags and options.
+    pub(crate) fn check_writes(&self) -> Result<Option<WritesConfig>, Fault> {
+        let options = self.option_words();
+        let word = |wanted: &str| options.iter().any(|word| word == wanted);
+        let rw = self.rw || word("rw");
+        let ro = self.read_only || word("ro");
+        if rw && ro {
+            return Err(Fault::usage(
+                "both read-only and read-write are requested",
+                "give --rw or --read-only, not both",
+            ));
+        }
+        let writes = WritesConfig { squash: self.squash, bucket: self.bucket };
+        if !rw {
+            return match writes.given_flag().or(self.local_locks.then_some("--local-locks")) {
+                None => Ok(None),
+                Some(flag) => Err(Fault::usage(
+                    format!("{flag} has no effect in a read-only mount"),
+                    "give --rw too, or leave it out",
+                )),
+            };
+        }
+        let shown = [
+            ("--uid", self.uid.is_some()),
+            ("--gid", self.gid.is_some()),
+            ("--file-mode", self.file_mode.is_some()),
+            ("--dir-mode", self.dir_mode.is_some()),
+        ];
+        if let Some((flag, _)) = shown.iter().find(|(_, given)| *given) {
+            return Err(Fault::usage(
+                format!("{flag} does not go with --rw: a writable mount shows the source's own owners and modes"),
+                "leave it out; --squash UID:GID makes all changes as one user",
+            ));
+        }
+        Ok(Some(writes))
+    }
+
+    /// Checks that what `--recover` promises holds for this mount.
+    pub(crate) fn check_recovery(&self) -> Result<(), Fault> {
+        if self.recover && self.fuse_io == FuseIo::Uring {
+            return Err(Fault::usage(
+                "--recover does not go with --fuse-io uring: requests in the rings of a process are lost with that process",
+                "leave --fuse-io out: a mount with --recover is served over /dev/fuse",
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// The supported mount options without a value.
@@ -201,8 +299,8 @@ pub const MOUNT_OPTIONS: [&str; 14] = [
     "noatime",
     "relatime",
 ];
-/// Options without effect here: the mode, which [`check_writes`] reads, options for mount(8), and options about writes and access
-/// times.
+/// Options without effect here: the mode, which [`RawFuse::check_writes`] reads, options for mount(8), and options about writes and
+/// access times.
 const IGNORED_OPTIONS: [&str; 18] = [
     "rw",
     "defaults",
@@ -309,6 +407,7 @@ mod tests {
             io: FuseIo::Auto,
             threads: None,
             passthrough: true,
+            readahead: None,
             kernel_readahead: 0,
             file_mode: None,
             dir_mode: None,
@@ -343,7 +442,7 @@ mod tests {
         let check = |change: fn(&mut RawFuse)| {
             let mut args = RawFuse::default();
             change(&mut args);
-            check_fuse(&args).and_then(|_| check_writes(&args)).map_err(|fault| fault.to_string())
+            args.check().and_then(|_| args.check_writes()).map_err(|fault| fault.to_string())
         };
         assert_eq!(check(|_| {}).unwrap(), None);
         assert_eq!(check(|args| args.rw = true).unwrap(), Some(WritesConfig::default()));

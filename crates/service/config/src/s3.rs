@@ -1,78 +1,48 @@
-//! The flags of the S3 endpoint, and the checks. Opens no file and no socket.
+//! The S3 endpoint: settings and checks. Opens no file and no socket.
 
-use crate::checked::{LogConfig, MetricsConfig, VolumeConfig};
-use crate::raw::{RawBucketWrites, RawLog, RawVolume};
+#[cfg(feature = "clap")]
+use crate::values::parse_listen_address;
 use crate::values::{SourceUrl, absolute_path};
 use spurline_types::fault::Fault;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// The S3 endpoint.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RawS3 {
-    /// Where to listen; `None` for no endpoint.
-    pub s3_listen: Option<SocketAddr>,
-    /// File with the keys of clients.
-    pub s3_keys: Option<PathBuf>,
-    /// Names of buckets: `NAME`, or `NAME=SOURCE` where there are several sources.
-    pub s3_bucket: Vec<String>,
-    /// The name below which buckets are names of hosts.
-    pub s3_domain: Option<String>,
-    /// The endpoint's certificate in PEM.
-    pub s3_tls_cert: Option<PathBuf>,
-    /// The key in PEM.
-    pub s3_tls_key: Option<PathBuf>,
-    /// Directory for parts of uploads.
-    pub s3_upload_dir: Option<PathBuf>,
-}
-
-/// A gateway.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RawGateway {
-    /// The volume that is served.
-    pub volume: RawVolume,
-    /// Take changes.
-    pub writable: bool,
-    /// User and group of all changes; `None` for those of this process.
-    pub squash: Option<(u32, u32)>,
-    /// How a bucket is changed.
-    pub bucket: RawBucketWrites,
-    /// The endpoint.
-    pub s3: RawS3,
-    /// Logs and metrics.
-    pub log: RawLog,
-    /// Run in the background.
-    pub background: bool,
-}
-
-impl RawGateway {
-    /// The defaults, for `source`.
-    pub fn new(source: SourceUrl) -> Self {
-        RawGateway {
-            volume: RawVolume::new(source),
-            writable: false,
-            squash: None,
-            bucket: RawBucketWrites::default(),
-            s3: RawS3::default(),
-            log: RawLog::default(),
-            background: false,
-        }
+settings! {
+    /// The S3 endpoint.
+    #[command(next_help_heading = "S3")]
+    pub struct RawS3 {
+        /// Serve S3 clients at this address and port: 127.0.0.1:9000, [::]:9000
+        ///
+        /// Without --s3-keys only at a loopback address, where every user of this host may read and change what the
+        /// process may.
+        #[arg(long, value_name = "ADDR", value_parser = parse_listen_address)]
+        pub s3_listen: Option<SocketAddr>,
+        /// File with the keys of clients: a line ACCESS_KEY:SECRET for each, readable by its owner only (chmod 600)
+        ///
+        /// Requests are signed with them (AWS Signature Version 4, in headers or in the URL); others are refused. Each
+        /// key has all rights. The file is read again when it changes.
+        #[arg(long, value_name = "FILE")]
+        pub s3_keys: Option<PathBuf>,
+        /// Name of the bucket: NAME, or NAME=SOURCE for each of several sources [default: the last folder of the source,
+        /// or its bucket]
+        #[arg(long, value_name = "NAME[=SOURCE]")]
+        pub s3_bucket: Vec<String>,
+        /// Buckets are also hosts below this name: BUCKET.NAME
+        #[arg(long, value_name = "NAME")]
+        pub s3_domain: Option<String>,
+        /// Certificate of the endpoint in PEM, with its chain: clients use https:// then
+        ///
+        /// The files are read again when they change.
+        #[arg(long, value_name = "FILE", requires = "s3_tls_key")]
+        pub s3_tls_cert: Option<PathBuf>,
+        /// Private key of that certificate in PEM
+        #[arg(long, value_name = "FILE", requires = "s3_tls_cert")]
+        pub s3_tls_key: Option<PathBuf>,
+        /// Directory for the bytes of uploads until they are in the source [default: the first cache directory, or that
+        /// of temporary files]
+        #[arg(long, value_name = "DIR")]
+        pub s3_upload_dir: Option<PathBuf>,
     }
-}
-
-/// A gateway, ready to run.
-#[derive(Debug, Clone)]
-pub struct GatewayConfig {
-    /// The volume that is served.
-    pub volume: VolumeConfig,
-    /// The endpoint.
-    pub s3: S3Config,
-    /// Logs.
-    pub log: LogConfig,
-    /// The metrics page.
-    pub metrics: MetricsConfig,
-    /// Run in the background once the endpoint serves.
-    pub background: bool,
 }
 
 /// A certificate's files, absolute.

@@ -1,9 +1,41 @@
-//! Authentication and encryption flags, and the checks. Opens no file and knows no secret.
+//! Authentication and encryption: settings and checks. Opens no file and knows no secret.
 
-use crate::raw::RawTrust;
 use crate::values::absolute_path;
 use spurline_types::fault::Fault;
 use std::path::PathBuf;
+
+settings! {
+    /// Authentication and encryption; the same for every client and server.
+    #[command(next_help_heading = "Trust")]
+    pub struct RawTrust {
+        /// File with the group's secret, the same on every member [default: none, a node listens on loopback only]
+        ///
+        /// Both sides of every connection prove that they have the secret, without sending it; others are refused. The
+        /// file has one secret per line: the first is sent as proof, all are accepted, so that secrets can be replaced
+        /// without downtime. The file is read again when it changes. Make one with: (umask 077; openssl rand -base64 32
+        /// > FILE)
+        #[arg(long, value_name = "FILE")]
+        pub group_token_file: Option<PathBuf>,
+        /// Encrypt TCP data and control connections with TLS 1.3; required on both sides
+        ///
+        /// Without --tls-cert the group token authenticates the peer, by a proof bound to the connection. Data over RDMA
+        /// is not encrypted.
+        #[arg(long)]
+        pub tls: bool,
+        /// Certificate of this process in PEM, with its chain; implies --tls
+        ///
+        /// Both sides present and verify certificates. A node's certificate must match the name or address that clients
+        /// use. The files are read again when they change.
+        #[arg(long, value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
+        pub tls_cert: Option<PathBuf>,
+        /// Private key of the certificate in PEM
+        #[arg(long, value_name = "FILE", requires = "tls_cert")]
+        pub tls_key: Option<PathBuf>,
+        /// Certificates in PEM of the authorities that sign the group's certificates
+        #[arg(long, value_name = "FILE", requires = "tls_cert")]
+        pub tls_ca: Option<PathBuf>,
+    }
+}
 
 /// How TCP and control connections are encrypted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,11 +97,11 @@ impl RawTrust {
     ///
     /// # Errors
     /// When flags contradict each other (exit code 2).
-    pub fn check(self, allow_anyone: bool) -> Result<TrustConfig, Fault> {
+    pub fn check(&self, allow_anyone: bool) -> Result<TrustConfig, Fault> {
         let token_file = self.group_token_file.as_deref().map(absolute_path);
-        let tls = match (self.tls_cert, self.tls_key, self.tls_ca) {
+        let tls = match (&self.tls_cert, &self.tls_key, &self.tls_ca) {
             (Some(cert), Some(key), Some(ca)) => {
-                Some(TlsConfig::Files { cert: absolute_path(&cert), key: absolute_path(&key), ca: absolute_path(&ca) })
+                Some(TlsConfig::Files { cert: absolute_path(cert), key: absolute_path(key), ca: absolute_path(ca) })
             }
             (None, None, None) if !self.tls => None,
             (None, None, None) if token_file.is_some() => Some(TlsConfig::Token),
@@ -112,8 +144,8 @@ mod tests {
         TrustConfig::default().check_reach(&[], &[], "read").unwrap();
         RawTrust::default().check(true).unwrap().check_reach(&far, &far, "read").unwrap();
         let args = RawTrust { group_token_file: Some("/t".into()), ..RawTrust::default() };
-        args.clone().check(false).unwrap().check_reach(&far, &far, "read").unwrap();
-        assert!(args.clone().check(true).unwrap_err().to_string().contains("contradict"));
+        args.check(false).unwrap().check_reach(&far, &far, "read").unwrap();
+        assert!(args.check(true).unwrap_err().to_string().contains("contradict"));
         // TLS needs authentication, and RDMA uses no certificates.
         assert!(RawTrust { tls: true, ..RawTrust::default() }.check(false).is_err());
         assert_eq!(RawTrust { tls: true, ..args }.check(false).unwrap().tls, Some(TlsConfig::Token));

@@ -259,46 +259,55 @@ impl FromStr for ReplicaCounts {
 }
 
 /// What carries data between a mount and a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum TransportMode {
-    /// The best there is.
+    /// RDMA where both sides have rails, TCP elsewhere
+    #[default]
     Auto,
-    /// TCP, even where RDMA would work.
+    /// TCP only
     Tcp,
-    /// RDMA or nothing.
+    /// RDMA only
     Rdma,
 }
 
 /// How cache disks are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum IorpcMode {
-    /// O_DIRECT through io_uring.
+    /// O_DIRECT with io_uring
+    #[default]
     Dio,
-    /// Plain reads through the page cache.
+    /// Buffered reads through the page cache
     Pagecache,
-    /// splice from the page cache to the socket, where the path allows it; dio on a node with rails.
+    /// splice from the page cache to the socket where possible; dio on a node with rails
     Splice,
-    /// Cache disks are not read: memory and the origin only.
+    /// Do not read cache disks: use memory and the origin only
     Disable,
 }
 
 /// How the kernel's requests are fetched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum FuseIo {
-    /// io_uring where the kernel offers it and is faster there, /dev/fuse elsewhere.
+    /// io_uring where the kernel supports it and it is faster, /dev/fuse elsewhere
+    #[default]
     Auto,
-    /// FUSE over io_uring; as root, switched on for the whole host where off, and left on; exit 3 where the kernel has none.
+    /// FUSE over io_uring; root enables it for the whole host where it is off, and leaves it on; exit code 3 where the
+    /// kernel does not support it
     Uring,
-    /// Cloned /dev/fuse descriptors.
+    /// Cloned /dev/fuse descriptors
     Dev,
 }
 
 /// The form of a log line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum LogFormat {
-    /// For people.
+    /// Plain text
+    #[default]
     Text,
-    /// A JSON object a line.
+    /// One JSON object per line
     Json,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! `cargo run -p spurline-runtime --example read_a_file s3://BUCKET/PREFIX NAME`
 
-use spurline_config::{CacheSize, Fault, HostLimits, RawCache, RawVolume, SourceUrl};
+use spurline_config::{CacheSize, Fault, HostLimits, RawCache, RawMemory, RawVolume, SourceUrl};
 use spurline_runtime::open_volume;
 use spurline_types::{ObjectRef, Size, Stats, Version};
 use spurline_volume::ReadData;
@@ -16,7 +16,7 @@ fn main() -> Result<(), Fault> {
     // A cache of 1 GiB on disk, 100 MiB of memory; everything else by default.
     let cache_dir = vec![std::env::temp_dir().join("read-a-file")];
     let cache = RawCache { cache_dir, cache_size: CacheSize::Bytes(1 << 30), ..RawCache::default() };
-    let raw = RawVolume { cache, buffer_size: Size(100 << 20), ..RawVolume::new(source) };
+    let raw = RawVolume { cache, memory: RawMemory { buffer_size: Size(100 << 20) }, ..RawVolume::new(source) };
     let mut open = open_volume(&raw.check(&HostLimits::detect())?, &Arc::new(Stats::default()))?;
     open.keep_directories();
     let volume = open.volume();

@@ -4,7 +4,7 @@
 //! `cargo run -p spurline-runtime --example write_a_file DIRECTORY [static:NODE:PORT]`
 
 use rustix::fs::OFlags;
-use spurline_config::{Fault, HostLimits, RawVolume, SourceUrl, WritesConfig};
+use spurline_config::{Fault, HostLimits, RawMemory, RawVolume, SourceUrl, WritesConfig};
 use spurline_fs::writable::LockRequest;
 use spurline_fs::{
     CallerGroups, CreateMode, FileService, FileWrite, FsCaller, FsError, HandleRef, KernelSide, ROOT, RequestNumber,
@@ -23,7 +23,7 @@ fn main() -> Result<(), Fault> {
     let source: SourceUrl = words.next().ok_or_else(|| usage("no source".to_owned()))?.parse().map_err(usage)?;
 
     // 100 MiB of memory, of which a part is for bytes that no node has made durable yet; everything else by default.
-    let mut raw = RawVolume { buffer_size: Size(100 << 20), ..RawVolume::new(source) };
+    let mut raw = RawVolume { memory: RawMemory { buffer_size: Size(100 << 20) }, ..RawVolume::new(source) };
     raw.group.registry = words.next().map(|registry| registry.parse().map_err(usage)).transpose()?;
     let config = raw.check_writable(WritesConfig::default(), &HostLimits::detect())?;
     let open = open_writable_files(&config, &Arc::new(Stats::default()))?;

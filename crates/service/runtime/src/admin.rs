@@ -1,7 +1,7 @@
 //! The admin socket and the metrics page of a mount, a node or a coordinator, and the answers. Knows no service.
 
 use serde_json::Value;
-use spurline_config::{Fault, MetricsConfig, checked};
+use spurline_config::{DEFAULT_METRICS, Fault, MetricsConfig};
 use spurline_jobs::JobManager;
 use spurline_observe::documents::{InfoDocument, ProcessRole, ProcessStatus, WritesBehind};
 use spurline_observe::http::{MetricsBind, MetricsServer};
@@ -78,7 +78,7 @@ pub fn open_metrics(
     let bind = match metrics {
         MetricsConfig::Off => None,
         MetricsConfig::At(address) => Some(MetricsBind::Exactly(*address)),
-        MetricsConfig::Default => checked::DEFAULT_METRICS.parse().ok().map(MetricsBind::Near),
+        MetricsConfig::Default => DEFAULT_METRICS.parse().ok().map(MetricsBind::Near),
     };
     match bind.map(|bind| MetricsServer::start(bind, Arc::clone(target))) {
         None => Ok(None),

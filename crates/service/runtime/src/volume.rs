@@ -205,11 +205,11 @@ fn open_from_group(
         patience: RequestPatience::new(config.net.peer_timeout),
         fetchers: (config.net.nconnect / 2).max(2),
         metadata_age: metadata_age(config),
-        copies: CopyCounts::new(config.replicas.all, config.replicas.below.clone()),
+        copies: CopyCounts::new(config.reads.replicas.all, config.reads.replicas.below.clone()),
         // A random seed, as processes in containers may have the same PID: readers share copies evenly.
         standpoint: ReaderLocation { zone: group.zone.clone(), seed: RandomState::new().build_hasher().finish() },
         silence: config.net.peer_silence,
-        hedge_after: config.hedge_after,
+        hedge_after: config.reads.hedge_after,
     };
     let mut memory = None;
     let mut monitor = Ok(None);

@@ -1,6 +1,8 @@
 //! The runtime as another program uses it: volumes and nodes without a command line, FUSE or signals.
 
-use spurline_config::{CacheSize, HostLimits, RawCache, RawLog, RawNode, RawVolume, SourceUrl, WritesConfig};
+use spurline_config::{
+    CacheSize, HostLimits, RawCache, RawLog, RawMemory, RawNode, RawVolume, SourceUrl, WritesConfig,
+};
 use spurline_runtime::{open_volume, open_writable_files, start_node};
 use spurline_types::{ErrorKind, ObjectRef, Size, Stats, Version};
 use spurline_volume::{ReadData, Volume};
@@ -36,7 +38,11 @@ fn a_volume_lists_and_reads_through_the_cache() {
     std::fs::create_dir(&data).unwrap();
     let bytes: Vec<u8> = (0..5_000_000u32).map(|n| (n % 251) as u8).collect();
     std::fs::write(data.join("a"), &bytes).unwrap();
-    let raw = RawVolume { cache: cache(&cached), buffer_size: Size(64 << 20), ..RawVolume::new(source(&data)) };
+    let raw = RawVolume {
+        cache: cache(&cached),
+        memory: RawMemory { buffer_size: Size(64 << 20) },
+        ..RawVolume::new(source(&data))
+    };
     let stats = Arc::new(Stats::default());
     let open = || open_volume(&raw.clone().check(&HostLimits::detect()).unwrap(), &stats).unwrap();
 
@@ -71,7 +77,7 @@ fn a_volume_is_read_from_a_node_of_the_same_process() {
     std::fs::write(data.join("a"), b"from the node").unwrap();
     let raw = raw_node(&data, &root.path().join("cache"));
     let node = start_node(raw.check(&HostLimits::detect()).unwrap()).unwrap();
-    let mut raw = RawVolume { buffer_size: Size(64 << 20), ..RawVolume::new(source(&data)) };
+    let mut raw = RawVolume { memory: RawMemory { buffer_size: Size(64 << 20) }, ..RawVolume::new(source(&data)) };
     raw.group.registry = Some(format!("static:{}", node.addresses()[0]).parse().unwrap());
     let volume = open_volume(&raw.check(&HostLimits::detect()).unwrap(), &Arc::default()).unwrap();
     assert_eq!(read(&**volume.volume(), "a"), b"from the node");
@@ -82,7 +88,12 @@ fn a_volume_is_read_from_a_node_of_the_same_process() {
 /// A node over `data`; without a metrics page, whose port may be taken.
 fn raw_node(data: &Path, cached: &Path) -> RawNode {
     let log = RawLog { metrics: Some("none".to_owned()), ..RawLog::default() };
-    RawNode { cache: cache(cached), buffer_size: Size(64 << 20), log, ..RawNode::new(vec![source(data)]) }
+    RawNode {
+        cache: cache(cached),
+        memory: RawMemory { buffer_size: Size(64 << 20) },
+        log,
+        ..RawNode::new(vec![source(data)])
+    }
 }
 
 /// The example of this name, which `cargo test` builds beside the tests.
@@ -124,8 +135,11 @@ fn the_examples_read_and_write_a_directory_and_a_group_of_nodes() {
 #[test]
 fn a_volume_that_is_not_changed_takes_no_changes() {
     let root = tempfile::tempdir().unwrap();
-    let raw =
-        || RawVolume { buffer_size: Size(64 << 20), cache: cache(root.path()), ..RawVolume::new(source(root.path())) };
+    let raw = || RawVolume {
+        memory: RawMemory { buffer_size: Size(64 << 20) },
+        cache: cache(root.path()),
+        ..RawVolume::new(source(root.path()))
+    };
     let config = raw().check(&HostLimits::detect()).unwrap();
     let fault = open_writable_files(&config, &Arc::default()).err().unwrap();
     assert!(fault.remedy.contains("check_writable"), "{fault}");

@@ -83,7 +83,8 @@ fn layers_point_down() {
     none(broken, "layers point down only; see the map in ARCHITECTURE.md, and GROUPS and LAYERS in this test");
 }
 
-/// Other front ends use the runtime, and have a command line of their own or none.
+/// Other front ends use the runtime, and have a command line of their own or none. Settings are flags too, by a feature of
+/// `spurline-config` that only the program requests.
 #[test]
 fn the_runtime_and_all_below_it_have_no_command_line() {
     let metadata = metadata();
@@ -93,12 +94,22 @@ fn the_runtime_and_all_below_it_have_no_command_line() {
         let dir = Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap();
         for dependency in package["dependencies"].as_array().unwrap() {
             let clap = dependency["name"].as_str().is_some_and(|name| name.starts_with("clap"));
-            if clap && dependency["kind"] != "dev" && shown(dir).starts_with("crates/") {
+            let settings = name == "spurline-config" && dependency["optional"] == true;
+            if clap && !settings && dependency["kind"] != "dev" && shown(dir).starts_with("crates/") {
                 broken.push(format!("{name} names {}", dependency["name"]));
             }
         }
     }
-    none(broken, "arguments belong to the programs: take plain values (crates/service/config/src/raw.rs)");
+    for front_end in ["spurline-runtime", "spurline-python"] {
+        let tree = ["tree", "--locked", "--offline", "--edges", "normal", "--prefix", "none", "--package", front_end];
+        let out = Command::new("cargo").current_dir(root()).args(tree).output().unwrap();
+        let linked = String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success() && linked.contains("spurline-config"), "{}", String::from_utf8_lossy(&out.stderr));
+        if linked.lines().any(|line| line.starts_with("clap")) {
+            broken.push(format!("{front_end} links clap"));
+        }
+    }
+    none(broken, "arguments belong to the programs: take plain values, the settings of crates/service/config");
 }
 
 #[test]
