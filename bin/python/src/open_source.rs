@@ -93,8 +93,8 @@ impl OpenSource {
     /// Opens the source, and checks that the source or the group answers.
     ///
     /// # Errors
-    /// `EINVAL` for settings that do not fit together, `ENOENT` for a directory that does not exist, `EHOSTDOWN` or `ETIMEDOUT`
-    /// without an answer, `EIO` for other failures.
+    /// `EINVAL` for settings that do not fit together, `ENOENT` for a directory or a bucket that does not exist, `EHOSTDOWN` or
+    /// `ETIMEDOUT` without an answer, `EIO` for other failures.
     pub fn open(settings: ClientSettings) -> Result<OpenSource, CallFailure> {
         let mut raw = settings.volume;
         let mut folder = None;

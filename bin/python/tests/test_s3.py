@@ -8,6 +8,7 @@ import traceback
 import pytest
 
 import spurline
+from spurline import _client
 
 ENDPOINT = os.environ.get("SPURLINE_TEST_ENDPOINT")
 
@@ -32,6 +33,14 @@ def test_a_bucket(bucket):
     assert read >= len(whole) and bucket.read_bytes("big.bin") == whole and bucket.stats()["object"]["get_bytes"] == read
     with pytest.raises(OSError, match="the source is open for reading only"):
         bucket.put_many({"new": b""})
+
+
+def test_a_bucket_that_is_missing(tmp_path):
+    settings = {"endpoint_url": ENDPOINT, "region": "us-east-1", "cache_dir": tmp_path / "cache", "memory": "64M"}
+    with pytest.raises(FileNotFoundError, match="there is no bucket 'absent'"):
+        spurline.open("s3://absent/data", **settings)
+    with spurline.open("s3://absent/data", connect=False, **settings) as client, pytest.raises(FileNotFoundError):
+        client.listdir()
 
 
 def in_child(call):
@@ -59,6 +68,14 @@ def test_children_by_fork_read_beside_the_parent(bucket):
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.map_async(bucket.read_bytes, names).get(60) == texts
     assert reads()
+
+
+def test_no_thread_of_a_client_is_there_at_a_fork(bucket):
+    for _ in range(20):
+        bucket.read_many([f"folder/{n}.txt" for n in range(20)])
+        assert "under-net" in _client._named_threads().values()
+        _client._close_before_fork()
+        assert "under-net" not in _client._named_threads().values() and "fill" not in _client._named_threads().values()
 
 
 def test_a_fork_in_the_middle_of_a_read_is_refused_in_the_child(bucket):

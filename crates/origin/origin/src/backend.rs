@@ -117,6 +117,11 @@ impl RequestFailure {
     }
 }
 
+/// The failure of a listing of a bucket that was there before: its names are unavailable, and none is deleted.
+pub(crate) fn bucket_unavailable(error: Error) -> Error {
+    if error.kind() == ErrorKind::NotFound { Error::new(ErrorKind::Unavailable, error.message()) } else { error }
+}
+
 /// One object store and bucket, one attempt at a time. Dropping a future or a stream cancels its request.
 pub trait ObjectBackend: Send + Sync {
     /// Endpoint, region and style, for messages.
@@ -140,7 +145,7 @@ pub trait ObjectBackend: Send + Sync {
     /// Sets the runtime that lives as long as the store, for work that must not run on a transfer runtime.
     fn attach_runtime(&self, _shared: &tokio::runtime::Handle) {}
 
-    /// Keys that start with `prefix`; those with a further `/` are folded into prefixes.
+    /// Keys that start with `prefix`; those with a further `/` are folded into prefixes. `NotFound` when there is no such bucket.
     fn list<'a>(
         &'a self,
         prefix: &'a str,

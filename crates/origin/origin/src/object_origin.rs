@@ -1,7 +1,7 @@
 //! An object store as an origin: folders derived from keys, retries, deadlines, resumed transfers. It deliberately
 //! knows no HTTP and no particular store; a backend makes single attempts.
 
-use crate::backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint};
+use crate::backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint, bucket_unavailable};
 use crate::bucket::rename_record::HIDDEN_NAME;
 use crate::bucket::requests::without_mark;
 use crate::directory::{show_path, validate_path};
@@ -240,7 +240,8 @@ impl ObjectOrigin {
         deadline: Instant,
     ) -> Result<RawPage> {
         let token = cursor.token.as_deref();
-        let mut page = self.retry_until_answered(self.new_retry(deadline), || backend.list(prefix, token, max)).await?;
+        let page = self.retry_until_answered(self.new_retry(deadline), || backend.list(prefix, token, max)).await;
+        let mut page = page.map_err(bucket_unavailable)?;
         cursor.earlier.add_page(prefix, &mut page).map_err(|fault| {
             let message = format!(
                 "the listing of '{prefix}' by {} is wrong: {fault}; names would be missing. It is a fault of that server, \

@@ -146,7 +146,7 @@ impl ObjectStoreBackend {
         let cause = root_cause(error);
         match error {
             E::NotFound { .. } if what.starts_with("the listing") => RequestFailure::fatal(
-                ErrorKind::Unavailable,
+                ErrorKind::NotFound,
                 format!("{name} has no such bucket or container ({cause}); check its spelling"),
             ),
             E::NotFound { .. } => {
@@ -179,7 +179,7 @@ impl ObjectStoreBackend {
                 }
                 if status == "404" && what.starts_with("the listing") {
                     let message = format!("{name} has no such bucket or container ({cause}); check its spelling");
-                    return RequestFailure::fatal(ErrorKind::Unavailable, message);
+                    return RequestFailure::fatal(ErrorKind::NotFound, message);
                 }
                 RequestFailure::transient(ErrorKind::Unavailable, message)
             }

@@ -410,7 +410,8 @@ impl S3Backend {
         };
         match (wire.code.as_str(), status.as_u16()) {
             ("NoSuchBucket", _) => RequestFailure::fatal(
-                ErrorKind::Unavailable,
+                // A request for an object must not make it absent.
+                if what.starts_with("the listing") { ErrorKind::NotFound } else { ErrorKind::Unavailable },
                 format!(
                     "there is no bucket '{bucket}' at {place} ({said}); check its spelling, the endpoint \
                      (AWS_ENDPOINT_URL) and the region"

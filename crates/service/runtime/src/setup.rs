@@ -85,8 +85,8 @@ pub(crate) fn origin_options(config: &config::OriginConfig, in_common: &SharedBu
 /// Checks that the origin answers and can be listed.
 ///
 /// # Errors
-/// When the origin can't be reached within `limit`, or refuses; a usage error when the path is no directory. A directory that does
-/// not exist has the kind `NotFound`.
+/// When the origin can't be reached within `limit`, or refuses; a usage error when the path is no directory. A directory or a bucket
+/// that does not exist has the kind `NotFound`.
 pub fn check_origin(under: &dyn OriginStore, limit: Duration) -> Result<(), Fault> {
     under.check(Instant::now() + limit).map_err(|error| match error.kind() {
         ErrorKind::NotADirectory => Fault { code: ExitKind::Usage, ..error.into() },

@@ -12,7 +12,7 @@
 //! The outcome of a change whose object can't be looked at is not known: the failure is that of the look then.
 
 use super::upload_record::record_upload;
-use crate::backend::{ObjectBackend, RawObject, RequestFailure, RetryHint};
+use crate::backend::{ObjectBackend, RawObject, RequestFailure, RetryHint, bucket_unavailable};
 use crate::retry::RetryState;
 use crate::shared_buckets::SharedBucket;
 use crate::write_backend::{
@@ -344,7 +344,7 @@ impl BucketRequests {
         loop {
             let from = token.as_deref();
             let page = self.repeat(self.deadline(0), "a listing", |backend| backend.list_below(prefix, from)).await;
-            let page = page.map_err(|failure| failure.error)?;
+            let page = page.map_err(|failure| bucket_unavailable(failure.error))?;
             all.extend(page.objects);
             if page.next.is_none() || page.next == token || all.len() > limit {
                 return Ok(all);

@@ -140,6 +140,9 @@ fn google_protocol_keeps_most_of_them() {
     server.put("bucket", "d/f", &pattern(100_000, 2));
     assert_eq!(read(&*store, &found, 0, 10).unwrap_err().kind(), ErrorKind::Stale);
     assert_eq!(store.lookup(b"d/no", soon()).unwrap_err().kind(), ErrorKind::NotFound);
+    let (missing, _) = open_with("gs://missing", &config);
+    assert_eq!(missing.check(soon()).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(missing.list(b"", None, 10, soon()).unwrap_err().kind(), ErrorKind::Unavailable);
 }
 
 /// An independent S3 server in front of a directory.
@@ -655,11 +658,12 @@ fn what_is_wrong_is_said_with_evidence_and_remedy() {
     assert!(error.message().contains("credentials are needed; used anonymous access by --anonymous"), "{error}");
 
     let error = check("s3://missing", &good);
-    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.message().contains("no bucket 'missing'") && error.message().contains("NoSuchBucket"), "{error}");
     // The bucket is missing for names in it, too: they must not look absent.
     let (missing, _) = open_with("s3://missing", &good);
     assert_eq!(missing.lookup(b"f", soon()).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(missing.list(b"", None, 10, soon()).unwrap_err().kind(), ErrorKind::Unavailable);
 
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let error = check("s3://bucket", &config(&format!("http://{nobody}")));
