@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import errno
+import functools
 import json
 import math
 import struct
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _native
 
@@ -28,23 +30,50 @@ _STAGING_BYTES = 64 << 20
 #: Their number: one is filled while another is copied.
 _STAGING_BUFFERS = 3
 
-#: Bytes of an element, its name in numpy, its name in torch.
+class _TensorType(NamedTuple):
+    """A type of the format, and its names in libraries; None where a library has none, and gets raw bytes."""
+
+    element_bytes: int | Fraction
+    """Bytes of an element; packed types have less than one."""
+    numpy: str | None
+    ml_dtypes: str | None
+    """None for packed types, too: the arrays of ml_dtypes have a byte for each element."""
+    torch: str | None
+
+
+def _plain(element_bytes, name):
+    return _TensorType(element_bytes, name, None, name)
+
+
+def _extended(element_bytes, name):
+    """A type that numpy does not have."""
+    return _TensorType(element_bytes, None, name, name)
+
+
+#: The types of safetensors 0.8.
 _DTYPES = {
-    "BOOL": (1, "bool", "bool"),
-    "U8": (1, "uint8", "uint8"),
-    "I8": (1, "int8", "int8"),
-    "F8_E4M3": (1, "float8_e4m3fn", "float8_e4m3fn"),
-    "F8_E5M2": (1, "float8_e5m2", "float8_e5m2"),
-    "U16": (2, "uint16", "uint16"),
-    "I16": (2, "int16", "int16"),
-    "F16": (2, "float16", "float16"),
-    "BF16": (2, "bfloat16", "bfloat16"),
-    "U32": (4, "uint32", "uint32"),
-    "I32": (4, "int32", "int32"),
-    "F32": (4, "float32", "float32"),
-    "U64": (8, "uint64", "uint64"),
-    "I64": (8, "int64", "int64"),
-    "F64": (8, "float64", "float64"),
+    "BOOL": _plain(1, "bool"),
+    "F4": _TensorType(Fraction(1, 2), None, None, "float4_e2m1fn_x2"),
+    "F6_E2M3": _TensorType(Fraction(3, 4), None, None, None),
+    "F6_E3M2": _TensorType(Fraction(3, 4), None, None, None),
+    "U8": _plain(1, "uint8"),
+    "I8": _plain(1, "int8"),
+    "F8_E4M3": _extended(1, "float8_e4m3fn"),
+    "F8_E5M2": _extended(1, "float8_e5m2"),
+    "F8_E8M0": _extended(1, "float8_e8m0fnu"),
+    "F8_E4M3FNUZ": _extended(1, "float8_e4m3fnuz"),
+    "F8_E5M2FNUZ": _extended(1, "float8_e5m2fnuz"),
+    "U16": _plain(2, "uint16"),
+    "I16": _plain(2, "int16"),
+    "F16": _plain(2, "float16"),
+    "BF16": _extended(2, "bfloat16"),
+    "U32": _plain(4, "uint32"),
+    "I32": _plain(4, "int32"),
+    "F32": _plain(4, "float32"),
+    "C64": _plain(8, "complex64"),
+    "U64": _plain(8, "uint64"),
+    "I64": _plain(8, "int64"),
+    "F64": _plain(8, "float64"),
 }
 
 
@@ -76,8 +105,9 @@ def load_safetensors(
     ``client``: a :class:`spurline.Client`. ``paths``: a path, or several, of files below its source, or ``FileStat`` objects.
 
     ``framework``: ``"numpy"`` gives ``numpy.ndarray`` and ``"torch"`` gives ``torch.Tensor`` views of one arena, which lives as
-    long as any of them. numpy has no ``BF16`` and no ``F8``: those are of ``ml_dtypes`` where that is installed, else raw
-    ``uint16`` and ``uint8``.
+    long as any of them. numpy has no ``BF16`` and no ``F8_…``: those are of ``ml_dtypes`` where that is installed, else raw
+    ``uint16`` and ``uint8``. ``F4``, ``F6_E2M3`` and ``F6_E3M2`` stay packed: in torch ``F4`` is ``float4_e2m1fn_x2``, and all others are
+    ``uint8``. Their last dimension counts bytes; a tensor whose rows are no whole bytes has one dimension.
 
     ``select``: a function of a name that is true for the tensors to read, or a collection of names. Ranges that are not needed
     are not read, as a rank of a tensor-parallel model wants it.
@@ -85,7 +115,7 @@ def load_safetensors(
     ``device``: anything but ``"cpu"`` is a torch device (``"cuda"``, ``"cuda:1"``): tensors are views of one allocation on the
     device, filled by way of pinned host memory, with copies that overlap reads.
 
-    Raises ``OSError`` of reads, and ``ValueError`` for a file that is not safetensors."""
+    Raises ``OSError`` of reads, and ``ValueError`` for a file that is not safetensors, or a tensor to read whose type is not known."""
     is_one = isinstance(paths, (str, bytes)) or hasattr(paths, "__fspath__") or hasattr(paths, "version")
     several: list[Any] = [paths] if is_one else list(paths)  # type: ignore[arg-type]
     if framework not in ("numpy", "torch"):
@@ -95,6 +125,10 @@ def load_safetensors(
         if stat.is_dir:
             raise IsADirectoryError(errno.EISDIR, "is a directory", stat.path)
     tensors = _select(_read_headers(client, stats), select)
+    for tensor in tensors:
+        if tensor.dtype not in _DTYPES:
+            why = f"tensor {tensor.name!r} has the type {tensor.dtype!r}, which is not known; select can leave it out"
+            raise ValueError(f"{stats[tensor.file].path}: {why}")
     runs, total = _plan_runs(tensors)
     if device != "cpu":
         return _load_on(client, stats, tensors, runs, total, _TorchDevice(device))
@@ -136,14 +170,15 @@ def _tensors_of(header, number, stat, data_start):
         dtype = entry["dtype"]
         shape = tuple(entry["shape"])
         start, end = _offsets_of(entry)
-        if dtype not in _DTYPES:
-            raise ValueError(f"{stat.path}: tensor {name!r} has the type {dtype!r}, which is not known")
+        if not isinstance(dtype, str):
+            raise TypeError(f"dtype is {dtype!r}")
         if any(type(length) is not int or length < 0 for length in shape):
             raise ValueError(f"{stat.path}: tensor {name!r} has the shape {shape}")
-        length = _DTYPES[dtype][0] * math.prod(shape)
+        # Only its own tensor is refused for an unknown type.
+        length = _DTYPES[dtype].element_bytes * math.prod(shape) if dtype in _DTYPES else end - start
         if end - start != length or start < 0 or data_start + end > stat.size:
             raise ValueError(f"{stat.path}: tensor {name!r} has {end - start} bytes at {start} for the shape {shape}")
-        tensors.append(_Tensor(name, dtype, shape, number, data_start + start, length))
+        tensors.append(_Tensor(name, dtype, shape, number, data_start + start, end - start))
     tensors.sort(key=lambda tensor: (tensor.start, tensor.length))
     end = data_start
     for tensor in tensors:
@@ -206,34 +241,61 @@ def _plan_runs(tensors):
     return runs, at
 
 
+def _stored_shape(tensor):
+    """The shape of what is stored: the last dimension of a packed type counts bytes."""
+    element_bytes = _DTYPES[tensor.dtype].element_bytes
+    if element_bytes >= 1:
+        return tensor.shape
+    row_bytes = element_bytes * tensor.shape[-1]
+    return (*tensor.shape[:-1], int(row_bytes)) if row_bytes.denominator == 1 else (tensor.length,)
+
+
 def _view_of(arena, tensor, framework):
-    _, numpy_name, torch_name = _DTYPES[tensor.dtype]
+    shape = _stored_shape(tensor)
     if framework == "torch":
         import torch
 
-        dtype = getattr(torch, torch_name)
         if tensor.length == 0:
-            return torch.empty(tensor.shape, dtype=dtype)
-        flat = torch.frombuffer(arena, dtype=torch.uint8, count=tensor.length, offset=tensor.at)
-        # A file may have a tensor at any place.
-        flat = flat if tensor.at % dtype.itemsize == 0 else flat.clone()
-        return flat.view(dtype).reshape(tensor.shape)
+            return torch.empty(shape, dtype=_torch_dtype(torch, tensor.dtype))
+        return _torch_view(torch, torch.frombuffer(arena, dtype=torch.uint8, count=tensor.length, offset=tensor.at), tensor)
     import numpy
 
-    dtype = _numpy_dtype(numpy, numpy_name, tensor.dtype)
-    count = math.prod(tensor.shape)
-    return numpy.frombuffer(arena, dtype=dtype, count=count, offset=tensor.at if count else 0).reshape(tensor.shape)
+    count = math.prod(shape)
+    return numpy.frombuffer(arena, _numpy_dtype(tensor.dtype), count, tensor.at if count else 0).reshape(shape)
 
 
-def _numpy_dtype(numpy, name, safetensors_name):
-    if safetensors_name not in ("BF16", "F8_E4M3", "F8_E5M2"):
-        return numpy.dtype(name)
+def _torch_view(torch, flat, tensor):
+    """A tensor of the bytes ``flat``."""
+    dtype = _torch_dtype(torch, tensor.dtype)
+    # A file may have a tensor at any place.
+    flat = flat if tensor.at % dtype.itemsize == 0 else flat.clone()
+    return flat.view(dtype).reshape(_stored_shape(tensor))
+
+
+def _torch_dtype(torch, dtype):
+    names = _DTYPES[dtype]
+    if names.element_bytes > 1:
+        return getattr(torch, names.torch)
+    # Older releases lack some types.
+    return getattr(torch, names.torch or "uint8", torch.uint8)
+
+
+@functools.cache
+def _numpy_dtype(dtype):
+    import numpy
+
+    names = _DTYPES[dtype]
+    if names.numpy is not None:
+        return numpy.dtype(names.numpy)
     try:
         import ml_dtypes
-
-        return numpy.dtype(getattr(ml_dtypes, name))
     except ImportError:
-        return numpy.dtype("uint16" if safetensors_name == "BF16" else "uint8")
+        ml_dtypes = None
+    # Older releases lack some types.
+    extended = getattr(ml_dtypes, names.ml_dtypes or "", None)
+    if extended is not None:
+        return numpy.dtype(extended)
+    return numpy.dtype("uint16" if names.element_bytes == 2 else "uint8")
 
 
 def _load_on(client, stats, tensors, runs, total, device):
@@ -292,10 +354,7 @@ class _TorchDevice:
         return _TorchStaging(self._torch, self._stream, length)
 
     def view(self, target, tensor):
-        dtype = getattr(self._torch, _DTYPES[tensor.dtype][2])
-        flat = target[tensor.at : tensor.at + tensor.length]
-        flat = flat if tensor.at % dtype.itemsize == 0 else flat.clone()
-        return flat.view(dtype).reshape(tensor.shape)
+        return _torch_view(self._torch, target[tensor.at : tensor.at + tensor.length], tensor)
 
 
 class _TorchStaging:

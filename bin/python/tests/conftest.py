@@ -21,7 +21,7 @@ def content(seed, length):
 def source():
     """The directory, with files."""
     # A node has looked at the top folder a moment before: it finds later names in folders that are there from the start.
-    for folder in ["deep/er", "models", "faulty", "shards"]:
+    for folder in ["deep/er", "models", "types", "faulty", "shards", "odd-shards", "damaged-shards", "replaced"]:
         (SOURCE / folder).mkdir(parents=True)
     (SOURCE / "small.txt").write_bytes(b"a small file\n")
     (SOURCE / "empty").write_bytes(b"")

@@ -3,6 +3,8 @@
 import json
 import math
 import struct
+import sys
+import types
 
 import numpy
 import pytest
@@ -12,19 +14,20 @@ from spurline import _safetensors
 
 
 def write_model(path, tensors, metadata=None):
-    """A safetensors file of numpy arrays; a pair is a name of a type and an array of its bits."""
+    """A safetensors file of numpy arrays; a pair is a name of a type and an array of its bits, or of its bytes with a shape."""
     header = {"__metadata__": metadata} if metadata else {}
     data = b""
     for name, tensor in tensors.items():
-        kind, array = tensor if isinstance(tensor, tuple) else (KINDS[tensor.dtype.name], tensor)
-        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [len(data), len(data) + array.nbytes]}
+        kind, array, *shape = tensor if isinstance(tensor, tuple) else (KINDS[tensor.dtype.name], tensor)
+        offsets = [len(data), len(data) + array.nbytes]
+        header[name] = {"dtype": kind, "shape": list(shape[0] if shape else array.shape), "data_offsets": offsets}
         data += array.tobytes()
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-KINDS = {"float32": "F32", "float16": "F16", "int64": "I64", "uint8": "U8", "bool": "BOOL", "float64": "F64"}
+KINDS = {"complex64": "C64", "float32": "F32", "float16": "F16", "int64": "I64", "uint8": "U8", "bool": "BOOL", "float64": "F64"}
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +94,9 @@ FAULTY = [
     framed(b'\xef\xbb\xbf{"a":{"dtype":"F32","shape":[5],"data_offsets":[0,20]}}'),
     framed(b'{"a":{"dtype":"F32","shape":[5],"data_offsets":[0.0,20.0]}}'),
     framed(b'{"a":{"dtype":"F32","shape":[5,true],"data_offsets":[0,20]}}'),
+    framed(b'{"a":{"dtype":["F32"],"shape":[5],"data_offsets":[0,20]}}'),
+    framed(b'{"a":{"dtype":"F4","shape":[],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[19],"data_offsets":[1,20]}}'),
+    framed(b'{"a":{"dtype":"F6_E2M3","shape":[26],"data_offsets":[0,20]}}'),
     framed(b'{"a":' + b"[" * 100_000),
 ]
 
@@ -109,6 +115,64 @@ def test_faulty_files(group, model, source):
         spurline.load_safetensors(group, "models/model-1.safetensors", framework="tf")
     with pytest.raises(TypeError, match="give .'embed'. for one tensor"):
         spurline.load_safetensors(group, ["models/model-1.safetensors"], select="embed")
+
+
+def some_bytes(length):
+    return numpy.arange(length, dtype=numpy.uint32).astype(numpy.uint8)
+
+
+#: For a type and the shape in the header the shape that numpy has: packed types count bytes, in one dimension where rows are no bytes.
+STORED_SHAPES = [
+    ("F8_E4M3", (4, 3), (4, 3)),
+    ("F8_E5M2", (4, 3), (4, 3)),
+    ("F8_E8M0", (4, 3), (4, 3)),
+    ("F8_E4M3FNUZ", (4, 3), (4, 3)),
+    ("F8_E5M2FNUZ", (), ()),
+    ("F4", (4, 8), (4, 4)),
+    ("F4", (4, 3), (6,)),
+    ("F4", (2, 0, 3), (0,)),
+    ("F6_E2M3", (4, 8), (4, 6)),
+    ("F6_E3M2", (4, 8), (4, 6)),
+    ("F6_E3M2", (2, 2), (3,)),
+]
+
+
+@pytest.fixture(scope="session")
+def typed_model(source):
+    """The tensors of a file with types that numpy does not have, and of one with a type that nobody knows."""
+    tensors = {"waves": numpy.arange(12, dtype=numpy.complex64).reshape(3, 4) * 1j}
+    for number, (kind, shape, stored) in enumerate(STORED_SHAPES):
+        tensors[f"{kind}-{number}"] = (kind, some_bytes(math.prod(stored)), shape)
+    write_model(source / "types/all.safetensors", tensors)
+    write_model(source / "types/unknown.safetensors", {"strange": ("Q9", some_bytes(5)), "weight": numpy.ones((2, 2), numpy.float32)})
+    return tensors
+
+
+def test_types_that_numpy_does_not_have(group, typed_model):
+    loaded = spurline.load_safetensors(group, "types/all.safetensors")
+    assert loaded["waves"].dtype == numpy.complex64 and numpy.array_equal(loaded["waves"], typed_model["waves"])
+    for number, (kind, _, stored) in enumerate(STORED_SHAPES):
+        tensor = loaded[f"{kind}-{number}"]
+        assert tensor.shape == stored and tensor.dtype.itemsize == 1, kind
+        assert tensor.tobytes() == typed_model[f"{kind}-{number}"][1].tobytes(), kind
+        assert tensor.dtype == numpy.uint8 or kind.startswith("F8_"), kind
+
+
+def test_types_of_ml_dtypes(group, typed_model, monkeypatch):
+    # A release that does not have all types yet.
+    monkeypatch.setitem(sys.modules, "ml_dtypes", types.SimpleNamespace(float8_e8m0fnu=numpy.int8))
+    _safetensors._numpy_dtype.cache_clear()
+    loaded = spurline.load_safetensors(group, "types/all.safetensors")
+    _safetensors._numpy_dtype.cache_clear()
+    assert loaded["F8_E8M0-2"].dtype == numpy.int8 and loaded["F8_E5M2FNUZ-4"].dtype == numpy.uint8
+
+
+def test_an_unknown_type_refuses_its_own_tensor(group, typed_model):
+    loaded = spurline.load_safetensors(group, "types/unknown.safetensors", select=["weight"])
+    assert numpy.array_equal(loaded["weight"], numpy.ones((2, 2)))
+    for select in [None, ["strange"]]:
+        with pytest.raises(ValueError, match="unknown.safetensors: tensor 'strange' has the type 'Q9'"):
+            spurline.load_safetensors(group, "types/unknown.safetensors", select=select)
 
 
 class FakeDevice:
@@ -161,3 +225,26 @@ def test_torch(group, model):
     loaded = spurline.load_safetensors(group, ["models/model-1.safetensors", "models/model-2.safetensors"], framework="torch")
     assert loaded["brain"].dtype == torch.bfloat16 and tuple(loaded["none"].shape) == (0, 4)
     assert numpy.array_equal(loaded["embed"].numpy(), model["embed"])
+
+
+#: Names in torch of the types that numpy does not have.
+TORCH_NAMES = {
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F4": "float4_e2m1fn_x2",
+    "F6_E2M3": "uint8",
+    "F6_E3M2": "uint8",
+}
+
+
+def test_types_of_torch(group, typed_model):
+    torch = pytest.importorskip("torch")
+    loaded = spurline.load_safetensors(group, "types/all.safetensors", framework="torch")
+    assert numpy.array_equal(loaded["waves"].numpy(), typed_model["waves"])
+    for number, (kind, _, stored) in enumerate(STORED_SHAPES):
+        tensor = loaded[f"{kind}-{number}"]
+        assert tensor.dtype == getattr(torch, TORCH_NAMES[kind]) and tuple(tensor.shape) == stored, kind
+        assert bytes(tensor.reshape(-1).view(torch.uint8).tolist()) == typed_model[f"{kind}-{number}"][1].tobytes(), kind
