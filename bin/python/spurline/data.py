@@ -10,6 +10,7 @@ import io
 import json
 import os
 import random
+import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -33,6 +34,12 @@ except ImportError:
 _INDEX_BUFFER_BYTES = 64 << 10
 #: Memory of the samples of a tar shard that are read ahead, in bytes.
 _SHARD_MEMORY = 128 << 20
+#: A file of a sample: key and ending, as WebDataset divides its name.
+_SAMPLE_FILE = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")
+#: Names that WebDataset has for its own use.
+_META_FILE = re.compile(r"__[^/]*__($|/)")
+#: Fields of a sample that are no files.
+_OWN_FIELDS = ("__key__", "__shard__")
 
 
 def _client_of(source, settings):
@@ -104,7 +111,9 @@ def _files_of(client, names):
 
 class TarDataset(_IterableBase):
     """Samples of tar shards: files with the same name up to the first dot are one sample, a dict of endings and bytes, with
-    ``__key__`` and ``__shard__``, as in WebDataset.
+    ``__key__`` and ``__shard__``. Names count as in WebDataset: endings are in small letters, and files without a dot (``README``), with
+    nothing before it (``.hidden.jpg``), and below names such as ``__meta__`` are no part of a sample. Two files of a sample with the same
+    ending are a ``ValueError``. The files of a sample may lie apart from each other.
 
     The index of a shard is read once for each version of it, and kept in ``index_dir`` if that is given. Shards are divided among
     ranks (``rank`` of ``world_size``) and among DataLoader workers. ``shuffle`` mixes shards and the samples of each shard by
@@ -156,27 +165,32 @@ class TarDataset(_IterableBase):
         samples = self._index(stat)
         if self.shuffle:
             chance.shuffle(samples)
-        items = [(stat, offset, length) for _, parts in samples for _, offset, length in parts]
+        items = [(stat, *place) for _, parts in samples for _, place in parts]
         views = self.client.iter_many(items, ordered=True, memory=self.memory)
         for key, parts in samples:
             sample = {"__key__": key, "__shard__": stat.path}
-            for ending, _, _ in parts:
+            for ending, _ in parts:
                 _, view = next(views)
                 sample[ending] = bytes(view)
             yield sample if self.transform is None else self.transform(sample)
 
     def _index(self, stat):
-        """Samples of a shard, as pairs of a key and ``(ending, offset, length)`` of its files."""
+        """Samples of a shard, as pairs of a key and a list of the endings and places of its files."""
         known = self._indexes.get(stat.path)
         if known is None or known[0] != stat.version:
             known = (stat.version, self._kept_index(stat) or self._keep_index(stat, index_tar(self.client, stat)))
             self._indexes[stat.path] = known
         samples = {}
         for name, offset, length in known[1]:
-            folder, _, file = name.rpartition("/")
-            first, _, ending = file.partition(".")
-            samples.setdefault(f"{folder}/{first}" if folder else first, []).append((ending, offset, length))
-        return list(samples.items())
+            match = _SAMPLE_FILE.match(name)
+            if match is None or _META_FILE.match(name):
+                continue
+            key, ending = match.group(1), match.group(2).lower()
+            parts = samples.setdefault(key, {})
+            if ending in parts or ending in _OWN_FIELDS:
+                raise ValueError(f"{stat.path}: the file {name!r} gives the sample {key!r} the field {ending!r} twice")
+            parts[ending] = (offset, length)
+        return [(key, list(parts.items())) for key, parts in samples.items()]
 
     def _index_path(self, stat):
         digest = hashlib.sha256(f"{stat.path}\0{stat.version}".encode(errors="surrogateescape")).hexdigest()
@@ -202,6 +216,17 @@ class TarDataset(_IterableBase):
 
 
 def index_tar(client: Client, path: PathOrStat) -> list[tuple[str, int, int]]:
-    """The files of a tar that is not compressed: ``(name, offset, length)`` in bytes, in their order."""
+    """The files of a tar that is not compressed: ``(name, offset, length)`` in bytes, in their order. A sparse file, which has no such
+    range, is a ``ValueError``."""
+    index = []
     with client.open(path, buffering=_INDEX_BUFFER_BYTES) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-        return [(member.name, member.offset_data, member.size) for member in tar if member.isfile()]
+        for member in tar:
+            if member.issparse():
+                raise ValueError(f"{file.name}: the file {member.name!r} is sparse; make the tar without --sparse")
+            if member.isfile():
+                index.append((member.name, member.offset_data, member.size))
+        # tarfile takes a header that is cut or damaged for the end.
+        file.seek(tar.offset)
+        if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            raise tarfile.ReadError(f"{file.name}: no header of a tar at byte {tar.offset}; the shard is cut or damaged")
+    return index

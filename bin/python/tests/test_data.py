@@ -87,6 +87,71 @@ def test_tar_shards(source, tmp_path):
     dataset.client.close()
 
 
+def write_shard(path, members):
+    """A tar of pairs of a name and bytes, or a type and a target instead of bytes."""
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            if isinstance(data, bytes):
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+            else:
+                member.type, member.linkname = data
+                tar.addfile(member)
+
+
+def test_names_in_tar_shards(source):
+    members = [
+        ("README", b"no sample"),
+        ("folder", (tarfile.DIRTYPE, "")),
+        (".hidden.jpg", b"no sample"),
+        ("__meta__/a.jpg", b"no sample"),
+        ("a.JPG", b"1"),
+        ("link.jpg", (tarfile.SYMTYPE, "a.JPG")),
+        ("some/path/22.0/1.1.Png", b"2"),
+        ("a.Seg.cls", b"3"),
+        ("some/path/22.0/1.txt", b"4"),
+        ("./b c.ü", b"5"),
+    ]
+    write_shard(source / "odd-shards/names.tar", members)
+    twice = [("a.jpg", "a.jpg"), ("a.jpg", "b.jpg", "a.JPG"), ("a.__key__",)]
+    for number, names in enumerate(twice):
+        write_shard(source / f"odd-shards/twice-{number}.tar", [(name, b"x") for name in names])
+    dataset = TarDataset(source, ["odd-shards/names.tar"], registry=REGISTRY)
+    own = {"__shard__": "odd-shards/names.tar"}
+    assert list(dataset) == [
+        {"__key__": "a", **own, "jpg": b"1", "seg.cls": b"3"},
+        {"__key__": "some/path/22.0/1", **own, "1.png": b"2", "txt": b"4"},
+        {"__key__": "./b c", **own, "ü": b"5"},
+    ]
+    for number, names in enumerate(twice):
+        with pytest.raises(ValueError, match=f"odd-shards/twice-{number}.tar: .*'{names[-1]}'.* twice"):
+            list(TarDataset(dataset.client, [f"odd-shards/twice-{number}.tar"]))
+    dataset.client.close()
+
+
+def test_a_damaged_shard_is_no_shorter_one(source):
+    folder = source / "damaged-shards"
+    write_shard(folder / "whole.tar", [("a.jpg", b"1"), ("b.jpg", b"2")])
+    whole = (folder / "whole.tar").read_bytes()
+    # In the middle of a header, and of the bytes of a file; a header of other bytes.
+    damaged = [whole[:1100], whole[:1600], whole[:1024] + b"x" * 512 + whole[1536:]]
+    for number, data in enumerate(damaged):
+        (folder / f"{number}.tar").write_bytes(data)
+    sparse = tarfile.TarInfo("s.bin")
+    sparse.type = tarfile.GNUTYPE_SPARSE
+    with tarfile.open(folder / "sparse.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+        tar.addfile(sparse)
+    dataset = TarDataset(source, ["damaged-shards/whole.tar"], registry=REGISTRY)
+    assert [sample["__key__"] for sample in dataset] == ["a", "b"]
+    for number in range(len(damaged)):
+        with pytest.raises(tarfile.ReadError):
+            index_tar(dataset.client, f"damaged-shards/{number}.tar")
+    with pytest.raises(ValueError, match="damaged-shards/sparse.tar: the file 's.bin' is sparse"):
+        index_tar(dataset.client, "damaged-shards/sparse.tar")
+    dataset.client.close()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("way", ["fork", "spawn"])
 def test_torch_loader(workers, way, source):
