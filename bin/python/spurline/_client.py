@@ -12,12 +12,13 @@ import io
 import json
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 from . import _native
-from ._files import ReadFile, TextWriteFile, WriteFile, drop_unclosed
+from ._files import ReadFile, TextWriteFile, WriteEnd, WriteFile
 
 #: A range of a path that was not looked up is read in one piece up to this many bytes, with the lookup, by one thread.
 _ONE_PIECE = 1 << 20
@@ -30,7 +31,16 @@ _ITER_BYTES = 256 << 20
 #: Ranges of one group of :meth:`Client.iter_many`.
 _ITER_RANGES = 1024
 
+#: How long a fork waits for the threads of closed clients, in seconds.
+_THREAD_END_TIME = 2.0
+#: The interval at which that is looked at, in seconds.
+_THREAD_END_INTERVAL = 1e-3
+#: Threads that wait for an answer of a registry, for seconds: in the kernel, and for no other thread.
+_REGISTRY_THREADS = {"registry", "coordinator", "etcd", "dns"}
+
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
+#: Threads that are not of clients, by their numbers in the kernel; None before the first client.
+_other_threads: set[int] | None = None
 #: Whether this process was forked while a client was in use.
 _forked_in_use = False
 
@@ -97,8 +107,8 @@ def open(source: str | os.PathLike, *, connect: bool = True, **settings: Any) ->
 
     With ``connect=False`` the source is opened at the first call, in the process that makes it: nothing has to survive a fork.
 
-    Raises ``OSError``: ``EINVAL`` for a setting, ``ENOENT`` for a directory that does not exist, ``EHOSTDOWN`` and ``ETIMEDOUT``
-    when the source or the group does not answer; a node whose directory is missing answers with ``EHOSTDOWN``.
+    Raises ``OSError``: ``EINVAL`` for a setting, ``ENOENT`` for a directory or a bucket that does not exist, ``EHOSTDOWN`` and
+    ``ETIMEDOUT`` when the source or the group does not answer; a node whose directory is missing answers with ``EHOSTDOWN``.
     """
     client = Client(source, settings)
     if connect:
@@ -148,7 +158,7 @@ class Client:
         self._process = None
         self._closed = False
         self._lock = threading.Lock()
-        self._writes: weakref.WeakSet[WriteFile] = weakref.WeakSet()
+        self._writes: weakref.WeakSet[WriteEnd] = weakref.WeakSet()
         #: The failure of a close before a fork, which the next call raises.
         self._failure: OSError | None = None
         _clients.add(self)
@@ -175,6 +185,7 @@ class Client:
                     "the process was forked while a client was in use by the parent; close it before, or start processes by spawn",
                 )
             if self._native is None or self._process != os.getpid():
+                _note_other_threads()
                 texts = [(name, _text_of(value)) for name, value in self._settings.items() if value is not None]
                 self._native = _native.NativeClient(self._source, texts)
                 self._process = os.getpid()
@@ -182,9 +193,15 @@ class Client:
 
     def close(self) -> None:
         """Ends all calls and threads of the client; waits until nodes have written bytes durably. A file that is written and was not
-        closed is dropped; the old file stays."""
-        for file in list(self._writes):
-            drop_unclosed(file)
+        closed is dropped, with a ``ResourceWarning``; the old file stays."""
+        failure: Exception | None = None
+        for end in list(self._writes):
+            file = end.open_file()
+            try:
+                if file is not None:
+                    end.finish(file)
+            except (OSError, ResourceWarning) as error:
+                failure = error
         with self._lock:
             native = self._native
             self._native = None
@@ -192,6 +209,8 @@ class Client:
             own = self._process == os.getpid()
         if native is not None and own:
             native.close()
+        if failure is not None:
+            raise failure
 
     def _close_before_fork(self):
         """Ends the threads of a client that is not in use."""
@@ -200,7 +219,7 @@ class Client:
         try:
             native = self._native
             is_own = native is not None and self._process == os.getpid()
-            if not is_own or any(not file.closed for file in self._writes) or not native.is_idle():
+            if not is_own or any(end.open_file() is not None for end in self._writes) or not native.is_idle():
                 return
             self._native = None
         finally:
@@ -328,32 +347,38 @@ class Client:
     @overload
     def open(self, path: PathOrStat, mode: Literal["rb"] = "rb", buffering: int = 0) -> ReadFile | io.BufferedReader: ...
     @overload
-    def open(self, path: PathOrStat, mode: Literal["wb"], *, sync: bool = False) -> WriteFile: ...
+    def open(self, path: PathOrStat, mode: Literal["wb", "xb"], *, sync: bool = False) -> WriteFile: ...
     @overload
     def open(
         self,
         path: PathOrStat,
-        mode: Literal["r", "rt", "w", "wt"],
+        mode: Literal["r", "rt", "w", "wt", "x", "xt"],
         buffering: int = 0,
         encoding: str | None = None,
         sync: bool = False,
     ) -> io.TextIOWrapper: ...
 
     def open(self, path: Any, mode: str = "rb", buffering: int = 0, encoding: str | None = None, sync: bool = False) -> Any:
-        """Opens a file: ``"rb"`` for reading, ``"r"`` for text, ``"wb"`` for writing a new one.
+        """Opens a file: ``"rb"`` for reading, ``"r"`` for text, ``"wb"`` for writing a new one, ``"xb"`` for one whose name must be free.
 
         A file that is read has the version of the moment when it was opened; once those bytes are gone from the source and
         the cache, a read raises ``OSError`` (``ESTALE``). ``buffering`` above 1 adds a buffer of so many bytes.
 
-        A file that is written gets its name when it is closed, whole; an exception inside of its ``with``, and a file that is never
-        closed, leave the old file. A wrapper that closes the file, as ``io.BufferedWriter`` does, gives it its name also then. With
-        ``sync`` its bytes are durable before that."""
-        if mode in ("wb", "w", "wt"):
-            new = WriteFile(self._opened().create(_path_bytes(path)), os.fsdecode(_path_bytes(path)), sync)
-            self._writes.add(new)
-            return new if mode == "wb" else TextWriteFile(new, encoding=encoding or "utf-8", write_through=True)
+        A file that is written gets its name when it is closed, whole. An exception inside of its ``with`` leaves the old file, and so
+        does a file that is never closed: both warn (``ResourceWarning``). A wrapper that closes the file, as ``io.BufferedWriter``
+        does, gives it its name also after an exception. For a wrapper that leaves the file open, as ``gzip.GzipFile(fileobj=…)`` does,
+        a close without an exception counts as that of the file, once the program has no reference to the file. With ``sync`` the bytes
+        are durable before the name is there. ``"xb"`` raises ``FileExistsError``, at the opening or at the close."""
+        if mode in ("wb", "xb", "w", "wt", "x", "xt"):
+            name = os.fsdecode(_path_bytes(path))
+            is_exclusive = mode.startswith("x")
+            if is_exclusive and self.exists(name):
+                raise FileExistsError(_errno.EEXIST, "the file is there", name)
+            new = WriteFile(self._opened().create(_path_bytes(path)), name, sync, is_exclusive)
+            self._writes.add(new._end)
+            return new if mode.endswith("b") else TextWriteFile(new, encoding=encoding or "utf-8", write_through=True)
         if mode not in ("rb", "r", "rt"):
-            raise ValueError(f"mode {mode!r}: give 'rb', 'r', 'wb' or 'w'")
+            raise ValueError(f"mode {mode!r}: give 'rb', 'r', 'wb', 'w', 'xb' or 'x'")
         stat = path if isinstance(path, FileStat) and path.kind != "symlink" else self.stat(path)
         if stat.is_dir:
             raise IsADirectoryError(_errno.EISDIR, "is a directory", stat.path)
@@ -782,11 +807,56 @@ def _close_all():
 def _close_before_fork():
     for client in list(_clients):
         client._close_before_fork()
+    if _other_threads is not None and not _has_open_client():
+        _await_threads_end(_other_threads)
+
+
+def _has_open_client():
+    return any(client._native is not None for client in list(_clients))
+
+
+def _note_other_threads():
+    """Before the first client is open, all threads are others'."""
+    global _other_threads
+    if _other_threads is None:
+        _other_threads = set(_named_threads())
+
+
+def _await_threads_end(others):
+    """The threads of a closed client end soon after the close. A child must not be forked before: threads that wait for each other are
+    in lists of the process, and would lead the child to the memory of threads that it does not have."""
+    until = time.monotonic() + _THREAD_END_TIME
+    while left := _named_threads().keys() - others:
+        if time.monotonic() > until:
+            # They are of another library.
+            others.update(left)
+            return
+        time.sleep(_THREAD_END_INTERVAL)
+
+
+def _named_threads() -> dict[int, str]:
+    """Names by numbers of all threads that are not Python's: those of clients have names, which differ from the program's."""
+    named = {}
+    with io.open("/proc/self/comm", errors="replace") as file:
+        program = file.read()
+    pythons = {thread.native_id for thread in threading.enumerate()}
+    for number in map(int, os.listdir("/proc/self/task")):
+        try:
+            with io.open(f"/proc/self/task/{number}/comm", errors="replace") as file:
+                name = file.read()
+        except OSError:
+            continue
+        # The kernel has threads of its own for io_uring.
+        is_other = number in pythons or name == program or name.startswith("iou-")
+        if not is_other and name.rstrip() not in _REGISTRY_THREADS:
+            named[number] = name.rstrip()
+    return named
 
 
 def _begin_child():
     """A lock may have been held by a thread that the child does not have."""
-    global _forked_in_use
+    global _forked_in_use, _other_threads
+    _other_threads = None
     for client in list(_clients):
         client._lock = threading.Lock()
         if client._native is not None:

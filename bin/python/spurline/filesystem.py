@@ -4,14 +4,19 @@ The source comes with ``storage_options``: ``{"source": "s3://datasets", "regist
 settings of :func:`spurline.open`; or from the variables ``SPURLINE_SOURCE``, ``SPURLINE_REGISTRY`` and
 ``SPURLINE_GROUP_TOKEN_FILE``, and for writing ``SPURLINE_WRITABLE=1``."""
 
+import contextlib
 import errno as _errno
 import io
 import os
+import shutil
+import sys
 
+from fsspec.compression import compr
+from fsspec.core import OpenFile, get_compression
 from fsspec.spec import AbstractFileSystem
 
 from ._client import open as _open_client
-from ._files import TextWriteFile, drop_unclosed
+from ._files import TextWriteFile, finish_unclosed
 
 #: Settings that a variable gives where the options do not.
 _VARIABLES = {
@@ -23,6 +28,10 @@ _VARIABLES = {
 _SWITCHED_OFF = {"", "0", "false", "no", "off"}
 #: Bytes of the buffer of an open file: small reads of a parser come from there.
 _BUFFER_BYTES = 1 << 20
+#: Bytes of one read of a copy.
+_COPY_BYTES = 16 << 20
+#: Python calls between the end of fsspec's ``with`` and the close of a file.
+_WITH_DEPTH = 4
 
 
 class SpurlineFileSystem(AbstractFileSystem):
@@ -88,19 +97,28 @@ class SpurlineFileSystem(AbstractFileSystem):
         return datetime.datetime.fromtimestamp(self.info(path)["mtime"], tz=datetime.timezone.utc)
 
     def _open(self, path, mode="rb", block_size=None, autocommit=True, cache_options=None, **kwargs):
+        buffer_bytes = block_size or _BUFFER_BYTES
         if mode == "rb":
-            return self.client.open(path, "rb", buffering=block_size or _BUFFER_BYTES)
-        if mode == "wb":
-            new = self._with_folders([path], lambda: self.client.open(path, "wb"))
-            return _NewFile(new, block_size or _BUFFER_BYTES, autocommit)
+            return _ReadFile(self, path, self.client.open(path), buffer_bytes)
+        if mode in ("wb", "xb"):
+            new = self._with_folders([path], lambda: self.client.open(path, mode))
+            return _NewFile(self, new, buffer_bytes, autocommit)
         raise OSError(_errno.EOPNOTSUPP, f"mode {mode!r}: files are read, or written whole", path)
 
     def open(self, path, mode="rb", block_size=None, cache_options=None, compression=None, **kwargs):
-        """As fsspec's; bytes are cached by the client, and not by fsspec. An exception inside of ``with`` leaves the old file; that of
-        ``fsspec.open`` and with ``compression`` is not known here, and the file gets its name."""
-        if mode in ("w", "wt") and compression is None:
+        """As fsspec's; bytes are cached by the client, and not by fsspec. A new file gets its name when it is closed. An exception
+        that leaves the ``with``, that of ``fsspec.open`` too, leaves the old file, and so does a file that is never closed: both
+        warn (``ResourceWarning``)."""
+        is_new = mode.startswith(("w", "x"))
+        if is_new and "b" not in mode:
             text = {name: kwargs.pop(name) for name in ("encoding", "errors", "newline") if name in kwargs}
-            return TextWriteFile(self.open(path, "wb", block_size, **kwargs), **{"encoding": "utf-8", **text})
+            new = self.open(path, mode[0] + "b", block_size, compression=compression, **kwargs)
+            return TextWriteFile(new, **{"encoding": "utf-8", **text})
+        if is_new and compression is not None:
+            compression = get_compression(self._strip_protocol(path), compression)
+            compressor_type = compr[compression]
+            new = self.open(path, mode, block_size, **kwargs)
+            return new if compression is None else _CompressedFile(new, compressor_type)
         return super().open(path, mode, block_size=block_size, cache_options=None, compression=compression, **kwargs)
 
     def cat_file(self, path, start=None, end=None, **kwargs):
@@ -187,19 +205,39 @@ class SpurlineFileSystem(AbstractFileSystem):
         return super().walk(path, maxdepth=maxdepth, topdown=topdown, on_error=on_error, **kwargs)
 
     def pipe_file(self, path, value, mode="overwrite", **kwargs):
-        """Writes a whole file."""
-        if mode == "create" and self.exists(path):
-            raise FileExistsError(_errno.EEXIST, "the file is there", path)
+        """Writes a whole file, with ``mode="create"`` a new one."""
+        if mode == "create":
+            with self.open(path, "xb") as file:
+                file.write(value)
+            return
         self.pipe({path: value})
 
+    def cp_file(self, path1, path2, **kwargs):
+        """Copies a file, by way of the client; of a folder only the folder."""
+        source = self.client.stat(self._strip_protocol(path1))
+        target = self._strip_protocol(path2)
+        if source.is_dir:
+            self.client.makedirs(target)
+            return
+        with self.client.open(source) as file, self._with_folders([target], lambda: self.client.open(target, "wb")) as copy:
+            shutil.copyfileobj(file, copy, _COPY_BYTES)
+
+    def touch(self, path, truncate=True, **kwargs):
+        """Makes an empty file; with ``truncate=False`` a file that is there stays as it is, its time too."""
+        if truncate or not self.exists(path):
+            with self.open(path, "wb", **kwargs):
+                pass
+
     def mkdir(self, path, create_parents=True, **kwargs):
-        """Makes a folder."""
-        self.client.makedirs(self._strip_protocol(path))
+        """Makes a folder, by default with those above; ``FileExistsError`` if the name is taken."""
+        if not create_parents and not self.isdir(self._parent(path)):
+            raise FileNotFoundError(_errno.ENOENT, "there is no such folder", self._parent(path))
+        self.makedirs(path)
 
     def makedirs(self, path, exist_ok=False):
         """Makes a folder, and those above."""
         if not exist_ok and self.exists(path):
-            raise FileExistsError(_errno.EEXIST, "the folder is there", path)
+            raise FileExistsError(_errno.EEXIST, "the name is taken", path)
         self.client.makedirs(self._strip_protocol(path))
 
     def rmdir(self, path):
@@ -214,28 +252,130 @@ class SpurlineFileSystem(AbstractFileSystem):
             self.client.remove(path)
 
     def mv(self, path1, path2, recursive=False, maxdepth=None, **kwargs):
-        """Renames a file or folder."""
-        self.client.rename(self._strip_protocol(path1), self._strip_protocol(path2))
+        """Renames files and folders, folders with all that is in them. ``path1`` may be a pattern or a list. A folder that is there,
+        a path that ends with a slash, and the target of several names take them in; lists of the same length are pairs."""
+        if isinstance(path1, list) and isinstance(path2, list):
+            pairs = list(zip(self._strip_protocol(path1), self._strip_protocol(path2), strict=True))
+        else:
+            sources = []
+            for path in path1 if isinstance(path1, list) else [path1]:
+                # A name with the signs of a pattern goes first.
+                sources += [self._strip_protocol(path)] if self.exists(path) else self.expand_path(path)
+            target = self._strip_protocol(path2)
+            is_folder = len(sources) > 1 or isinstance(path1, list) or os.fspath(path2).endswith("/") or self.isdir(target)
+            pairs = [(source, _below(target, source) if is_folder else target) for source in sources]
+        for source, target in pairs:
+            if source != target:
+                # Absent sources make no folders.
+                self.client.stat(source)
+                self._with_folders([target], lambda: self.client.rename(source, target))
 
 
-class _NewFile(io.BufferedWriter):
+def _below(folder, path):
+    """The path of the same name in a folder."""
+    name = path.rpartition("/")[2]
+    return f"{folder}/{name}" if folder else name
+
+
+class _FsspecFile:
+    """What programs expect of the files of fsspec."""
+
+    def _describe(self, fs, path, mode):
+        #: The file system.
+        self.fs = fs
+        #: The path below the source.
+        self.path = path
+        self._mode = mode
+
+    @property
+    def mode(self):
+        """``"rb"``, ``"wb"`` or ``"xb"``."""
+        return self._mode
+
+    @property
+    def full_name(self):
+        """The path with the protocol."""
+        return self.fs.unstrip_protocol(self.path)
+
+    @property
+    def loc(self):
+        """The position."""
+        return self.tell()
+
+
+class _ReadFile(_FsspecFile, io.BufferedReader):
+    """A file for reading, at the version of its opening. A pickle has path, version and position."""
+
+    def __init__(self, fs, path, raw, buffer_bytes):
+        super().__init__(raw, buffer_bytes)
+        self._describe(fs, path, "rb")
+        self.blocksize = buffer_bytes
+
+    @property
+    def size(self):
+        """Length in bytes."""
+        return self.raw.size
+
+    @property
+    def version(self):
+        """The version of the bytes."""
+        return self.raw.version
+
+    @property
+    def details(self):
+        """Attributes, as :meth:`SpurlineFileSystem.info` has them."""
+        return {**_details(self.raw.stat), "name": self.path}
+
+    def info(self):
+        """As ``details``."""
+        return self.details
+
+    def __reduce__(self):
+        return _reopen, (self.fs, self.path, self.raw.stat, self.blocksize, self.tell())
+
+
+def _reopen(fs, path, stat, buffer_bytes, position):
+    file = _ReadFile(fs, path, fs.client.open(stat), buffer_bytes)
+    file.seek(position)
+    return file
+
+
+class _NewFile(_FsspecFile, io.BufferedWriter):
     """A new file that gets its name when it is closed, or in a transaction at the transaction's end."""
 
-    def __init__(self, raw, buffer_size, autocommit):
-        super().__init__(raw, buffer_size)
-        self._autocommit = autocommit
+    def __init__(self, fs, raw, buffer_bytes, autocommit):
+        super().__init__(raw, buffer_bytes)
+        self._describe(fs, raw.name, raw.mode)
+        self.blocksize = buffer_bytes
+        self.autocommit = autocommit
+        self._end = raw._end.move_to(self)
+
+    def write(self, data):
+        """Appends bytes."""
+        if self._end is not None:
+            self._end.note_write(sys._getframe(1))
+        return io.BufferedWriter.write(self, data)
 
     def close(self):
-        """Gives the file its name, unless a transaction does."""
-        if self._autocommit or self.raw.closed:
-            super().close()
-        else:
+        """Gives the file its name, unless a transaction does, or an exception leaves the ``with`` of ``fsspec.open``."""
+        if self.raw.closed:
+            return
+        if not self.autocommit:
             self.flush()
+        elif self._end is not None and self._end.has_failed() and _closes_open_file(sys._getframe(1)):
+            self._end.fail(self)
+        else:
+            super().close()
 
     def commit(self):
         """Gives the file its name: the end of a transaction."""
-        self._autocommit = True
+        self.autocommit = True
         self.close()
+
+    def detach(self):
+        raw = super().detach()
+        raw._end = self._end.move_to(raw)
+        return raw
 
     def discard(self):
         """Removes what was written; the old file stays."""
@@ -245,10 +385,87 @@ class _NewFile(io.BufferedWriter):
         if kind is None:
             self.close()
         else:
-            self.discard()
+            self._end.fail(self)
 
     def __del__(self):
-        drop_unclosed(self)
+        finish_unclosed(self)
+
+
+def _closes_open_file(frame):
+    """Whether the calls down to ``frame`` are those of the end of fsspec's own ``with``, which closes its files whatever happened."""
+    for _ in range(_WITH_DEPTH):
+        if frame is None:
+            return False
+        if frame.f_code is OpenFile.__exit__.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _CompressedFile(_FsspecFile, io.BufferedIOBase):
+    """A compressor over a new file, which it closes with itself: compressors leave that to the program, and with it the exception of a
+    failed close."""
+
+    #: The close of io would flush, and compressed files get longer by that.
+    closed = False
+
+    def __init__(self, new, compressor_type):
+        super().__init__()
+        self._describe(new.fs, new.path, new.mode)
+        #: Of path and mode.
+        self.name = new.name
+        self._new = new
+        self._compressor = compressor_type(new, mode="w")
+        self._end = new._end.move_to(self)
+
+    def writable(self):
+        return True
+
+    def tell(self):
+        return self._compressor.tell()
+
+    def write(self, data):
+        """Appends bytes."""
+        if self._end is not None:
+            self._end.note_write(sys._getframe(1))
+        return self._compressor.write(data)
+
+    def flush(self):
+        """Hands on what is compressed."""
+        if not self.closed:
+            self._compressor.flush()
+
+    def close(self):
+        """Ends the compressor, and gives the file its name, unless a transaction does."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            self._compressor.close()
+        except BaseException:
+            self._new.discard()
+            raise
+        self._new.close()
+
+    def discard(self):
+        """Removes what was written; the old file stays."""
+        if self.closed:
+            return
+        self.closed = True
+        # A compressor that closes the file gives it no name.
+        self._new.autocommit = False
+        with contextlib.suppress(OSError, ValueError):
+            self._compressor.close()
+        self._new.discard()
+
+    def __exit__(self, kind, *_):
+        if kind is None:
+            self.close()
+        else:
+            self._end.fail(self)
+
+    def __del__(self):
+        finish_unclosed(self)
 
 
 def _omit_absent(error):

@@ -334,7 +334,8 @@ impl NativeClient {
 
     /// Renames a file or folder; a file at the new path is replaced.
     fn rename(&self, py: Python<'_>, from: Vec<u8>, to: Vec<u8>) -> PyResult<()> {
-        self.parts()?.run(py, move |open: &OpenSource| crate::writing::rename_path(&*open.files()?, &from, &to))
+        let flags = rustix::fs::RenameFlags::empty();
+        self.parts()?.run(py, move |open: &OpenSource| crate::writing::rename_path(&*open.files()?, &from, &to, flags))
     }
 
     /// Writes whole files from buffers, several at a time; for each None, or the exception.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use spurline_fs::{
     CallerGroups, CreateMode, DirName, FileService, FileWrite, FsCaller, FsError, HandleRef, HeldInode, KernelSide,
@@ -81,11 +81,16 @@ pub(crate) fn remove_name(files: &dyn FileService, path: &[u8], is_folder: bool)
     removed.map_err(|error| CallFailure::from(error).of_path(&path))
 }
 
-/// Renames `from` to `to`.
+/// Renames `from` to `to`; with [`RenameFlags::NOREPLACE`] only if that name is free.
 ///
 /// # Errors
 /// Failures of the source.
-pub(crate) fn rename_path(files: &dyn FileService, from: &[u8], to: &[u8]) -> Result<(), CallFailure> {
+pub(crate) fn rename_path(
+    files: &dyn FileService,
+    from: &[u8],
+    to: &[u8],
+    flags: RenameFlags,
+) -> Result<(), CallFailure> {
     let from = normal_path(from);
     let to = normal_path(to);
     let (old_folder, old_name) = split_name(&from)?;
@@ -94,7 +99,7 @@ pub(crate) fn rename_path(files: &dyn FileService, from: &[u8], to: &[u8]) -> Re
     let new = folder_at(files, new_folder, MissingFolders::Fail)?;
     let old = DirName { parent: old.ino(), name: old_name };
     let new = DirName { parent: new.ino(), name: new_name };
-    files.rename(old, new, 0, &caller()).map_err(|error| CallFailure::from(error).of_path(&from))
+    files.rename(old, new, flags.bits(), &caller()).map_err(|error| CallFailure::from(error).of_path(&from))
 }
 
 /// A file under the first name, open for writing.
@@ -152,10 +157,10 @@ impl PutFile {
     /// Closes the file and sets the name; with `sync`, once the bytes are durable.
     ///
     /// # Errors
-    /// Failures of the source; the file is removed then.
-    pub fn commit(self, files: &dyn FileService, sync: bool) -> Result<(), CallFailure> {
+    /// Failures of the source, and with [`RenameFlags::NOREPLACE`] `EEXIST`; the file is removed then.
+    pub fn commit(self, files: &dyn FileService, sync: bool, flags: RenameFlags) -> Result<(), CallFailure> {
         let closed = self.close(files, sync);
-        let renamed = closed.and_then(|()| rename_path(files, &self.first_path, &self.path));
+        let renamed = closed.and_then(|()| rename_path(files, &self.first_path, &self.path, flags));
         renamed.map_err(|failure| {
             let _ = remove_name(files, &self.first_path, false);
             failure.of_path(&self.path)
@@ -229,11 +234,12 @@ impl WritingFile {
         written.map(|()| pieces.len)
     }
 
-    /// Sets the name of the file; with `sync`, once the bytes are durable.
-    fn commit(&self, py: Python<'_>, sync: bool) -> PyResult<()> {
+    /// Sets the name of the file; with `sync`, once the bytes are durable, and with `exclusive` only if the name is free.
+    fn commit(&self, py: Python<'_>, sync: bool, exclusive: bool) -> PyResult<()> {
         let files = self.files()?;
         let started = self.take().ok_or_else(closed_failure)?;
-        Ok(py.detach(|| started.commit(&*files, sync))?)
+        let flags = if exclusive { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+        Ok(py.detach(|| started.commit(&*files, sync, flags))?)
     }
 
     /// Removes the file.
@@ -295,7 +301,7 @@ fn put_file(open: &OpenSource, path: &[u8], bytes: &[u8], sync: bool) -> Result<
     let files = open.files()?;
     let mut file = PutFile::create(&*files, path)?;
     match file.write(&*files, bytes) {
-        Ok(()) => file.commit(&*files, sync),
+        Ok(()) => file.commit(&*files, sync, RenameFlags::empty()),
         Err(failure) => {
             file.abort(&*files);
             Err(failure)

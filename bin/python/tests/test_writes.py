@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import io
 import os
 
 import numpy
@@ -60,6 +61,65 @@ def test_an_exception_leaves_the_old_file(writer, source):
     file.write(b"new")
     writer.close()
     assert path.read_bytes() == b"old" and names(source, writer) == ["file"]
+
+
+class FullDisk:
+    """What a file is written by, on a disk that gets full and has room again."""
+
+    def __init__(self, writing):
+        self.writing = writing
+        self.left = 1
+
+    def write(self, data):
+        if self.left == 0:
+            self.left = 1
+            raise OSError(errno.ENOSPC, "no space")
+        self.left -= 1
+        return self.writing.write(data)
+
+    def commit(self, sync, exclusive):
+        self.writing.commit(sync, exclusive)
+
+    def abort(self):
+        self.writing.abort()
+
+
+def test_a_file_that_lacks_bytes_gets_no_name(writer, source):
+    path = source / writer.folder / "file"
+    path.write_bytes(b"old")
+    file = writer.open(f"{writer.folder}/file", "wb")
+    file._writing = FullDisk(file._writing)
+    file.write(b"first")
+    with pytest.raises(OSError):
+        file.write(b"second")
+    file.write(b"third")
+    with pytest.raises(OSError) as failed:
+        file.close()
+    assert failed.value.errno == errno.ENOSPC and failed.value.filename == f"{writer.folder}/file"
+    assert path.read_bytes() == b"old" and names(source, writer) == ["file"]
+    # The buffer of a wrapper is written by its close, which closes the file in any case.
+    file = writer.open(f"{writer.folder}/file", "wb")
+    file._writing = FullDisk(file._writing)
+    file.write(b"first")
+    buffered = io.BufferedWriter(file)
+    buffered.write(b"second")
+    with pytest.raises(OSError) as failed:
+        buffered.close()
+    assert failed.value.errno == errno.ENOSPC
+    assert path.read_bytes() == b"old" and names(source, writer) == ["file"]
+
+
+def test_new_names_only(writer, source):
+    for mode, data in [("xb", b"1"), ("x", "1")]:
+        name = f"{writer.folder}/{mode}"
+        with writer.open(name, mode) as file:
+            file.write(data)
+        with pytest.raises(FileExistsError):
+            writer.open(name, mode)
+        with pytest.raises(FileExistsError), writer.open(f"{name}-late", mode) as file:
+            (source / f"{name}-late").write_bytes(b"first")
+        assert (source / f"{name}-late").read_bytes() == b"first" and (source / name).read_bytes() == b"1"
+    assert names(source, writer) == ["x", "x-late", "xb", "xb-late"]
 
 
 def test_many_files_by_one_call(writer, source):

@@ -10,7 +10,8 @@ use std::process::Command;
 const TOOLS: [&str; 3] = ["pytest==9.2.0", "numpy==2.4.6", "fsspec==2026.9.0"];
 
 /// Libraries above fsspec, for the nightly run.
-const LIBRARIES: [&str; 4] = ["pandas==3.1.1", "pyarrow==26.0.1", "zarr==3.1.6", "safetensors==0.8.0"];
+const LIBRARIES: [&str; 6] =
+    ["pandas==3.1.1", "pyarrow==26.0.1", "zarr==3.1.6", "safetensors==0.8.0", "ml_dtypes==0.6.0", "webdataset==1.0.2"];
 
 /// torch without code for GPUs, which comes from an index of its own.
 const TORCH_PACKAGES: [&str; 1] = ["torch==2.15.0+cpu"];
@@ -70,24 +71,41 @@ fn start_node(world: &World, source: &Path, cache: &str) -> Node {
     world.node_with(world.command(&["node", "--group-port", "0", "--source", source]).args(flags))
 }
 
-#[test]
-fn works_with_a_node_and_alone() {
-    let Some(python) = python() else { return };
+/// Runs pytest beside a node.
+fn run_beside_node(python: &Path, files: &[&str]) {
     let world = World::new();
     let source = world.dir("source");
     let node = start_node(&world, &source, "cache");
     let registry = format!("static:{}", node.address);
-    let files = [
-        "test_reads.py",
-        "test_readme.py",
-        "test_writes.py",
-        "test_filesystem.py",
-        "test_data.py",
-        "test_safetensors.py",
-        "test_example.py",
-    ];
     let variables = [("SPURLINE_TEST_SOURCE", source.to_str().unwrap()), ("SPURLINE_TEST_REGISTRY", registry.as_str())];
-    run_pytest(&world, &python, &files, &variables);
+    run_pytest(&world, python, files, &variables);
+}
+
+#[test]
+fn works_with_a_node_and_alone() {
+    let Some(python) = python() else { return };
+    run_beside_node(&python, &["test_reads.py", "test_readme.py", "test_writes.py"]);
+}
+
+#[test]
+fn has_data_sets_and_models() {
+    let Some(python) = python() else { return };
+    run_beside_node(&python, &["test_data.py", "test_safetensors.py", "test_example.py"]);
+}
+
+#[test]
+fn works_through_fsspec() {
+    let Some(python) = python() else { return };
+    run_beside_node(&python, &["test_filesystem.py"]);
+}
+
+/// fsspec's own suite, alone in a directory and with few patterns; `data_libraries` has all of it.
+#[test]
+fn passes_the_suite_of_fsspec() {
+    let Some(python) = python() else { return };
+    let world = World::new();
+    let source = world.dir("source");
+    run_pytest(&world, &python, &["test_fsspec_suite.py"], &[("SPURLINE_TEST_SOURCE", source.to_str().unwrap())]);
 }
 
 #[test]
@@ -129,22 +147,18 @@ fn run_with_packages(variable: &str, packages: &[&str], files: &[&str]) {
         return;
     }
     let Some(python) = python_with(&[&TOOLS[..], packages].concat()) else { return };
-    let world = World::new();
-    let source = world.dir("source");
-    let node = start_node(&world, &source, "cache");
-    let registry = format!("static:{}", node.address);
-    let variables = [("SPURLINE_TEST_SOURCE", source.to_str().unwrap()), ("SPURLINE_TEST_REGISTRY", registry.as_str())];
-    run_pytest(&world, &python, files, &variables);
+    run_beside_node(&python, files);
 }
 
-/// pandas, Arrow, Zarr and safetensors; `SPURLINE_DATA_LIBRARIES=1` runs the test.
+/// pandas, Arrow, Zarr, safetensors and WebDataset, and all of fsspec's suite; `SPURLINE_DATA_LIBRARIES=1` runs the test.
 #[test]
 fn data_libraries() {
     run_with_packages("SPURLINE_DATA_LIBRARIES", &LIBRARIES, &["test_libraries.py", "test_example.py"]);
+    run_with_packages("SPURLINE_DATA_LIBRARIES", &[], &["test_fsspec_suite.py"]);
 }
 
 /// Loaders and distributed checkpoints of torch; `SPURLINE_TORCH=1` runs the test, and `PIP_EXTRA_INDEX_URL` names torch's index.
 #[test]
 fn torch_reads_and_writes() {
-    run_with_packages("SPURLINE_TORCH", &TORCH_PACKAGES, &["test_data.py", "test_torch.py"]);
+    run_with_packages("SPURLINE_TORCH", &TORCH_PACKAGES, &["test_data.py", "test_safetensors.py", "test_torch.py"]);
 }
