@@ -314,6 +314,15 @@ fn ethernet(name: &'static str, mtu: u32, speed: i32) -> Net {
     Net { name, kind: 1, mtu, operstate: "up", speed, mode: "", dev_port: 0 }
 }
 
+/// A RoCE bond: its RDMA device and interface, and the two ports (PCI address, interface) below it.
+struct Bond {
+    device: &'static str,
+    net: &'static str,
+    gid: &'static str,
+    members: [(&'static str, &'static str); 2],
+    numa: i32,
+}
+
 /// Four NDR InfiniBand rails, and two RoCE bonds over two ports each, as on a GB200 node.
 pub fn gb200() -> Made {
     let mut made = Made::host("gb200-01", STACK);
@@ -332,23 +341,23 @@ pub fn gb200() -> Made {
         );
         made.net(Some(pci), &ipoib(net, 4092, "datagram"));
     }
-    let bonds: [(&'static str, &'static str, &'static str, [(&'static str, &'static str); 2], i32); 2] = [
-        (
-            "mlx5_bond_0",
-            "bond0",
-            "0000:0000:0000:0000:0000:ffff:0a14:0001",
-            [("0006:03:00.0", "enP6p3s0f0np0"), ("0006:03:00.1", "enP6p3s0f1np1")],
-            0,
-        ),
-        (
-            "mlx5_bond_1",
-            "bond1",
-            "0000:0000:0000:0000:0000:ffff:0a15:0001",
-            [("0016:03:00.0", "enP22p3s0f0np0"), ("0016:03:00.1", "enP22p3s0f1np1")],
-            1,
-        ),
+    let bonds = [
+        Bond {
+            device: "mlx5_bond_0",
+            net: "bond0",
+            gid: "0000:0000:0000:0000:0000:ffff:0a14:0001",
+            members: [("0006:03:00.0", "enP6p3s0f0np0"), ("0006:03:00.1", "enP6p3s0f1np1")],
+            numa: 0,
+        },
+        Bond {
+            device: "mlx5_bond_1",
+            net: "bond1",
+            gid: "0000:0000:0000:0000:0000:ffff:0a15:0001",
+            members: [("0016:03:00.0", "enP22p3s0f0np0"), ("0016:03:00.1", "enP22p3s0f1np1")],
+            numa: 1,
+        },
     ];
-    for (device, bond, gid, members, numa) in bonds {
+    for Bond { device, net: bond, gid, members, numa } in bonds {
         for (pci, net) in members {
             made.card(&card(pci, ETH_CLASS, numa));
             made.net(Some(pci), &ethernet(net, 9000, 200_000));
