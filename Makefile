@@ -21,8 +21,8 @@ help:
 
 demo:
 	@scripts/setup demo
-	@. scripts/env && cargo build --release --locked -p spurline
-	@target/release/spurline demo
+	@. scripts/env && cargo build --profile demo --locked -p spurline
+	@target/demo/spurline demo
 
 test:
 	@scripts/setup test
