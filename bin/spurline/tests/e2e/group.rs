@@ -135,17 +135,18 @@ fn a_registry_that_is_not_there_and_a_name_that_is_taken_are_told_apart() {
     };
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let nowhere = format!("coordinator://{gone}");
-    let mount = ["mount", source, at.to_str().unwrap()];
-    let node = ["node", "--source", source, "--cache-dir", cache.to_str().unwrap(), "--name", "n"];
-    if is_root() {
-        refused(&start(&mount, &nowhere), 3, &["group g", &gone.to_string()]);
-    }
-    refused(&start(&node, &nowhere), 3, &[&gone.to_string()]);
     let (_coordinator, address) = coordinator(&world, 0);
     let registry = format!("coordinator://{address}");
-    if is_root() {
-        refused(&start(&mount, &registry), 3, &["group g", "lists no node"]);
-    }
+    let mount = ["mount", source, at.to_str().unwrap()];
+    let node = ["node", "--source", source, "--cache-dir", cache.to_str().unwrap(), "--name", "n"];
+    // Each waits for a while.
+    std::thread::scope(|scope| {
+        scope.spawn(|| refused(&start(&node, &nowhere), 3, &[&gone.to_string()]));
+        if is_root() {
+            scope.spawn(|| refused(&start(&mount, &nowhere), 3, &["group g", &gone.to_string()]));
+            refused(&start(&mount, &registry), 3, &["group g", "lists no node"]);
+        }
+    });
     let held = world.node(&[source], 0, &["--registry", &registry, "--cache-group", "g", "--name", "n"]);
     refused(&start(&node, &registry), 2, &["'n'", &held.address, "--name"]);
     // Invalid arguments.

@@ -280,44 +280,6 @@ fn stores_into_a_shared_map_are_written_before_their_lock_is_released() {
     }
 }
 
-/// Files with locks move to the next node with them.
-#[test]
-fn locks_outlive_a_lost_node() {
-    let Some(mut group) = Group::start(2) else { return };
-    let more = ["--peer-silence", "1s"];
-    let (one, two) = (group.mount("one", 0, &more), group.mount("two", 1, &more));
-    let names: Vec<String> = (0..6).map(|n| format!("f{n}")).collect();
-    let held: Vec<File> = names.iter().map(|name| open(&one.path(name))).collect();
-    let others: Vec<File> = names.iter().map(|name| open(&two.path(name))).collect();
-    for file in &held {
-        assert!(try_lock(file, libc::F_WRLCK, 0..10) && try_flock(file, EXCLUSIVE));
-    }
-    for n in [0, 1] {
-        group.nodes[n].process.kill();
-        // The first use of a file takes its locks again.
-        for file in &held {
-            file.write_all_at(b"still mine", 0).unwrap();
-            file.sync_data().unwrap();
-        }
-        for other in &others {
-            assert!(!try_lock(other, libc::F_WRLCK, 5..6) && !try_flock(other, SHARED), "node {n}");
-            assert!(try_lock(other, libc::F_WRLCK, 10..20) && try_lock(other, libc::F_UNLCK, 10..20));
-        }
-        let port = group.nodes[n].port();
-        group.nodes[n] = group.node(n, port);
-        // The other node answers once more: a node that was started after the last answer of a lost one does not know all grants.
-        for file in &held {
-            file.write_all_at(b"still mine", 0).unwrap();
-            file.sync_data().unwrap();
-        }
-    }
-    for file in &held {
-        assert!(try_lock(file, libc::F_UNLCK, 0..10) && try_flock(file, FlockOperation::NonBlockingUnlock));
-    }
-    assert!(others.iter().all(|other| try_lock(other, libc::F_WRLCK, 0..10) && try_flock(other, EXCLUSIVE)));
-    drop((held, others));
-}
-
 /// Two mounts count under a lock while both nodes are lost in turn: each finds its lock again before the other gets one, so
 /// that no update is lost and no call fails.
 #[test]
@@ -362,4 +324,46 @@ fn a_counter_under_a_lock_survives_lost_nodes() {
     });
     let number: [u8; 8] = fs::read(group.source.join("number")).unwrap().try_into().unwrap();
     assert_eq!(u64::from_le_bytes(number), counted as u64);
+}
+
+mod test_all {
+    use super::*;
+
+    /// Files with locks move to the next node with them.
+    #[test]
+    fn locks_outlive_a_lost_node() {
+        let Some(mut group) = Group::start(2) else { return };
+        let more = ["--peer-silence", "1s"];
+        let (one, two) = (group.mount("one", 0, &more), group.mount("two", 1, &more));
+        let names: Vec<String> = (0..6).map(|n| format!("f{n}")).collect();
+        let held: Vec<File> = names.iter().map(|name| open(&one.path(name))).collect();
+        let others: Vec<File> = names.iter().map(|name| open(&two.path(name))).collect();
+        for file in &held {
+            assert!(try_lock(file, libc::F_WRLCK, 0..10) && try_flock(file, EXCLUSIVE));
+        }
+        for n in [0, 1] {
+            group.nodes[n].process.kill();
+            // The first use of a file takes its locks again.
+            for file in &held {
+                file.write_all_at(b"still mine", 0).unwrap();
+                file.sync_data().unwrap();
+            }
+            for other in &others {
+                assert!(!try_lock(other, libc::F_WRLCK, 5..6) && !try_flock(other, SHARED), "node {n}");
+                assert!(try_lock(other, libc::F_WRLCK, 10..20) && try_lock(other, libc::F_UNLCK, 10..20));
+            }
+            let port = group.nodes[n].port();
+            group.nodes[n] = group.node(n, port);
+            // The other node answers once more: a node that was started after the last answer of a lost one does not know all grants.
+            for file in &held {
+                file.write_all_at(b"still mine", 0).unwrap();
+                file.sync_data().unwrap();
+            }
+        }
+        for file in &held {
+            assert!(try_lock(file, libc::F_UNLCK, 0..10) && try_flock(file, FlockOperation::NonBlockingUnlock));
+        }
+        assert!(others.iter().all(|other| try_lock(other, libc::F_WRLCK, 0..10) && try_flock(other, EXCLUSIVE)));
+        drop((held, others));
+    }
 }

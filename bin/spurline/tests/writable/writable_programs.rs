@@ -342,48 +342,6 @@ fn wheels(group: &Group, packages: &[&str]) -> Option<String> {
     }
 }
 
-#[test]
-fn python_packages_and_tensors_live_on_a_mount() {
-    let Some(group) = Group::start(2) else { return };
-    let Some(wheels) = wheels(&group, &["uv", "numpy", "safetensors"]) else { return };
-    let (mount, other) = (group.mount("one", 0, &[]), group.mount("two", 1, &[]));
-    let lone = Group::start(0).map(|group| (group.mount("mnt", 0, WAYS[0]), group));
-    // In this order: the mount ends before its source.
-    let (lone, _lone_group) = lone.unwrap();
-    for at in [&mount.at, &lone.at] {
-        shell(
-            at,
-            &format!(
-                "python3 -m venv venv && venv/bin/pip install -q --no-index --find-links '{wheels}' uv
-                 VIRTUAL_ENV=$PWD/venv venv/bin/uv pip install -q --cache-dir cache --no-index --find-links '{wheels}' numpy safetensors
-                 venv/bin/python -c \"
-import numpy
-from safetensors.numpy import save_file, load_file
-saved = {{str(n): numpy.random.default_rng(n).standard_normal((300, 100 + n)) for n in range(12)}}
-for _ in range(2):
-    save_file(saved, 'model.safetensors')
-    loaded = load_file('model.safetensors')
-    assert all(numpy.array_equal(saved[name], loaded[name]) for name in saved)
-\""
-            ),
-        );
-    }
-    // What the one has installed and saved runs in the other.
-    shell(
-        &other.at,
-        "venv/bin/python -c \"
-import numpy
-from safetensors.numpy import load_file
-loaded = load_file('model.safetensors')
-assert all(numpy.array_equal(tensor, numpy.random.default_rng(int(name)).standard_normal((300, 100 + int(name)))) for name, tensor in loaded.items())
-assert len(loaded) == 12
-\"",
-    );
-    lone.unmount();
-    mount.unmount();
-    other.unmount();
-}
-
 /// Stores and reads with DuckDB, HDF5, Zarr and Arrow, which map files, append in place and write many small ones.
 const DATA_LIBRARIES: &str = r#"
 import duckdb, h5py, numpy, os, pyarrow, pyarrow.parquet, subprocess, sys, zarr
@@ -448,4 +406,50 @@ fn data_libraries_store_on_a_mount() {
         shell(&mount.at, &format!("'{0}/venv/bin/python' '{0}/store.py'", folder.display()));
         mount.unmount();
     });
+}
+
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn python_packages_and_tensors_live_on_a_mount() {
+        let Some(group) = Group::start(2) else { return };
+        let Some(wheels) = wheels(&group, &["uv", "numpy", "safetensors"]) else { return };
+        let (mount, other) = (group.mount("one", 0, &[]), group.mount("two", 1, &[]));
+        let lone = Group::start(0).map(|group| (group.mount("mnt", 0, WAYS[0]), group));
+        // In this order: the mount ends before its source.
+        let (lone, _lone_group) = lone.unwrap();
+        for at in [&mount.at, &lone.at] {
+            shell(
+                at,
+                &format!(
+                    "python3 -m venv venv && venv/bin/pip install -q --no-index --find-links '{wheels}' uv
+                     VIRTUAL_ENV=$PWD/venv venv/bin/uv pip install -q --cache-dir cache --no-index --find-links '{wheels}' numpy safetensors
+                     venv/bin/python -c \"
+    import numpy
+    from safetensors.numpy import save_file, load_file
+    saved = {{str(n): numpy.random.default_rng(n).standard_normal((300, 100 + n)) for n in range(12)}}
+    for _ in range(2):
+        save_file(saved, 'model.safetensors')
+        loaded = load_file('model.safetensors')
+        assert all(numpy.array_equal(saved[name], loaded[name]) for name in saved)
+    \""
+                ),
+            );
+        }
+        // What the one has installed and saved runs in the other.
+        shell(
+            &other.at,
+            "venv/bin/python -c \"
+    import numpy
+    from safetensors.numpy import load_file
+    loaded = load_file('model.safetensors')
+    assert all(numpy.array_equal(tensor, numpy.random.default_rng(int(name)).standard_normal((300, 100 + int(name)))) for name, tensor in loaded.items())
+    assert len(loaded) == 12
+    \"",
+        );
+        lone.unmount();
+        mount.unmount();
+        other.unmount();
+    }
 }

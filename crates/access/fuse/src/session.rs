@@ -16,6 +16,7 @@ use crate::ring::{self, QueueCpus, ThreadPlacement};
 use crate::under_way::RequestsUnderWay;
 use crate::waiting::{SlotWaits, WaitingSlots};
 use parking_lot::{Condvar, Mutex};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spurline_fs::FileService;
 use spurline_sys::{MountEntry, MountTable, mounted_at};
 use std::os::fd::OwnedFd;
@@ -184,8 +185,20 @@ impl SessionCore {
         }
     }
 
+    /// Whether the kernel holds the connection: the mount is neither unmounted nor aborted.
+    fn is_connected(&self) -> bool {
+        let Some(device) = self.device.upgrade() else { return false };
+        let mut polled = [PollFd::new(&*device, PollFlags::IN)];
+        // Without a wait.
+        poll(&mut polled, Some(&Timespec::default())).is_ok() && !polled[0].revents().contains(PollFlags::ERR)
+    }
+
     /// Aborts the connection: all current and future requests fail with ENOTCONN.
     fn abort_session(&self) -> io::Result<()> {
+        // The number of a connection that has ended is free for the next mount of this host.
+        if !self.is_connected() {
+            return Err(io::Error::from_raw_os_error(libc::ENOTCONN));
+        }
         match (self.minor.map(abort_connection), self.find_mount()) {
             (Some(Ok(())), _) => Ok(()),
             // A forced unmount has the same effect, if the mount is visible.

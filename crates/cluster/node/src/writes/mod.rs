@@ -158,10 +158,8 @@ impl CacheNode {
     pub(crate) fn serve_write(&self, request: &WriteRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         // Almost every call waits for the source.
         responder.before_wait();
-        if request.is_change() || matches!(request.call, WriteCall::Write { .. } | WriteCall::Sync { .. }) {
-            responder.check_reader()?;
-        }
         if responder.keeps_identity() && (acts_as_caller(&request.call) || !self.writes.has_source(request.volume)) {
+            responder.check_reader()?;
             return self.writes.threads.serve(request, responder);
         }
         let source = match self.writable_source(request.volume) {
@@ -181,6 +179,9 @@ impl CacheNode {
             let in_order =
                 matches!(request.call, WriteCall::Write { .. } | WriteCall::SetLock { .. } | WriteCall::Close { .. });
             let _executing = in_order.then(|| session.begin_attempt(request.answered)).transpose()?;
+            if matches!(request.call, WriteCall::Write { .. } | WriteCall::Sync { .. }) {
+                responder.check_reader()?;
+            }
             return send_answer(&serve.execute(), responder);
         }
         match session.begin_change(request.id.number, request.answered, request.again)? {
@@ -190,6 +191,8 @@ impl CacheNode {
             },
             ChangeState::New(slot) => {
                 let mut guard = AnswerGuard { session: &session, number: request.id.number, given: false };
+                // As late as possible: what stops this process between here and the system call delays the change.
+                responder.check_reader()?;
                 let answer = serve.execute();
                 // Sent again with the file open, it is executed.
                 if answer == WriteAnswer::UnknownFile {
