@@ -34,7 +34,7 @@ static IN_COMMAND_GROUP: AtomicBool = AtomicBool::new(false);
 /// Whether the terminal sends signals to this process and to the waiting command. The end of that command is then a signal too,
 /// and the first signal is no separate request.
 pub fn shares_terminal_signals() -> bool {
-    IN_COMMAND_GROUP.load(Ordering::Acquire) || has_keeper()
+    IN_COMMAND_GROUP.load(Ordering::Acquire)
 }
 
 /// Whether [`launch_background`] started this process.
@@ -114,10 +114,10 @@ impl ReadySignal {
     /// # Errors
     /// When the end of the waiting command can't be followed, or /dev/null can't be opened.
     pub fn new() -> Result<Self, Fault> {
+        IN_COMMAND_GROUP.store(is_child() || has_keeper(), Ordering::Release);
         if !is_child() || has_keeper() {
             return Ok(ReadySignal { null: None });
         }
-        IN_COMMAND_GROUP.store(true, Ordering::Release);
         // An interrupted start ends with the waiting command.
         let follow = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM));
         follow.map_err(|e| Fault::failed(format!("no signal at the end of the parent process: {e}"), ""))?;
@@ -134,7 +134,7 @@ impl ReadySignal {
         if !background {
             return Ok(());
         }
-        std::env::set_current_dir("/").map_err(|e| Fault::failed(format!("changing to /: {e}"), ""))?;
+        leave_command_group()?;
         let null = File::options().read(true).write(true).open("/dev/null");
         let null = null.map_err(|e| Fault::failed(format!("/dev/null can't be opened: {e}"), ""))?;
         rustix::stdio::dup2_stdout(&null).map_err(detach_fault)?;
@@ -163,10 +163,7 @@ impl ReadySignal {
             }
             return Ok(());
         };
-        // A working directory would prevent the unmount of the file system there.
-        std::env::set_current_dir("/").map_err(|e| Fault::failed(format!("changing to /: {e}"), ""))?;
-        rustix::process::setsid().map_err(|e| Fault::failed(format!("no session of its own: {e}"), ""))?;
-        IN_COMMAND_GROUP.store(false, Ordering::Release);
+        leave_command_group()?;
         rustix::process::set_parent_process_death_signal(None)
             .map_err(|e| Fault::failed(format!("detaching from the command that started this process: {e}"), ""))?;
         let mut out = std::io::stdout().lock();
@@ -178,6 +175,16 @@ impl ReadySignal {
         rustix::stdio::dup2_stdout(&null).map_err(detach_fault)?;
         rustix::stdio::dup2_stderr(&null).map_err(detach_fault)
     }
+}
+
+/// Leaves the session and process group of the command that started this process: job control, timeout(1) and batch systems
+/// signal these.
+fn leave_command_group() -> Result<(), Fault> {
+    // A working directory would prevent the unmount of the file system there.
+    std::env::set_current_dir("/").map_err(|e| Fault::failed(format!("changing to /: {e}"), ""))?;
+    rustix::process::setsid().map_err(|e| Fault::failed(format!("no session of its own: {e}"), ""))?;
+    IN_COMMAND_GROUP.store(false, Ordering::Release);
+    Ok(())
 }
 
 fn detach_fault(e: rustix::io::Errno) -> Fault {

@@ -105,6 +105,29 @@ fn a_low_limit_of_open_files_is_refused_at_start() {
     }
 }
 
+/// timeout(1), batch systems and runners of CI signal the process group of what they started.
+#[test]
+fn a_background_mount_is_in_no_process_group_of_its_starter() {
+    if !spurline_rig::program::fuse() {
+        return;
+    }
+    for more in [&[][..], &["--recover"]] {
+        let rig = Rig::new();
+        let out = rig.mount(more);
+        assert!(out.status.success(), "{}", text(&out));
+        let status: Value = serde_json::from_slice(&rig.run("status", &rig.path("mnt"), &["--json"]).stdout).unwrap();
+        let processes = [&status["pid"], &status["keeper"]["pid"]];
+        let processes: Vec<i32> = processes.iter().filter_map(|pid| Some(pid.as_i64()? as i32)).collect();
+        assert_eq!(processes.len(), 1 + more.len(), "{status}");
+        for pid in processes {
+            let pid = rustix::process::Pid::from_raw(pid);
+            assert_ne!(rustix::process::getpgid(pid), rustix::process::getpgid(None), "{more:?}");
+            assert_ne!(rustix::process::getsid(pid), rustix::process::getsid(None), "{more:?}");
+        }
+        assert!(rig.run("umount", &rig.path("mnt"), &[]).status.success());
+    }
+}
+
 #[test]
 fn into_the_background_looked_at_and_away() {
     if !spurline_rig::program::fuse() {
