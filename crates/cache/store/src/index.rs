@@ -29,6 +29,12 @@ pub const fn index_bytes_per_block(block_size: u32) -> u64 {
     ENTRY_AND_SLOT + 4 * (block_size as u64).div_ceil(crate::crc::GRANULE as u64)
 }
 
+/// Memory that the index of a disk cache of `size` bytes can need: that of blocks of a page each.
+pub const fn index_bytes_of_cache(size: u64) -> u64 {
+    const PAGE: u64 = 4096;
+    size / PAGE * index_bytes_per_block(PAGE as u32)
+}
+
 /// Where a block is, and the checksums of the bytes.
 #[derive(Debug)]
 pub struct BlockEntry {
@@ -354,6 +360,11 @@ mod tests {
 
     fn entry(slot: u32) -> BlockEntry {
         BlockEntry::new(Box::new([slot]), 1, 0, 0, slot, 0)
+    }
+
+    #[test]
+    fn the_index_of_a_small_cache_is_small() {
+        assert_eq!(index_bytes_of_cache(1 << 30), 73 << 20);
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub use crc::GRANULE;
 pub use evict::RemovedBytes;
 pub use fresh::FreshDirs;
 pub use health::DiskState;
-pub use index::{BlockMap, index_bytes_per_block};
+pub use index::{BlockMap, index_bytes_of_cache, index_bytes_per_block};
 pub use io::{ALIGN, DataFile, DiskFault, DiskIo, DiskSpace, FaultyDisk, IoBuf, ReadTarget, RealDisk, RingSet};
 pub use layout::{LOCK, expand_dirs};
 pub use read::{FileRange, PinnedFile, ReadOutcome};

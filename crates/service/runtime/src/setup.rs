@@ -145,9 +145,13 @@ pub struct OpenCache {
     pub fresh: FreshDirs,
 }
 
-/// Logs the shares of the memory; the index of cache disks only where there are some.
-pub(crate) fn log_memory(budget: &config::MemoryBudget, has_disks: bool) {
-    let index_bytes = if has_disks { budget.index_bytes } else { u64::MAX };
+/// Logs the shares of the memory; the index of cache disks only where there are some, and what their size can need at most.
+pub(crate) fn log_memory(budget: &config::MemoryBudget, cache: &config::CacheConfig) {
+    let index_bytes = match cache.size {
+        _ if !has_disks(cache) => u64::MAX,
+        CacheSize::Bytes(size) => budget.index_bytes.min(spurline_store::index_bytes_of_cache(size)),
+        CacheSize::None | CacheSize::All => budget.index_bytes,
+    };
     tracing::info!("memory: {}", config::MemoryBudget { index_bytes, ..budget.clone() });
 }
 
