@@ -5,7 +5,7 @@ mod render;
 pub use render::columns_help;
 
 use crate::cli::StatsArgs;
-use render::{StatsTable, default_schema};
+use render::{StatsTable, own_sections};
 use spurline_config::Fault;
 use spurline_runtime::locator::{PROCESS_ANSWER_LIMIT, resolve_target};
 use std::io::{IsTerminal, Write};
@@ -46,16 +46,28 @@ pub fn run(args: StatsArgs) -> Result<(), Fault> {
     }
     let mut before = peer.fetch_stats(PROCESS_ANSWER_LIMIT)?;
     let mut at = Instant::now();
-    let table = match chosen {
-        Some(table) => table,
-        None => StatsTable::new(&default_schema(&peer.fetch_status(PROCESS_ANSWER_LIMIT)?))?,
+    let own = match chosen {
+        Some(_) => "",
+        None => own_sections(&peer.fetch_status(PROCESS_ANSWER_LIMIT)?),
     };
-    for line in 0..lines {
-        if line % HEADER_EVERY == 0 {
+    let mut table = chosen.unwrap_or_else(|| StatsTable::with_figures(own, &before));
+    let by_figures = !own.is_empty();
+    let mut until_header = 0;
+    let mut left_out = String::new();
+    for _ in 0..lines {
+        if until_header == 0 {
+            if by_figures && let Some(width) = terminal_width() {
+                let more = table.fit_into(width);
+                if more != left_out && !more.is_empty() {
+                    anstream::eprintln!("not shown in {width} columns: {more}; --schema chooses");
+                }
+                left_out = more;
+            }
             let [titles, heads] = table.header_lines(colour);
             if !print_line(&mut out, &titles)? || !print_line(&mut out, &heads)? {
                 return Ok(());
             }
+            until_header = HEADER_EVERY;
         }
         std::thread::sleep(args.interval);
         let now = peer.fetch_stats(PROCESS_ANSWER_LIMIT)?;
@@ -64,9 +76,25 @@ pub fn run(args: StatsArgs) -> Result<(), Fault> {
         if !print_line(&mut out, &table.table_line(&before, &now, seconds, colour))? {
             return Ok(());
         }
+        until_header -= 1;
+        if by_figures {
+            let next = StatsTable::with_figures(own, &now);
+            if next.letters() != StatsTable::with_figures(own, &before).letters() {
+                until_header = 0;
+            }
+            if until_header == 0 {
+                table = next;
+            }
+        }
         before = now;
     }
     Ok(())
+}
+
+/// The columns of the terminal on standard output; `None` where that is none.
+fn terminal_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    (size.ws_col > 0).then_some(size.ws_col.into())
 }
 
 /// Prints a line; `false` when the reader has closed the pipe (`| head`).

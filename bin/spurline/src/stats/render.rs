@@ -48,11 +48,18 @@ struct StatsColumn {
     meaning: &'static str,
 }
 
+impl StatsSection {
+    /// Whether any number of this section is not zero since the start of the process.
+    fn has_figures(&self, now: &Stats) -> bool {
+        self.columns.iter().any(|column| column.kind.has_figure(now))
+    }
+}
+
 const fn column(head: &'static str, kind: ColumnKind, meaning: &'static str) -> StatsColumn {
     StatsColumn { head, kind, meaning }
 }
 
-const STATS_SECTIONS: [StatsSection; 9] = [
+const STATS_SECTIONS: [StatsSection; 10] = [
     StatsSection {
         letter: 'u',
         title: "usage",
@@ -70,6 +77,18 @@ const STATS_SECTIONS: [StatsSection; 9] = [
             column("lat", ColumnKind::Latency(|s| &s.fuse.busy_us, |s| &s.fuse.ops), "time of a request"),
             column("read", ColumnKind::Flow(|s| &s.fuse.read_bytes), "bytes read by programs, without passthrough"),
             column("err", ColumnKind::Failures(|s| &s.fuse.errors), "requests that failed"),
+        ],
+    },
+    StatsSection {
+        letter: 's',
+        title: "s3",
+        columns: &[
+            column("ops", ColumnKind::Rate(|s| &s.s3.ops), "requests of S3 clients"),
+            column("lat", ColumnKind::Latency(|s| &s.s3.busy_us, |s| &s.s3.ops), "time until an answer begins"),
+            column("read", ColumnKind::Flow(|s| &s.s3.read_bytes), "bytes for S3 clients"),
+            column("write", ColumnKind::Flow(|s| &s.s3.write_bytes), "bytes from S3 clients"),
+            column("conns", ColumnKind::Count(|s| &s.s3.connections), "connections of S3 clients"),
+            column("err", ColumnKind::Failures(|s| &s.s3.errors), "requests that failed"),
         ],
     },
     StatsSection {
@@ -237,6 +256,30 @@ impl StatsTable {
         Ok(StatsTable { sections })
     }
 
+    /// The sections in `own`, and those that have figures by now.
+    pub fn with_figures(own: &str, now: &Stats) -> Self {
+        let shown = |section: &&StatsSection| own.contains(section.letter) || section.has_figures(now);
+        StatsTable { sections: STATS_SECTIONS.iter().filter(shown).collect() }
+    }
+
+    /// Leaves out the last sections, so that a line fits into `width`; returns their letters and titles.
+    pub fn fit_into(&mut self, width: usize) -> String {
+        let mut used = 0;
+        let fitting = self.sections.iter().take_while(|section| {
+            used += section.columns.len() * COLUMN_WIDTH + usize::from(used > 0);
+            used <= width
+        });
+        let keep = fitting.count().max(1);
+        let left_out: Vec<String> =
+            self.sections.drain(keep..).map(|section| format!("{} {}", section.letter, section.title)).collect();
+        left_out.join(", ")
+    }
+
+    /// The letters of the sections.
+    pub fn letters(&self) -> String {
+        self.sections.iter().map(|section| section.letter).collect()
+    }
+
     /// The two lines above the numbers.
     pub fn header_lines(&self, colour: bool) -> [String; 2] {
         let mut titles = Vec::new();
@@ -279,24 +322,24 @@ fn painted(style: Style, text: &str, colour: bool) -> String {
     if colour { format!("{style}{text}{style:#}") } else { text.to_owned() }
 }
 
-/// The sections that are shown without `--schema`: the sections of every mount and node, and those of writes and of an export.
-pub fn default_schema(status: &ProcessStatus) -> String {
-    let writable = match &status.role {
-        ProcessRole::Mount(mount) => mount.writes.writable,
-        ProcessRole::Node(node) => node.writes.writable,
-        ProcessRole::Gateway(gateway) => gateway.writable,
-        ProcessRole::Coordinator(_) | ProcessRole::Other => false,
-    };
-    let export = status.mount().and_then(|mount| mount.export.as_ref());
-    let writes = if writable { "w" } else { "" };
-    let export = if export.is_some_and(|export| export.active) { "x" } else { "" };
-    format!("uf{writes}{export}mcro")
+/// The sections that a process of this kind always has: `u`, and by its role.
+pub fn own_sections(status: &ProcessStatus) -> &'static str {
+    let export = status.mount().and_then(|mount| mount.export.as_ref()).is_some_and(|export| export.active);
+    match &status.role {
+        ProcessRole::Mount(mount) if mount.writes.writable && export => "ufwx",
+        ProcessRole::Mount(mount) if mount.writes.writable => "ufw",
+        ProcessRole::Mount(_) if export => "ufx",
+        ProcessRole::Mount(_) => "uf",
+        ProcessRole::Node(_) => "ur",
+        ProcessRole::Gateway(_) => "us",
+        ProcessRole::Coordinator(_) | ProcessRole::Other => "u",
+    }
 }
 
 /// The sections and columns with units, for `--help`.
 pub fn columns_help() -> String {
     let mut text = "Sections of --schema and their columns. Bytes are in units of 1024 (K, M, G, T), numbers in units of 1000; - is \
-                    no value. Without --schema: u f m c r o, and w and x where there are writes and an export.\n"
+                    no value. Without --schema: the sections that have figures, as far as the terminal is wide.\n"
         .to_owned();
     for section in &STATS_SECTIONS {
         let _ = write!(text, "\n  {} {}\n", section.letter, section.title);
@@ -317,6 +360,22 @@ impl ColumnKind {
             ColumnKind::Rate(_) | ColumnKind::Failures(_) | ColumnKind::Flow(_) => ", per second",
             ColumnKind::Latency(..) => ", mean in ms",
             ColumnKind::Share(..) | ColumnKind::PairShare(..) => ", %",
+        }
+    }
+
+    /// Whether a counter or gauge behind this number is not zero.
+    fn has_figure(self, now: &Stats) -> bool {
+        let is_set = |of: MetricOf| of(now).get() > 0;
+        match self {
+            ColumnKind::Percent(of)
+            | ColumnKind::Bytes(of)
+            | ColumnKind::Count(of)
+            | ColumnKind::Rate(of)
+            | ColumnKind::Failures(of)
+            | ColumnKind::Flow(of) => is_set(of),
+            ColumnKind::Latency(_, operations) => is_set(operations),
+            ColumnKind::Share(part, other) => is_set(part) || is_set(other),
+            ColumnKind::PairShare(part, other) => part.into_iter().chain(other).any(is_set),
         }
     }
 
@@ -488,15 +547,32 @@ mod tests {
     }
 
     #[test]
-    fn the_default_sections_follow_the_target() {
-        let schema = |document: Value| default_schema(&ProcessStatus::from_json(&document).unwrap());
-        assert_eq!(schema(json!({"kind": "mount"})), "ufmcro");
-        assert_eq!(schema(json!({"kind": "other"})), "ufmcro");
-        assert_eq!(schema(json!({"kind": "mount", "writes": {"writable": false}})), "ufmcro");
-        assert_eq!(schema(json!({"kind": "node", "writes": {"writable": true}})), "ufwmcro");
+    fn sections_with_figures_are_shown_and_those_of_the_role() {
+        let shown = |status: Value, stats: Value| {
+            let own = own_sections(&ProcessStatus::from_json(&status).unwrap());
+            StatsTable::with_figures(own, &read_stats(&stats)).letters()
+        };
+        assert_eq!(shown(json!({"kind": "mount"}), json!({})), "uf");
+        assert_eq!(shown(json!({"kind": "mount"}), json!({"object": {"get_ops": 1}, "s3": {"ops": 2}})), "ufso");
+        assert_eq!(shown(json!({"kind": "other"}), json!({"rdma": {"paths_down": 1}})), "ue");
+        assert_eq!(
+            shown(json!({"kind": "node", "writes": {"writable": true}}), json!({"writes": {"served_bytes": 1}})),
+            "uwr"
+        );
+        assert_eq!(shown(json!({"kind": "gateway"}), json!({})), "us");
         let exported = json!({"kind": "mount", "writes": {"writable": true}, "export": {"active": true}});
-        assert_eq!(schema(exported), "ufwxmcro");
-        assert!(StatsTable::new("ufwxmcro").is_ok());
+        assert_eq!(shown(exported, json!({})), "ufwx");
+    }
+
+    #[test]
+    fn a_line_fits_into_the_terminal() {
+        for width in [1, 18, 80, 100, 1000] {
+            let mut table = StatsTable::new("ufmcro").unwrap();
+            let left_out = table.fit_into(width);
+            let line = table.table_line(&Stats::default(), &Stats::default(), 1.0, false);
+            assert!(line.len() <= width.max(18), "{width}: {line}");
+            assert_eq!(left_out.is_empty(), width == 1000, "{left_out}");
+        }
     }
 
     #[test]
