@@ -53,7 +53,7 @@ deps:
 
 PREFIX ?= /usr/local
 install: build
-	@scripts/stage target/release "$(DESTDIR)" "$(PREFIX)"
+	@scripts/stage --strip strip target/release "$(DESTDIR)" "$(PREFIX)"
 
 ARCH ?= $(if $(filter aarch64,$(shell uname -m)),arm64,amd64)
 package:

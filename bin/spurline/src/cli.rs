@@ -461,8 +461,12 @@ impl std::str::FromStr for QuotaLimit {
 /// The arguments of `umount`.
 #[derive(Debug, Args)]
 pub struct UmountArgs {
-    /// Mountpoint
-    pub mountpoint: PathBuf,
+    /// Mountpoints
+    #[arg(value_name = "MOUNTPOINT", required_unless_present = "all")]
+    pub mountpoints: Vec<PathBuf>,
+    /// All mounts of this user on this host; those of all users, by root
+    #[arg(long, conflicts_with = "mountpoints")]
+    pub all: bool,
     /// Abort pending requests, then unmount: for a mount that hangs
     #[arg(long, short)]
     pub force: bool,

@@ -8,22 +8,62 @@ use spurline_config::Fault;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write;
+use std::path::Path;
 
 /// Prints the completions of a shell.
 pub fn print_completions(args: CompletionsArgs) -> Result<(), Fault> {
     let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut cli::cli_command(), "spurline", &mut text);
+    clap_complete::generate(args.shell, &mut without_hidden(&cli::cli_command()), "spurline", &mut text);
     print_text(&text)
+}
+
+/// A command with what `--help` shows, for completions: the generators offer hidden flags too.
+fn without_hidden(command: &Command) -> Command {
+    let mut shown = Command::new(command.get_name().to_owned());
+    if let Some(version) = command.get_version() {
+        shown = shown.version(version.to_owned());
+    }
+    if let Some(about) = command.get_about() {
+        shown = shown.about(about.clone());
+    }
+    let args = command.get_arguments().filter(|arg| !arg.is_hide_set());
+    let subcommands = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+    shown.args(args.cloned()).subcommands(subcommands.map(without_hidden))
 }
 
 /// Writes a man page per command.
 pub fn write_man_pages(args: ManArgs) -> Result<(), Fault> {
-    clap_mangen::generate_to(cli::cli_command(), &args.dir).map_err(|e| {
+    let mut command = cli::cli_command().disable_help_subcommand(true);
+    command.build();
+    write_man_page(&mut command, &args.dir).map_err(|e| {
         Fault::failed(
             format!("man pages into {}: {e}", args.dir.display()),
             "give a directory that exists and is writable",
         )
     })
+}
+
+fn write_man_page(command: &mut Command, dir: &Path) -> std::io::Result<()> {
+    const SYNOPSIS: &str = ".SH SYNOPSIS\n";
+    for sub in command.get_subcommands_mut().filter(|sub| !sub.is_hide_set()) {
+        write_man_page(sub, dir)?;
+    }
+    let usage = command.render_usage().to_string();
+    let usage = usage.trim_start_matches("Usage: ").replace('\\', "\\e").replace('-', "\\-");
+    let man = clap_mangen::Man::new(command.clone());
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    let page = String::from_utf8_lossy(&page);
+    // The generator's synopsis has every flag, and its arguments are not in their order.
+    let page = match page.split_once(SYNOPSIS) {
+        Some((head, rest)) => {
+            let after = rest.find(".SH").map_or("", |at| &rest[at..]);
+            let lines: Vec<&str> = usage.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+            format!("{head}{SYNOPSIS}{}\n{after}", lines.join("\n.br\n"))
+        }
+        None => page.into_owned(),
+    };
+    std::fs::write(dir.join(man.get_filename()), page)
 }
 
 /// Prints the reference table.

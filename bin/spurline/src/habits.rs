@@ -317,7 +317,7 @@ const KERNEL_PAGES: &str =
 const NFS_ITSELF: &str = "leave it out: it is an option of NFS, and this file system has nothing of the kind";
 
 /// Commands of other systems, with the remedy.
-const FOREIGN_COMMANDS: [(&str, &str); 20] = [
+const FOREIGN_COMMANDS: [(&str, &str); 26] = [
     ("warmup", "'spurline load PATH' fetches files before they are read, 'spurline free PATH' drops them"),
     (
         "job",
@@ -331,6 +331,15 @@ const FOREIGN_COMMANDS: [(&str, &str); 20] = [
         "doctor",
         "'spurline net doctor' checks network and RDMA; 'spurline status' and 'spurline stats MOUNTPOINT' show mounts and nodes",
     ),
+    ("ls", "'spurline status' lists mounts and nodes; ls lists the files of a mount"),
+    ("list", "'spurline status' lists mounts and nodes; ls lists the files of a mount"),
+    ("df", "'spurline status' shows the space of the caches; df MOUNTPOINT shows that of the source"),
+    ("version", "the flag -V prints it"),
+    (
+        "cache",
+        "'spurline status' shows the caches; 'spurline load PATH' fills them, 'spurline free PATH' drops files from them",
+    ),
+    ("nodes", "'spurline status --registry coordinator://HOST:PORT' lists the nodes of a group"),
     ("format", MOUNTED_AS_IT_IS),
     ("auth", MOUNTED_AS_IT_IS),
     ("init", MOUNTED_AS_IT_IS),

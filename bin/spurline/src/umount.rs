@@ -2,21 +2,25 @@
 
 use crate::cli::UmountArgs;
 use crate::jobs::show::is_terminal;
-use crate::report::{print_note, print_warnings, printable};
+use crate::report::{print_fault, print_note, print_warnings, printable};
 use crate::signals;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use spurline_config::Fault;
+use spurline_observe::locate::list_mounts;
 use spurline_runtime::UnsentBytes;
 use spurline_runtime::unmount::{UnmountReport, UnmountRequest, unmount_mount};
+use std::cmp::Reverse;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Runs the command. During the wait for the mount's process, a first signal prints the cause of the wait, and a second signal
+/// Unmounts the mounts, each as if it were alone. During the wait for the mount's process, a first signal prints the cause of the wait, and a second signal
 /// ends the command.
 ///
 /// # Errors
-/// When the path is no mountpoint, is busy, or may not be unmounted by this user.
+/// When a path is no mountpoint, is busy, or may not be unmounted by this user.
 pub fn run(args: UmountArgs) -> Result<(), Fault> {
-    let UmountArgs { mountpoint, force, lazy, timeout } = args;
+    let request = UnmountRequest { force: args.force, lazy: args.lazy, timeout: args.timeout };
+    let mountpoints = if args.all { own_mountpoints()? } else { args.mountpoints };
     let line = Arc::new(UnsentLine::new());
     let known = Arc::clone(&line);
     signals::on_stop(move |count| {
@@ -35,9 +39,30 @@ pub fn run(args: UmountArgs) -> Result<(), Fault> {
         note: &|note| line.bar.suspend(|| print_note(&note)),
         unsent: &|unsent| line.show(unsent),
     };
-    let unmounted = unmount_mount(&mountpoint, UnmountRequest { force, lazy, timeout }, &report);
+    let mut faults: Vec<Fault> = Vec::new();
+    for mountpoint in &mountpoints {
+        let unmounted = unmount_mount(mountpoint, request, &report);
+        line.forget();
+        faults.extend(unmounted.err());
+    }
     line.bar.finish_and_clear();
-    unmounted
+    let Some(last) = faults.pop() else { return Ok(()) };
+    for fault in &faults {
+        print_fault(fault);
+    }
+    Err(last)
+}
+
+/// The mounts of this user, of all users for root; those within others first.
+fn own_mountpoints() -> Result<Vec<PathBuf>, Fault> {
+    let me = rustix::process::geteuid();
+    let mounts = list_mounts()?.into_iter().filter(|mount| me.is_root() || mount.uid == me.as_raw());
+    let mut mountpoints: Vec<PathBuf> = mounts.map(|mount| mount.mountpoint).collect();
+    mountpoints.sort_unstable_by_key(|mountpoint| Reverse(mountpoint.components().count()));
+    if mountpoints.is_empty() {
+        print_note("this host has no mounts of yours");
+    }
+    Ok(mountpoints)
 }
 
 /// What the mount's process waits for: a line that is rewritten on a terminal, and elsewhere one for each change.
@@ -55,6 +80,11 @@ impl UnsentLine {
             bar: bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner())),
             last: Mutex::default(),
         }
+    }
+
+    /// The mount has ended.
+    fn forget(&self) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     fn last(&self) -> Option<UnsentBytes> {

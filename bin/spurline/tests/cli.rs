@@ -487,12 +487,14 @@ fn completions_and_man_pages_are_made() {
         assert_eq!(out.status.code(), Some(0), "{}", stderr(&out));
         let text = String::from_utf8(out.stdout).unwrap();
         assert!(text.contains("cache-size") && text.contains("umount"), "{shell}");
+        assert!(!text.contains("use-iorpc"), "{shell}");
     }
     refused(&run(&["completions", "dos"]), 2, &["bash"]);
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(run(&["man", dir.path().to_str().unwrap()]).status.code(), Some(0));
     let page = std::fs::read_to_string(dir.path().join("spurline-mount.1")).unwrap();
     assert!(page.contains("cache\\-size") && page.contains(".SH"));
+    assert!(page.contains(".SH SYNOPSIS\nspurline mount [OPTIONS] <SOURCE> <MOUNTPOINT>\n"), "{page}");
     refused(&run(&["man", "/nowhere/at/all"]), 1, &["/nowhere/at/all"]);
 }
 

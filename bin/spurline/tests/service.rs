@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use spurline_rig::program::{mounted_below, spurline, wait_for};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -435,6 +436,28 @@ fn umount_takes_nothing_of_others_away() {
     assert_eq!(std::fs::read(mnt.join("sub/file")).unwrap(), b"hello from below");
     let gone = rig.run("umount", &mnt, &[]);
     assert!(gone.status.success() && !runs(&process_of(&out)), "{}", text(&gone));
+}
+
+#[test]
+fn several_mounts_are_unmounted_by_one_command() {
+    if !spurline_rig::program::fuse() {
+        return;
+    }
+    let (one, two) = (Rig::new(), Rig::new());
+    for rig in [&one, &two] {
+        let out = rig.mount(&[]);
+        assert!(out.status.success(), "{}", text(&out));
+    }
+    let none = one.path("src");
+    let (none, last) = (none.to_str().unwrap(), two.path("mnt"));
+    let out = one.run("umount", &one.path("mnt"), &[none, last.to_str().unwrap()]);
+    assert!(out.status.code() != Some(0) && text(&out).contains(none), "{}", text(&out));
+    assert!(!mounted_below(one.dir.path()) && !mounted_below(two.dir.path()));
+    // A user without mounts.
+    if rustix::process::geteuid().is_root() {
+        let out = spurline().args(["umount", "--all"]).uid(54_321).output().unwrap();
+        assert!(out.status.success() && text(&out).contains("no mounts of yours"), "{}", text(&out));
+    }
 }
 
 /// Whether that process is there and not only not waited for yet.
