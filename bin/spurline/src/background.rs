@@ -178,7 +178,7 @@ impl ReadySignal {
 }
 
 /// Leaves the session and process group of the command that started this process: job control, timeout(1) and batch systems
-/// signal these.
+/// signal process groups.
 fn leave_command_group() -> Result<(), Fault> {
     // A working directory would prevent the unmount of the file system there.
     std::env::set_current_dir("/").map_err(|e| Fault::failed(format!("changing to /: {e}"), ""))?;

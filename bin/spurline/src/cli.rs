@@ -464,7 +464,7 @@ pub struct UmountArgs {
     /// Mountpoints
     #[arg(value_name = "MOUNTPOINT", required_unless_present = "all")]
     pub mountpoints: Vec<PathBuf>,
-    /// All mounts of this user on this host; those of all users, by root
+    /// All mounts of this user on this host; by root, of all users
     #[arg(long, conflicts_with = "mountpoints")]
     pub all: bool,
     /// Abort pending requests, then unmount: for a mount that hangs

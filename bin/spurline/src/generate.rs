@@ -54,7 +54,7 @@ fn write_man_page(command: &mut Command, dir: &Path) -> std::io::Result<()> {
     let mut page = Vec::new();
     man.render(&mut page)?;
     let page = String::from_utf8_lossy(&page);
-    // The generator's synopsis has every flag, and its arguments are not in their order.
+    // The generator's synopsis has every flag, and the arguments in another order.
     let page = match page.split_once(SYNOPSIS) {
         Some((head, rest)) => {
             let after = rest.find(".SH").map_or("", |at| &rest[at..]);

@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Unmounts the mounts, each as if it were alone. During the wait for the mount's process, a first signal prints the cause of the wait, and a second signal
+/// Unmounts each mount. During the wait for the mount's process, a first signal prints the cause of the wait, and a second signal
 /// ends the command.
 ///
 /// # Errors
@@ -53,7 +53,7 @@ pub fn run(args: UmountArgs) -> Result<(), Fault> {
     Err(last)
 }
 
-/// The mounts of this user, of all users for root; those within others first.
+/// The mounts of this user, of all users for root; inner mounts first.
 fn own_mountpoints() -> Result<Vec<PathBuf>, Fault> {
     let me = rustix::process::geteuid();
     let mounts = list_mounts()?.into_iter().filter(|mount| me.is_root() || mount.uid == me.as_raw());

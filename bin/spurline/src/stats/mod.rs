@@ -91,7 +91,7 @@ pub fn run(args: StatsArgs) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The columns of the terminal on standard output; `None` where that is none.
+/// The columns of the terminal on standard output; `None` for a file or a pipe.
 fn terminal_width() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
     (size.ws_col > 0).then_some(size.ws_col.into())

@@ -256,13 +256,13 @@ impl StatsTable {
         Ok(StatsTable { sections })
     }
 
-    /// The sections in `own`, and those that have figures by now.
+    /// The sections in `own`, and sections that have figures by now.
     pub fn with_figures(own: &str, now: &Stats) -> Self {
         let shown = |section: &&StatsSection| own.contains(section.letter) || section.has_figures(now);
         StatsTable { sections: STATS_SECTIONS.iter().filter(shown).collect() }
     }
 
-    /// Leaves out the last sections, so that a line fits into `width`; returns their letters and titles.
+    /// Leaves out the last sections, so that a line fits into `width`; returns the letters and titles of these.
     pub fn fit_into(&mut self, width: usize) -> String {
         let mut used = 0;
         let fitting = self.sections.iter().take_while(|section| {

@@ -329,7 +329,7 @@ fn a_counter_under_a_lock_survives_lost_nodes() {
 mod test_all {
     use super::*;
 
-    /// Files with locks move to the next node with them.
+    /// Files move to the next node with all locks.
     #[test]
     fn locks_outlive_a_lost_node() {
         let Some(mut group) = Group::start(2) else { return };

@@ -185,7 +185,7 @@ impl SessionCore {
         }
     }
 
-    /// Whether the kernel holds the connection: the mount is neither unmounted nor aborted.
+    /// Whether the kernel has the connection: the mount is neither unmounted nor aborted.
     fn is_connected(&self) -> bool {
         let Some(device) = self.device.upgrade() else { return false };
         let mut polled = [PollFd::new(&*device, PollFlags::IN)];

@@ -29,10 +29,10 @@ pub const fn index_bytes_per_block(block_size: u32) -> u64 {
     ENTRY_AND_SLOT + 4 * (block_size as u64).div_ceil(crate::crc::GRANULE as u64)
 }
 
-/// Memory that the index of a disk cache of `size` bytes can need: that of blocks of a page each.
+/// Memory that the index of a disk cache of `size` bytes can need, with blocks of a page each.
 pub const fn index_bytes_of_cache(size: u64) -> u64 {
-    const PAGE: u64 = 4096;
-    size / PAGE * index_bytes_per_block(PAGE as u32)
+    const LEAST_BLOCK_BYTES: u64 = 4096;
+    size / LEAST_BLOCK_BYTES * index_bytes_per_block(LEAST_BLOCK_BYTES as u32)
 }
 
 /// Where a block is, and the checksums of the bytes.

@@ -145,7 +145,7 @@ pub struct OpenCache {
     pub fresh: FreshDirs,
 }
 
-/// Logs the shares of the memory; the index of cache disks only where there are some, and what their size can need at most.
+/// Logs the shares of the memory; the index of cache disks only where disks are, and at most what the size of the cache can need.
 pub(crate) fn log_memory(budget: &config::MemoryBudget, cache: &config::CacheConfig) {
     let index_bytes = match cache.size {
         _ if !has_disks(cache) => u64::MAX,
