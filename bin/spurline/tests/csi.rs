@@ -229,8 +229,7 @@ fn a_restarted_driver_finds_its_mounts_and_readers_see_nothing_of_it() {
 #[test]
 fn a_dead_mount_process_is_replaced_and_the_cause_reported() {
     let Some(rig) = DriverRig::new() else { return };
-    let mut attributes = rig.attributes();
-    attributes.insert("mountOptions".into(), "cache-size=0,metrics=none,norecover".into());
+    let attributes = without_recovery(&rig);
     rig.stage("pv", &attributes).unwrap();
     rig.publish("pv", "a", &attributes).unwrap();
     let before = rig.processes();
@@ -243,6 +242,86 @@ fn a_dead_mount_process_is_replaced_and_the_cause_reported() {
     let log = std::fs::read_to_string(rig.path("driver.log")).unwrap();
     assert!(log.contains("VolumeMountEnded") && log.contains("VolumeMountReplaced"), "{log}");
     rig.unpublish("pv", "a").unwrap();
+    rig.unstage("pv").unwrap();
+    rig.check_empty();
+}
+
+/// The attributes of a volume whose mount ends with its process.
+fn without_recovery(rig: &DriverRig) -> HashMap<String, String> {
+    let mut attributes = rig.attributes();
+    attributes.insert("mountOptions".into(), "cache-size=0,metrics=none,norecover".into());
+    attributes
+}
+
+/// A call for another pod, or the next driver, can be the first to see that a mount is dead.
+#[test]
+fn every_pod_gets_a_mount_that_any_call_has_replaced() {
+    let Some(mut rig) = DriverRig::new() else { return };
+    let attributes = without_recovery(&rig);
+    for way in ["publish", "stage", "watch"] {
+        rig.stage("pv", &attributes).unwrap();
+        rig.publish("pv", "a", &attributes).unwrap();
+        let written = std::fs::read_to_string(rig.path("driver.log")).unwrap().len();
+        // No watch sees the end.
+        let inner = Arc::get_mut(&mut rig).unwrap();
+        inner.end_driver(rustix::process::Signal::KILL);
+        rig.kill_mounts();
+        wait_for("the end", || rig.processes().is_empty());
+        Arc::get_mut(&mut rig).unwrap().start();
+        match way {
+            "publish" => rig.publish("pv", "b", &attributes).unwrap(),
+            "stage" => rig.stage("pv", &attributes).unwrap(),
+            _ => {}
+        }
+        wait_for("the mount of the first pod", || rig.read("a").is_ok());
+        let said = "its process was replaced because";
+        wait_for("the condition", || {
+            rig.condition("pv", "a").is_ok_and(|now| !now.abnormal && now.message.contains(said))
+        });
+        let log = std::fs::read_to_string(rig.path("driver.log")).unwrap();
+        for event in ["VolumeMountEnded: ", "VolumeMountReplaced: "] {
+            assert_eq!(log[written..].matches(event).count(), 1, "{way}: {log}");
+        }
+        if way == "publish" {
+            assert!(rig.read("b").is_ok());
+            rig.unpublish("pv", "b").unwrap();
+        }
+        rig.unpublish("pv", "a").unwrap();
+        rig.unstage("pv").unwrap();
+        rig.check_empty();
+    }
+}
+
+/// A driver that ended between two binds, or a bind that failed, leaves a directory without the mount of the others.
+#[test]
+fn a_directory_without_the_mount_is_named_and_gets_it() {
+    let Some(rig) = DriverRig::new() else { return };
+    let attributes = without_recovery(&rig);
+    rig.stage("pv", &attributes).unwrap();
+    for pod in ["a", "b"] {
+        rig.publish("pv", pod, &attributes).unwrap();
+    }
+    let process = rig.processes();
+    let target = rig.target("a");
+    // A file in the place of the directory, until the driver has tried.
+    let driver = i32::try_from(rig.pid()).unwrap();
+    rig.signal(driver, rustix::process::Signal::STOP);
+    rustix::mount::unmount(&target, rustix::mount::UnmountFlags::DETACH).unwrap();
+    std::fs::remove_dir_all(&target).unwrap();
+    std::fs::write(&target, b"no directory").unwrap();
+    rig.signal(driver, rustix::process::Signal::CONT);
+    let named = target.display().to_string();
+    wait_for("the condition", || {
+        rig.condition("pv", "a").is_ok_and(|now| now.abnormal && now.message.contains(&named))
+    });
+    assert!(!rig.condition("pv", "b").unwrap().abnormal && rig.read("b").is_ok());
+    std::fs::remove_file(&target).unwrap();
+    wait_for("the directory's mount", || rig.read("a").is_ok());
+    wait_for("the condition", || rig.condition("pv", "a").is_ok_and(|now| !now.abnormal));
+    assert_eq!(rig.processes(), process, "no other process");
+    for pod in ["a", "b"] {
+        rig.unpublish("pv", pod).unwrap();
+    }
     rig.unstage("pv").unwrap();
     rig.check_empty();
 }

@@ -19,7 +19,7 @@ pub(crate) struct VolumeDescriptors {
 #[derive(Debug)]
 struct VolumeStore {
     store: DescriptorStore,
-    /// The number of processes before the last known process; `None` before the first report of a keeper.
+    /// The number of processes before the last known process; `None` for a found mount before the first report of the keeper.
     known_takeovers: Option<u64>,
 }
 
@@ -33,15 +33,16 @@ impl VolumeDescriptors {
         self.stores.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes an empty store for a volume, in the place of any other.
+    /// Makes an empty store for a volume, in the place of any other. `known_takeovers` is 0 for a mount that is to be made, and
+    /// `None` for a mount of an earlier driver.
     ///
     /// # Errors
     /// When no socket can be made in the volume's directory.
-    pub(crate) fn open(&self, volume_id: &str, dir: &Path) -> Result<(), Fault> {
+    pub(crate) fn open(&self, volume_id: &str, dir: &Path, known_takeovers: Option<u64>) -> Result<(), Fault> {
         let path = store_socket(dir);
         let store = DescriptorStore::listen(&path)
             .map_err(|e| Fault::failed(format!("the socket {}: {e}", path.display()), "make --state-dir writable"))?;
-        self.stores().insert(volume_id.to_owned(), VolumeStore { store, known_takeovers: None });
+        self.stores().insert(volume_id.to_owned(), VolumeStore { store, known_takeovers });
         Ok(())
     }
 
@@ -62,12 +63,22 @@ impl VolumeDescriptors {
         }
     }
 
+    /// Notes that the driver replaces the process of a mount that lives: a report of the keeper, early or late, is no news.
+    pub(crate) fn expect_process(&self, volume_id: &str) {
+        if let Some(volume) = self.stores().get_mut(volume_id)
+            && let Some(last) = volume.store.last_process()
+        {
+            volume.known_takeovers = Some(last.takeovers + 1);
+        }
+    }
+
     /// Notes the process that serves the mount now; returns why the process before ended, if that is news and no upgrade.
     pub(crate) fn note_process(&self, volume_id: &str) -> Option<String> {
         let mut stores = self.stores();
         let volume = stores.get_mut(volume_id)?;
         let last = volume.store.last_process()?;
-        let before = volume.known_takeovers.replace(last.takeovers)?;
+        let before = volume.known_takeovers.unwrap_or(last.takeovers);
+        volume.known_takeovers = Some(before.max(last.takeovers));
         (last.takeovers > before && !last.cause.starts_with(UPGRADE_CAUSE)).then_some(last.cause)
     }
 }

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod api_server;
+mod condition;
 mod controller;
 mod descriptors;
 mod identity;

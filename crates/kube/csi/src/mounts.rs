@@ -24,9 +24,23 @@ fn read_table() -> Result<MountTable, Fault> {
 /// # Errors
 /// When the mount table can't be read.
 pub(crate) fn mount_at(path: &Path) -> Result<Option<MountEntry>, Fault> {
+    Ok(topmost(&read_table()?, path).cloned())
+}
+
+/// The last entry of a path, which covers earlier entries.
+fn topmost<'a>(table: &'a MountTable, path: &Path) -> Option<&'a MountEntry> {
+    table.entries().iter().rev().find(|entry| entry.mountpoint == path)
+}
+
+/// The part of `paths` that does not show the file system that is mounted at `point`.
+///
+/// # Errors
+/// As [`mount_at`].
+pub(crate) fn paths_without_mount<'a>(point: &Path, paths: &[&'a Path]) -> Result<Vec<&'a Path>, Fault> {
     let table = read_table()?;
-    // The last entry of a path covers earlier entries.
-    Ok(table.entries().iter().rev().find(|entry| entry.mountpoint == path).cloned())
+    let Some(mount) = topmost(&table, point) else { return Ok(paths.to_vec()) };
+    let stale = paths.iter().filter(|path| topmost(&table, path).is_none_or(|entry| entry.device != mount.device));
+    Ok(stale.copied().collect())
 }
 
 /// The FUSE mount of a Spurline process at `path`.

@@ -1,6 +1,7 @@
 //! The volumes of this node: which are mounted, for which pods, by which process. A lock per volume orders the calls; an
 //! unpublish or unstage ends a start that is under way. Does not know the protocol of the calls, nor where processes run.
 
+use crate::condition::VolumeHealth;
 use crate::descriptors::{VolumeDescriptors, store_socket};
 use crate::launcher::{LaunchPlan, MountLauncher, PodReference, ProcessState, VolumeEvent};
 use crate::mounts;
@@ -11,7 +12,7 @@ use spurline_config::{ExitKind, Fault};
 use spurline_keeper::STORE_VARIABLE;
 use spurline_observe::client::AdminPeer;
 use spurline_observe::dial;
-use spurline_observe::documents::{MountStatus, PEER_DOWN, PeerStatus, ProcessStatus, STATE_UP};
+use spurline_observe::documents::ProcessStatus;
 use spurline_observe::locate::{RUNTIME_DIR_ENV, SocketOwner};
 use spurline_sys::Backoff;
 use std::collections::HashMap;
@@ -33,8 +34,6 @@ const END_REPORT_LIMIT: Duration = Duration::from_secs(10);
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// First and longest pause before a failed replacement is tried again.
 const REPLACEMENT_PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
-/// Most cache nodes that a condition names.
-const MOST_NODES: usize = 3;
 /// Deadline of a mount's status.
 const STATUS_LIMIT: Duration = Duration::from_secs(5);
 
@@ -44,19 +43,6 @@ pub(crate) struct VolumeDemand {
     pub volume_id: String,
     pub settings: VolumeSettings,
     pub secrets: HashMap<String, String>,
-}
-
-/// The condition of a volume, and the size of the cache.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct VolumeHealth {
-    /// Whether the volume can't be read, or only in part.
-    pub abnormal: bool,
-    /// The sentence for a person.
-    pub message: String,
-    /// Bytes of the source in the mount's own cache.
-    pub cached_bytes: u64,
-    /// Capacity of that cache in bytes.
-    pub cache_bytes: u64,
 }
 
 /// A volume: the record, under a lock that calls hold during work.
@@ -74,6 +60,8 @@ struct VolumeTrouble {
     why: String,
     retry_at: Instant,
     pauses: Backoff,
+    /// Whether a replacement failed, which is reported once.
+    failed: bool,
 }
 
 /// What a volume table works with.
@@ -128,7 +116,7 @@ impl VolumeTable {
             tracing::info!("found volume {} with {} pods", record.volume_id, record.targets.len());
             table.found.extend(record.process.clone());
             if record.recovers
-                && let Err(fault) = table.descriptors.open(&record.volume_id, &dir)
+                && let Err(fault) = table.descriptors.open(&record.volume_id, &dir, None)
             {
                 tracing::error!("{fault}; the mount of volume {} ends with its process", record.volume_id);
             }
@@ -328,7 +316,11 @@ impl VolumeTable {
             if !demand.secrets.is_empty() || !record.is_used() {
                 write_secrets(&demand.secrets, &dir.join("secret")).map_err(status)?;
             }
-            self.start_process(slot, record, since).await
+            if record.is_used() && !serves(&dir).map_err(status)? {
+                // Events inform the other pods; this call waits for the mount in any case.
+                self.note_end(slot, record).await;
+            }
+            self.restore_mount(slot, record, since).await
         };
         let outcome = outcome.await;
         if outcome.is_err() && !record.is_used() {
@@ -345,7 +337,6 @@ impl VolumeTable {
         let dir = self.dir_of(&record.volume_id);
         let point = mount_point(&dir);
         if serves(&dir).map_err(status)? {
-            *lock(&slot.trouble) = None;
             return Ok(());
         }
         let plan = self.plan(record).map_err(status)?;
@@ -357,7 +348,9 @@ impl VolumeTable {
             }
             self.parts.launcher.stop(&process).await.map_err(status)?;
         }
-        if !continues {
+        if continues {
+            self.descriptors.expect_process(&record.volume_id);
+        } else {
             self.prepare_mount(record, &plan).map_err(status)?;
         }
         record.recovers = plan.recovers;
@@ -372,17 +365,12 @@ impl VolumeTable {
         let process = launched.map_err(|failure| status(failure.fault))?;
         let ready = self.await_mount(slot, record, &process, since).await;
         match &ready {
-            Ok(()) => {
-                *lock(&slot.trouble) = None;
-                // Reported by the caller.
-                let _ = self.descriptors.note_process(&record.volume_id);
-                tracing::info!(
-                    "volume {}: {} is mounted by {process} after {} ms",
-                    record.volume_id,
-                    record.settings.source,
-                    started.elapsed().as_millis()
-                );
-            }
+            Ok(()) => tracing::info!(
+                "volume {}: {} is mounted by {process} after {} ms",
+                record.volume_id,
+                record.settings.source,
+                started.elapsed().as_millis()
+            ),
             Err(why) => {
                 tracing::warn!("volume {}: {}", record.volume_id, why.message());
                 match self.parts.launcher.stop(&process).await {
@@ -406,7 +394,7 @@ impl VolumeTable {
         }
         self.descriptors.close(&record.volume_id);
         if plan.recovers {
-            self.descriptors.open(&record.volume_id, &plan.dir)?;
+            self.descriptors.open(&record.volume_id, &plan.dir, Some(0))?;
         }
         Ok(())
     }
@@ -526,43 +514,21 @@ impl VolumeTable {
             return Ok(None);
         }
         let dir = self.dir_of(volume_id);
+        let stale = stale_targets(&dir, record).map_err(status)?;
+        let is_bound = !stale.iter().any(|target| target.path == path);
+        let source = record.settings.source.clone();
         let last_end = record.last_end.clone();
         drop(guard);
+        let is_readable = is_bound && serves(&dir).map_err(status)?;
         let trouble = lock(&slot.trouble).clone();
-        if let Some(trouble) = trouble {
-            return Ok(Some(VolumeHealth { abnormal: true, message: trouble.why, ..VolumeHealth::default() }));
+        if let Some(trouble) = trouble.filter(|_| !is_readable) {
+            return Ok(Some(VolumeHealth::abnormal(trouble.why)));
         }
-        let answer = fetch_status(&dir).await;
-        let mut health = VolumeHealth::default();
-        match answer {
-            Err(why) => {
-                health.abnormal = true;
-                health.message = format!("the mount process does not answer: {why}");
-            }
-            Ok(answer) => {
-                for disk in answer.disks() {
-                    health.cached_bytes += disk.used_bytes;
-                    health.cache_bytes += disk.capacity_bytes;
-                }
-                let wrong = match answer.state() {
-                    STATE_UP => answer.mount().and_then(lost_nodes),
-                    state => Some(state.to_owned()),
-                };
-                match wrong {
-                    None => {
-                        health.message = match last_end {
-                            None => "the volume is mounted".to_owned(),
-                            Some(why) => format!("the volume is mounted; its process was replaced because {why}"),
-                        };
-                    }
-                    Some(why) => {
-                        health.abnormal = true;
-                        health.message = why;
-                    }
-                }
-            }
+        if !is_bound {
+            let message = format!("{} does not have the present mount of {source}", path.display());
+            return Ok(Some(VolumeHealth::abnormal(message)));
         }
-        Ok(Some(health))
+        Ok(Some(VolumeHealth::of_status(fetch_status(&dir).await, last_end)))
     }
 
     /// Replaces mount processes that ended, and removes what earlier calls could not, for ever.
@@ -572,15 +538,14 @@ impl VolumeTable {
             let slots: Vec<Arc<VolumeSlot>> = lock(&self.slots).values().cloned().collect();
             for slot in slots {
                 self.note_restart(&slot).await;
+                let trouble = lock(&slot.trouble).clone();
+                let is_due = trouble.as_ref().is_none_or(|trouble| trouble.retry_at <= Instant::now());
                 // A volume that a call works on is checked next time.
-                let due = lock(&slot.trouble).as_ref().is_none_or(|trouble| trouble.retry_at <= Instant::now());
                 let is_wrong = match slot.record.try_lock() {
-                    Ok(guard) => guard.as_ref().is_some_and(|record| {
-                        !record.is_used() || !serves(&self.dir_of(&record.volume_id)).unwrap_or(true)
-                    }),
+                    Ok(guard) => trouble.is_some() || guard.as_ref().is_some_and(|record| self.needs_work(record)),
                     Err(_) => false,
                 };
-                if is_wrong && due {
+                if is_wrong && is_due {
                     let table = Arc::clone(&self);
                     tokio::spawn(async move {
                         table.replace(&slot).await;
@@ -589,6 +554,15 @@ impl VolumeTable {
                 }
             }
         }
+    }
+
+    /// Whether a volume is to be removed, or the mount does not serve every pod.
+    fn needs_work(&self, record: &VolumeRecord) -> bool {
+        let dir = self.dir_of(&record.volume_id);
+        // What can't be determined is looked at next time.
+        !record.is_used()
+            || !serves(&dir).unwrap_or(true)
+            || stale_targets(&dir, record).is_ok_and(|stale| !stale.is_empty())
     }
 
     /// Reports a process that the keeper of a volume's mount has replaced.
@@ -606,56 +580,90 @@ impl VolumeTable {
         self.report(record.pods(), true, "VolumeMountRestarted", message).await;
     }
 
-    /// Starts another process for a volume whose process ended, and binds the mount to the pods' directories again.
+    /// Continues a volume whose process ended, or whose mount is not at each pod's directory.
     async fn replace(&self, slot: &VolumeSlot) {
         let since = slot.stops.load(Ordering::SeqCst);
         let Ok(mut guard) = slot.record.try_lock() else { return };
         let Some(record) = guard.as_mut().filter(|record| record.is_used()) else { return };
-        let dir = self.dir_of(&record.volume_id);
-        if serves(&dir).unwrap_or(true) {
-            return;
+        let is_served = serves(&self.dir_of(&record.volume_id)).unwrap_or(true);
+        if is_served || self.note_end(slot, record).await {
+            // Said in an event, and tried again after a pause.
+            let _ = self.restore_mount(slot, record, since).await;
         }
-        let first = lock(&slot.trouble).is_none();
-        if first {
-            let why = match &record.process {
-                None => "it was not started".to_owned(),
-                Some(process) => match self.cause_of_end(process, record).await {
-                    Some(why) => why,
-                    None => return,
-                },
-            };
-            record.last_end = Some(why.clone());
-            let message = format!("the mount process of {} ended: {why}", record.settings.source);
-            tracing::warn!("volume {}: {message}", record.volume_id);
-            set_trouble(slot, &message);
-            self.report(record.pods(), true, "VolumeMountEnded", message).await;
+    }
+
+    /// Notes and reports, once, that the process of a used volume ended. Gives false where the keeper of the mount replaces the
+    /// process itself.
+    async fn note_end(&self, slot: &VolumeSlot, record: &mut VolumeRecord) -> bool {
+        if lock(&slot.trouble).is_some() {
+            return true;
         }
-        let source = record.settings.source.clone();
-        let continues = self.descriptors.hold_mount(&record.volume_id);
-        let outcome = match self.start_process(slot, record, since).await {
-            // Each directory that can be bound, and then the first error.
-            Ok(()) => record.targets.iter().map(|target| bind_target(&dir, target)).fold(Ok(()), Result::and),
-            Err(why) => Err(Fault::failed(why.message(), "")),
+        let why = match &record.process {
+            None => "it was not started".to_owned(),
+            Some(process) => match self.cause_of_end(process, record).await {
+                Some(why) => why,
+                None => return false,
+            },
         };
-        match outcome {
-            Ok(()) => {
-                let message = if continues {
-                    format!("the mount of {source} goes on with another process, and open files are kept")
-                } else {
-                    format!(
-                        "{source} is mounted again by another process; containers without mountPropagation: HostToContainer \
-                         have to be restarted to see it"
-                    )
-                };
-                self.report(record.pods(), false, "VolumeMountReplaced", message).await;
+        let message = format!("the mount process of {} ended: {why}", record.settings.source);
+        record.last_end = Some(why);
+        tracing::warn!("volume {}: {message}", record.volume_id);
+        set_trouble(slot, &message);
+        self.report(record.pods(), true, "VolumeMountEnded", message).await;
+        true
+    }
+
+    /// Makes the mount of a volume serve, binds the mount to each pod's directory where this is missing, and reports the
+    /// replacement. Calls, the watch and a restarted driver replace a mount in this way only.
+    async fn restore_mount(&self, slot: &VolumeSlot, record: &mut VolumeRecord, since: u64) -> Result<(), Status> {
+        let is_used = record.is_used();
+        let is_served = serves(&self.dir_of(&record.volume_id)).map_err(status)?;
+        let continues = !is_served && self.descriptors.hold_mount(&record.volume_id);
+        if !is_served && let Err(why) = self.start_process(slot, record, since).await {
+            if is_used {
+                let message = format!("no mount process could be started: {}", why.message());
+                self.report_failure(slot, record, message).await;
             }
-            Err(fault) => {
-                set_trouble(slot, &format!("no mount process could be started: {fault}"));
-                if first {
-                    self.report(record.pods(), true, "VolumeMountFailed", fault.to_string()).await;
+            return Err(why);
+        }
+        match self.bind_targets(record) {
+            Err(fault) => self.report_failure(slot, record, fault.to_string()).await,
+            Ok(bound) => {
+                let was_reported = lock(&slot.trouble).take().is_some();
+                if is_used && (was_reported || bound > 0) {
+                    let source = &record.settings.source;
+                    let message = if continues {
+                        format!("the mount of {source} goes on with another process, and open files are kept")
+                    } else {
+                        format!(
+                            "{source} is mounted again by another process; containers without mountPropagation: \
+                             HostToContainer have to be restarted to see it"
+                        )
+                    };
+                    self.report(record.pods(), false, "VolumeMountReplaced", message).await;
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Notes why a used volume can't be read, with a report of the first failure since the last success.
+    async fn report_failure(&self, slot: &VolumeSlot, record: &VolumeRecord, message: String) {
+        set_trouble(slot, &message);
+        let is_first =
+            lock(&slot.trouble).as_mut().is_some_and(|trouble| !std::mem::replace(&mut trouble.failed, true));
+        if is_first {
+            self.report(record.pods(), true, "VolumeMountFailed", message).await;
+        }
+    }
+
+    /// Binds the mount to each pod's directory that lacks the mount, and gives the number; the first error, after all that can be
+    /// bound.
+    fn bind_targets(&self, record: &VolumeRecord) -> Result<usize, Fault> {
+        let dir = self.dir_of(&record.volume_id);
+        let stale = stale_targets(&dir, record)?;
+        let bound = stale.iter().map(|target| bind_target(&dir, target)).fold(Ok(()), Result::and);
+        bound.map(|()| stale.len())
     }
 
     /// Why a process ended whose mount is gone; `None` while the keeper of the mount replaces the process itself. The kubelet
@@ -749,22 +757,11 @@ async fn fetch_status(dir: &Path) -> Result<ProcessStatus, String> {
     answer.map_err(|e| e.to_string())?.map_err(|e| e.message().to_owned())
 }
 
-/// The report that no cache node of the volume answers, when there are nodes.
-fn lost_nodes(mount: &MountStatus) -> Option<String> {
-    let peers = &mount.peers;
-    if peers.is_empty() || peers.iter().any(|peer| peer.state != PEER_DOWN) {
-        return None;
-    }
-    let named: Vec<String> = peers.iter().take(MOST_NODES).map(describe_lost_node).collect();
-    let more = if peers.len() > MOST_NODES { ", …" } else { "" };
-    Some(format!("no cache node of the volume answers: {}{more}", named.join(", ")))
-}
-
-fn describe_lost_node(peer: &PeerStatus) -> String {
-    match peer.reason() {
-        "" => peer.address.clone(),
-        reason => format!("{} ({reason})", peer.address),
-    }
+/// The pods' directories that do not have the present mount: that of a process that ended, or none.
+fn stale_targets<'a>(dir: &Path, record: &'a VolumeRecord) -> Result<Vec<&'a PublishedTarget>, Fault> {
+    let paths: Vec<&Path> = record.targets.iter().map(|target| target.path.as_path()).collect();
+    let stale = mounts::paths_without_mount(&mount_point(dir), &paths)?;
+    Ok(record.targets.iter().filter(|target| stale.contains(&target.path.as_path())).collect())
 }
 
 /// Binds the mount to a pod's directory, unless bound already. A dead mount stays below the new mount: containers have copies as
@@ -787,7 +784,8 @@ fn set_trouble(slot: &VolumeSlot, why: &str) {
     let mut trouble = lock(&slot.trouble);
     let mut pauses = trouble.as_ref().map_or(REPLACEMENT_PAUSES, |before| before.pauses);
     let retry_at = Instant::now() + pauses.next_pause();
-    *trouble = Some(VolumeTrouble { why: why.to_owned(), retry_at, pauses });
+    let failed = trouble.as_ref().is_some_and(|before| before.failed);
+    *trouble = Some(VolumeTrouble { why: why.to_owned(), retry_at, pauses, failed });
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
