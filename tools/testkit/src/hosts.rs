@@ -60,12 +60,19 @@ pub struct Net {
     pub dev_port: u32,
 }
 
+pub const GEN6: (&str, u32, &str, u32) = ("64.0 GT/s PCIe", 16, "64.0 GT/s PCIe", 16);
 pub const GEN5: (&str, u32, &str, u32) = ("32.0 GT/s PCIe", 16, "32.0 GT/s PCIe", 16);
 pub const GEN4: (&str, u32, &str, u32) = ("16.0 GT/s PCIe", 16, "16.0 GT/s PCIe", 16);
 pub const GEN3: (&str, u32, &str, u32) = ("8.0 GT/s PCIe", 16, "8.0 GT/s PCIe", 16);
 pub const GEN1: (&str, u32, &str, u32) = ("2.5 GT/s PCIe", 8, "2.5 GT/s PCIe", 8);
 
 impl Made {
+    /// The files and links as entries of a tree, whose kinds the caller names.
+    pub fn entries<E>(&self, file: fn(Vec<u8>) -> E, link: fn(String) -> E) -> BTreeMap<String, E> {
+        let files = self.files.iter().map(|(path, bytes)| (path.clone(), file(bytes.clone())));
+        files.chain(self.links.iter().map(|(path, target)| (path.clone(), link(target.clone())))).collect()
+    }
+
     pub fn put(&mut self, path: &str, text: impl AsRef<str>) -> &mut Self {
         self.files.insert(path.to_owned(), format!("{}\n", text.as_ref()).into_bytes());
         self
@@ -684,6 +691,76 @@ pub fn on_board_iwarp() -> Made {
     made
 }
 
+/// A ConnectX-8 in four planes over RoCE: of twelve ports each third carries data, with an interface and an address for each.
+pub fn planes() -> Made {
+    let mut made = Made::host("planes-01", STACK);
+    made.put("proc/sys/kernel/osrelease", "6.14.0-1007-nvidia");
+    let pci = "0000:03:00.0";
+    made.card(&Card { pci, ids: (0x15b3, 0x1023), class: ETH_CLASS, driver: "mlx5_core", numa: 0, link: GEN6 });
+    let data: [(u32, &'static str, &'static str, &'static str); 4] = [
+        (3, "eth_p0", "0000:0000:0000:0000:0000:ffff:0a01:0107", "10.1.1.7"),
+        (6, "eth_p1", "0000:0000:0000:0000:0000:ffff:0a01:0207", "10.1.2.7"),
+        (9, "eth_p2", "0000:0000:0000:0000:0000:ffff:0a01:0307", "10.1.3.7"),
+        (12, "eth_p3", "0000:0000:0000:0000:0000:ffff:0a01:0407", "10.1.4.7"),
+    ];
+    let unused =
+        PortFiles { state: "1: DOWN", phys: "3: Disabled", slots: 16, ..port("Ethernet", "40 Gb/sec (4X QDR)") };
+    let mut ports = vec![unused; 12];
+    for (number, net, gid, _) in data {
+        ports[number as usize - 1] = roce("200 Gb/sec (2X NDR)", net, gid);
+        made.net(Some(pci), &Net { dev_port: number / 3 - 1, ..ethernet(net, 9000, 200_000) });
+    }
+    let device = mlx5("mlx5_0", "40.45.3048", "MT4131", "MT_0000001222", port("", ""));
+    made.rdma(Some(pci), &Rdma { ports, ..device });
+    made.addresses(&data.map(|(_, net, _, address)| (net, address, 24)));
+    made
+}
+
+/// An InfiniBand card of 800 Gb/s, whose four planes have a device of type SMI: without verbs, LID and interface.
+pub fn xdr() -> Made {
+    let mut made = Made::host("xdr-01", STACK);
+    made.put("proc/sys/kernel/osrelease", "6.14.0-1007-nvidia");
+    let pci = "0000:03:00.0";
+    made.card(&Card { pci, ids: (0x15b3, 0x1023), class: IB_CLASS, driver: "mlx5_core", numa: 0, link: GEN6 });
+    made.rdma(Some(pci), &mlx5("mlx5_0", "40.45.3048", "MT4131", "MT_0000001222", ib("800 Gb/sec (4X XDR)", 10)));
+    let plane = PortFiles { sm_lid: 0, slots: 1, ..ib("200 Gb/sec (1X XDR)", 0) };
+    let device = mlx5("smi0", "40.45.3048", "MT4131", "MT_0000001222", plane.clone());
+    made.rdma(Some(pci), &Rdma { ports: vec![plane; 4], ..device });
+    made.remove("dev/infiniband/uverbs1").remove("sys/class/infiniband_verbs/uverbs1");
+    made.net(Some(pci), &ipoib("ibp3s0", 4092, "datagram"));
+    made.addresses(&[("ibp3s0", "10.9.0.2", 24)]);
+    made
+}
+
+/// A RoCE card with three virtual functions that wait for pods: two with the card's driver, one without a driver.
+pub fn roce_virtual_functions() -> Made {
+    let mut made = roce_jumbo();
+    made.put("proc/sys/kernel/hostname", "sriov-01");
+    let physical = Made::at("0000:41:00.0");
+    made.put(&format!("{physical}/sriov_numvfs"), "3").put(&format!("{physical}/sriov_totalvfs"), "8");
+    let functions: [(&'static str, &'static str, &'static str); 3] =
+        [("0000:41:00.2", "mlx5_1", "ens1f0v0"), ("0000:41:00.3", "mlx5_2", "ens1f0v1"), ("0000:41:00.4", "", "")];
+    for (number, (pci, device, net)) in functions.into_iter().enumerate() {
+        let link = ("Unknown", 0, "Unknown", 0);
+        made.card(&Card { pci, ids: (0x15b3, 0x101e), class: ETH_CLASS, driver: "mlx5_core", numa: 1, link });
+        made.link(&format!("{physical}/virtfn{number}"), &format!("../{pci}"));
+        made.link(&format!("{}/physfn", Made::at(pci)), "../0000:41:00.0");
+        if device.is_empty() {
+            made.put(&format!("{}/uevent", Made::at(pci)), format!("PCI_SLOT_NAME={pci}"));
+            made.remove(&format!("{}/driver", Made::at(pci)));
+            continue;
+        }
+        let mut port = roce("100 Gb/sec (2X HDR)", net, "");
+        port.gids.truncate(2);
+        made.rdma(Some(pci), &mlx5(device, "22.39.2048", "MT4126", "MT_0000000359", port));
+        made.net(Some(pci), &ethernet(net, 1500, 100_000));
+    }
+    let down = format!("{}/infiniband/mlx5_2/ports/1", Made::at("0000:41:00.3"));
+    made.put(&format!("{down}/state"), "1: DOWN").put(&format!("{down}/phys_state"), "3: Disabled");
+    made.addresses(&[("ens1f0np0", "192.168.10.11", 24), ("ens1f0v0", "fe80::b83f:d2ff:fea1:1", 64)]);
+    made
+}
+
 /// A host that has never heard of RDMA.
 pub fn plain() -> Made {
     let mut made = Made::host("plain-01", &["virtio_net"]);
@@ -712,8 +789,39 @@ pub fn all() -> Vec<(&'static str, Made)> {
         ("ib_virtual_function", ib_virtual_function()),
         ("gb10", gb10()),
         ("on_board_iwarp", on_board_iwarp()),
+        ("planes", planes()),
+        ("xdr", xdr()),
+        ("roce_virtual_functions", roce_virtual_functions()),
         ("plain", plain()),
     ]
+}
+
+/// The hosts of the facts in docs/samples, by file name.
+pub fn samples() -> [(&'static str, Made); 2] {
+    [("gpu-node.tar.zst", gb200()), ("faulty-node.tar.zst", faulty())]
+}
+
+/// A node with an InfiniBand rail that works, another without a cable, and two RoCE interfaces in one subnet, one with a small MTU.
+pub fn faulty() -> Made {
+    let mut made = gb200();
+    made.put("proc/sys/kernel/hostname", "faulty-01");
+    let polling = format!("{}/infiniband/mlx5_1/ports/1", Made::at("0002:03:00.0"));
+    made.put(&format!("{polling}/state"), "1: DOWN").put(&format!("{polling}/phys_state"), "2: Polling");
+    made.put(&format!("{polling}/rate"), "10 Gb/sec (4X SDR)").put(&format!("{polling}/sm_lid"), "0x0");
+    let narrow = format!("{}/infiniband/mlx5_4/ports/1", Made::at("0010:03:00.0"));
+    made.put(&format!("{narrow}/rate"), "100 Gb/sec (1X NDR)");
+    made.put(&format!("{narrow}/counters/symbol_error"), "8734");
+    made.put("sys/devices/virtual/net/bond1/mtu", "1500");
+    let limits = "Max open files            1024                 4096                 files\nMax locked memory         8388608              8388608              bytes";
+    made.put("proc/self/limits", limits).put("proc/self/status", "CapEff:\t0000000000000000");
+    made.addresses(&[
+        ("ibp3s0", "10.10.0.1", 24),
+        ("ibP2p3s0", "10.10.1.1", 24),
+        ("ibP16p3s0", "10.10.2.1", 24),
+        ("bond0", "10.20.0.1", 24),
+        ("bond1", "10.20.0.2", 24),
+    ]);
+    made
 }
 
 /// Sixteen RoCE devices whose tables of 256 addresses are full.

@@ -36,6 +36,8 @@ Examples:
   Both ends of a link, with `spurline net serve` on node2, or its facts in a file:
     spurline net doctor --peer node2
     spurline net doctor --peer node2.tar.zst
+  Another host, by a file of `spurline net collect` there:
+    spurline net doctor --from node2.tar.zst
   What a finding means:
     spurline net doctor --explain SAME-SUBNET";
 

@@ -5,7 +5,9 @@ use super::table::{BAD, DIM, GOOD, HEAD, StyledCell, WARN, append_table, styled_
 use clap::Args;
 use serde_json::json;
 use spurline_config::Fault;
-use spurline_fabric::{DevicePort, GidType, HostFacts, IpoibMode, LinkLayer, NetInterface, PortState, RdmaDevice};
+use spurline_fabric::{
+    DevicePort, GidType, HostFacts, IpoibMode, LinkLayer, ManagementDevice, NetInterface, PortState, RdmaDevice,
+};
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
@@ -215,7 +217,18 @@ fn devices_table(out: &mut String, host: &HostFacts) {
             styled_cell(functions, Default::default()),
         ]);
     }
+    rows.extend(host.management.iter().map(|device| management_row(host, device)));
     append_table(out, &rows);
+}
+
+/// A device of type SMI, which has no port that carries data.
+fn management_row(host: &HostFacts, management: &ManagementDevice) -> Vec<StyledCell> {
+    let parent = host.devices.iter().find(|device| device.name == management.parent);
+    let address = parent.and_then(|device| device.pci.as_ref()?.address.as_ref());
+    let what = format!("management of {} (SMI), no data", management.parent);
+    let words = [management.device.clone(), text_or_dash(address), "-".to_owned(), what];
+    let unknown = std::iter::repeat_n("-".to_owned(), 5);
+    words.into_iter().chain(unknown).map(|word| styled_cell(word, DIM)).collect()
 }
 
 fn interfaces_table(out: &mut String, host: &HostFacts) {
@@ -316,13 +329,10 @@ mod tests {
     use super::*;
     use spurline_fabric::{HostTree, TreeEntry};
     use spurline_testkit::hosts;
-    use std::collections::BTreeMap;
 
     /// The text about a made-up host.
     fn listed(made: &hosts::Made) -> String {
-        let files = made.files.iter().map(|(path, bytes)| (path.clone(), TreeEntry::File(bytes.clone())));
-        let links = made.links.iter().map(|(path, target)| (path.clone(), TreeEntry::Link(target.clone())));
-        let tree = HostTree::from_memory(files.chain(links).collect::<BTreeMap<_, _>>());
+        let tree = HostTree::from_memory(made.entries(TreeEntry::File, TreeEntry::Link));
         let args = ListArgs { from: FromArgs { from: None }, gids: false, counters: false, json: false };
         host_text(&HostFacts::read_from(&tree), &args)
     }
@@ -335,6 +345,10 @@ mod tests {
         let text = listed(&omni_path);
         assert!(text.contains("Omni-Path") && text.contains("255 (its end)") && !text.contains("InfiniBand"), "{text}");
         assert!(listed(&hosts::efa()).contains("EFA"));
+        let xdr = listed(&hosts::xdr());
+        assert!(xdr.contains("management of mlx5_0 (SMI)") && xdr.matches("smi0").count() == 1, "{xdr}");
+        let planes = listed(&hosts::planes());
+        assert!(planes.contains("mlx5_0/12") && planes.matches("eth_p3").count() == 2, "{planes}");
         let iwarp = listed(&hosts::on_board_iwarp());
         assert!(iwarp.contains("10 Gb/s") && !iwarp.contains("QDR") && !iwarp.contains("2.5 GT/s"), "{iwarp}");
     }

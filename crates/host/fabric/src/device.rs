@@ -1,6 +1,7 @@
 //! RDMA devices and ports, from `/sys/class/infiniband`. Knows no addresses and judges nothing.
 
 use crate::model::{self, DeviceModel};
+use crate::netlink::ManagementDevice;
 use crate::tree::{HostTree, parse_number};
 use serde::{Serialize, Serializer};
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,6 +9,9 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 const RDMA_CLASS_DIR: &str = "sys/class/infiniband";
+const VERBS_CLASS_DIR: &str = "sys/class/infiniband_verbs";
+/// The most ports of a card without planes.
+const MAX_PLAIN_PORTS: usize = 2;
 /// The permissive LID. A port that no subnet manager has configured may show this LID.
 const PERMISSIVE_LID: u32 = 0xffff;
 /// The link of an on-board function: 2.5 GT/s, in tenths, and a single lane. Such a function has no real link, and no RDMA card
@@ -64,6 +68,21 @@ impl RdmaDevice {
     /// Whether the device is an Elastic Fabric Adapter.
     pub fn is_efa(&self) -> bool {
         self.pci.as_ref().and_then(|pci| pci.driver.as_deref()) == Some("efa")
+    }
+
+    /// The number of planes that share the rate of the card: a port for each, among many unused ports.
+    pub fn count_planes(&self) -> usize {
+        if self.ports.len() <= MAX_PLAIN_PORTS {
+            return 1;
+        }
+        let used = self.ports.iter().filter(|port| port.state == PortState::Active || !port.netdevs.is_empty());
+        used.count().max(1)
+    }
+
+    /// Whether a card shows the port and does not use it: no address, no interface, and other ports are active.
+    pub fn leaves_unused(&self, port: &DevicePort) -> bool {
+        let has_active = self.ports.iter().any(|other| other.state == PortState::Active);
+        port.state == PortState::Down && port.gids.is_empty() && port.netdevs.is_empty() && has_active
     }
 
     /// Whether the device is a virtual function.
@@ -391,9 +410,56 @@ fn leading_number(text: &str) -> Option<u32> {
     text.split(':').next()?.trim().parse().ok()
 }
 
-/// All RDMA devices, by name. Counters are optional, as most of the files are counters.
+/// The RDMA devices that carry data, by name. Counters are optional, as most of the files are counters.
 pub fn read_devices(tree: &HostTree, counters: bool) -> Vec<RdmaDevice> {
-    tree.list_names(RDMA_CLASS_DIR).iter().map(|name| read_device(tree, name, counters)).collect()
+    DeviceInventory::read_from(tree, counters, &[]).devices
+}
+
+/// All RDMA devices, by use.
+#[derive(Debug)]
+pub(crate) struct DeviceInventory {
+    /// The devices that carry data, by name.
+    pub(crate) devices: Vec<RdmaDevice>,
+    /// The management devices, by name.
+    pub(crate) management: Vec<ManagementDevice>,
+}
+
+impl DeviceInventory {
+    /// Reads the devices; `listed` are the management devices that netlink lists.
+    pub(crate) fn read_from(tree: &HostTree, counters: bool, listed: &[ManagementDevice]) -> Self {
+        let all: Vec<RdmaDevice> =
+            tree.list_names(RDMA_CLASS_DIR).iter().map(|name| read_device(tree, name, counters)).collect();
+        let with_verbs = devices_with_verbs(tree);
+        let mut inventory = DeviceInventory { devices: Vec::new(), management: Vec::new() };
+        for device in &all {
+            let known = listed.iter().find(|known| known.device == device.name).cloned();
+            match known.or_else(|| management_of(device, &all, &with_verbs)) {
+                Some(management) => inventory.management.push(management),
+                None => inventory.devices.push(device.clone()),
+            }
+        }
+        inventory
+    }
+}
+
+fn devices_with_verbs(tree: &HostTree) -> BTreeSet<String> {
+    let nodes = tree.list_names(VERBS_CLASS_DIR);
+    nodes.iter().filter_map(|node| tree.read_text(&format!("{VERBS_CLASS_DIR}/{node}/ibdev"))).collect()
+}
+
+/// An InfiniBand device without verbs, on the PCI function of another device that has verbs: the kernel makes none for the type
+/// SMI, which sysfs does not show.
+fn management_of(device: &RdmaDevice, all: &[RdmaDevice], with_verbs: &BTreeSet<String>) -> Option<ManagementDevice> {
+    let address = device.pci.as_ref()?.address.as_ref()?;
+    let is_infiniband = device.ports.iter().all(|port| port.link_layer == LinkLayer::InfiniBand);
+    if with_verbs.contains(&device.name) || device.ports.is_empty() || !is_infiniband {
+        return None;
+    }
+    let parent = all.iter().find(|other| {
+        let is_near = other.pci.as_ref().and_then(|pci| pci.address.as_ref()) == Some(address);
+        is_near && with_verbs.contains(&other.name)
+    })?;
+    Some(ManagementDevice { device: device.name.clone(), parent: parent.name.clone() })
 }
 
 /// The state of a port; no other file is read.

@@ -1,6 +1,7 @@
 //! An examination: reads the facts of a host and runs all checks, always in the same order. Files and verdicts are the matter of
 //! other modules.
 
+use crate::address::is_link_local;
 use crate::check;
 use crate::device::{DevicePort, LinkLayer, RdmaDevice};
 use crate::finding::{HostFinding, Severity, id};
@@ -77,6 +78,8 @@ pub struct CheckInput<'a> {
     pub machine: &'a MachineFacts,
     /// Options of the examination.
     pub options: &'a DoctorOptions,
+    /// Whether the facts are from the host that runs the examination.
+    pub is_here: bool,
 }
 
 /// Examines a host.
@@ -86,7 +89,7 @@ pub fn examine(tree: &HostTree, ask: &DoctorOptions) -> Vec<HostFinding> {
     let interfaces: Vec<String> =
         host.interfaces.iter().filter(|i| !i.addresses.is_empty()).map(|i| i.name.clone()).collect();
     let machine = MachineFacts::read_from(tree, &addresses, &interfaces);
-    let case = CheckInput { host: &host, machine: &machine, options: ask };
+    let case = CheckInput { host: &host, machine: &machine, options: ask, is_here: tree.is_live() };
     let mut found = Vec::new();
     check::stack::check_stack(&case, &mut found);
     check::ports::check_ports(&case, &mut found);
@@ -129,9 +132,9 @@ fn report_unread_files(tree: &HostTree, case: &CheckInput<'_>, found: &mut Vec<H
         let more = if paths.len() > 3 { format!(" and {} more", paths.len() - 3) } else { String::new() };
         let evidence = format!("{}{more}: {why}", paths.iter().take(3).cloned().collect::<Vec<_>>().join(", "));
         let remedy = if why.contains("permission") {
-            "run it as root to include these"
+            case.as_root("these")
         } else {
-            "see dmesg: hardware that does not answer"
+            "see dmesg: hardware that does not answer".to_owned()
         };
         found.push(HostFinding::new(
             id::CHECK_LEFT_OUT,
@@ -153,11 +156,12 @@ fn report_unread_files(tree: &HostTree, case: &CheckInput<'_>, found: &mut Vec<H
     let mut silent = |what: &str, why: String, remedy: &str| {
         found.push(HostFinding::new(id::CHECK_LEFT_OUT, Severity::Info, what, why, remedy));
     };
+    let with_config = case.as_root("the rest");
     if let Some(first) = case.machine.config_cut.first() {
         silent(
             "relaxed ordering",
             format!("/sys/bus/pci/devices/{first}/config shows only its first 64 bytes"),
-            "run it as root",
+            &with_config,
         );
     }
     if case.machine.modules.is_none() && !case.host.devices.is_empty() {
@@ -197,6 +201,23 @@ impl<'a> CheckInput<'a> {
         self.host.devices.iter().flat_map(|d| d.ports.iter().map(move |p| (d, p)))
     }
 
+    /// `this host`, `this shell`; of facts that are from elsewhere, the host's name, or the thing on that host.
+    pub fn name_of(&self, what: &str) -> String {
+        if self.is_here {
+            return format!("this {what}");
+        }
+        let host = self.host.hostname.as_deref().unwrap_or("the collected host");
+        if what == "host" { host.to_owned() } else { format!("the {what} on {host}") }
+    }
+
+    /// How to see files that only root may read.
+    fn as_root(&self, what: &str) -> String {
+        if self.is_here {
+            return format!("run it as root to include {what}");
+        }
+        format!("on {}: spurline net collect as root includes {what}", self.name_of("host"))
+    }
+
     /// Whether RDMA is wanted here: present, or requested.
     pub fn wants_rdma(&self) -> bool {
         !self.host.devices.is_empty() || !self.options.for_rdma.is_empty()
@@ -218,6 +239,29 @@ impl<'a> CheckInput<'a> {
         port.netdevs.iter().any(|n| {
             self.is_required(n) || self.host.interface(n).is_some_and(|i| !i.addresses.is_empty() || i.master.is_some())
         })
+    }
+
+    /// Whether an interface has an address of more than a link, or is below another interface.
+    fn carries_traffic(&self, interface: &NetInterface) -> bool {
+        let name = &interface.name;
+        interface.master.is_some()
+            || interface.addresses.iter().any(|(ip, _)| !is_link_local(*ip))
+            || self.host.interfaces.iter().any(|i| i.lower.contains(name) || i.parent.as_ref() == Some(name))
+    }
+
+    /// Whether a port waits for a pod or a guest: a virtual function beside the physical function, without use on this host.
+    pub fn is_idle_function(&self, device: &RdmaDevice, port: &DevicePort) -> bool {
+        let is_beside = device.pci.as_ref().is_some_and(|pci| pci.physical.is_some());
+        is_beside
+            && !port.netdevs.iter().any(|name| {
+                self.is_required(name) || self.host.interface(name).is_some_and(|i| self.carries_traffic(i))
+            })
+    }
+
+    /// Whether all ports of an interface are [idle](Self::is_idle_function).
+    pub fn is_idle_interface(&self, interface: &NetInterface) -> bool {
+        let ports = self.host.ports_of(interface);
+        !ports.is_empty() && ports.iter().all(|(device, port)| self.is_idle_function(device, port))
     }
 
     /// An error where --for-rdma names any of the interfaces, else `otherwise`.

@@ -1,9 +1,9 @@
 //! A host's facts, combined: which interface uses which port, with which addresses. Judges nothing.
 
 use crate::address;
-use crate::device::{self, LinkLayer, PortRate, RdmaDevice};
+use crate::device::{self, DeviceInventory, LinkLayer, PortRate, RdmaDevice};
 use crate::interface::{self, IpoibMode, NetInterface};
-use crate::netlink::{IpRoute, NetlinkFacts, PfcState};
+use crate::netlink::{IpRoute, ManagementDevice, NetlinkFacts, PfcState};
 use crate::tree::{HostTree, TreeEntry, UnreadFile};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -22,6 +22,8 @@ pub struct HostFacts {
     pub kernel: Option<String>,
     /// RDMA devices.
     pub devices: Vec<RdmaDevice>,
+    /// Devices for management datagrams, which no check and no rail uses.
+    pub management: Vec<ManagementDevice>,
     /// Network interfaces.
     pub interfaces: Vec<NetInterface>,
     /// Whether each RDMA device belongs to a single network namespace; `None` when unknown.
@@ -41,7 +43,7 @@ impl HostFacts {
     /// Reads all facts. Never fails: missing files leave fields empty.
     pub fn read_from(tree: &HostTree) -> Self {
         let netlink = netlink_facts(tree);
-        let mut devices = device::read_devices(tree, true);
+        let DeviceInventory { mut devices, management } = DeviceInventory::read_from(tree, true, &netlink.management);
         let mut interfaces = interface::read_interfaces(tree);
         let (addresses, routes) = address::read_addresses(tree, &netlink);
         for interface in &mut interfaces {
@@ -62,6 +64,7 @@ impl HostFacts {
             hostname: tree.read_text("proc/sys/kernel/hostname").or_else(|| tree.read_text("etc/hostname")),
             kernel: tree.read_text("proc/sys/kernel/osrelease"),
             devices,
+            management,
             interfaces,
             rdma_exclusive: netlink.rdma_exclusive,
             pfc: netlink.pfc,
@@ -189,6 +192,8 @@ fn correct_rates(device: &mut RdmaDevice, interfaces: &[NetInterface]) {
 /// Adds interfaces that the port's GIDs do not name: on the port's PCI function, or below a software device.
 fn attach_interfaces(device: &mut RdmaDevice, interfaces: &[NetInterface], netlink: &NetlinkFacts) {
     let address = device.pci.as_ref().and_then(|p| p.address.as_deref());
+    // Interfaces that GIDs name belong to these ports, whatever their numbers: a card in planes uses every third port.
+    let named: Vec<String> = device.ports.iter().flat_map(|port| port.netdevs.clone()).collect();
     for port in &mut device.ports {
         let told = netlink.rdma.iter().find(|r| r.device == device.name && r.port == port.number);
         let mut found: Vec<String> = told.and_then(|r| r.netdev.clone()).into_iter().collect();
@@ -200,6 +205,7 @@ fn attach_interfaces(device: &mut RdmaDevice, interfaces: &[NetInterface], netli
             found.extend(
                 interfaces
                     .iter()
+                    .filter(|i| !named.contains(&i.name))
                     .filter(|i| {
                         let same = i.pci.as_ref().and_then(|p| p.address.as_deref());
                         let layer = match port.link_layer {

@@ -31,5 +31,5 @@ pub use interface::read_interfaces as interfaces;
 pub use interface::{IpoibMode, NetInterface, operstate};
 pub use machine::MachineFacts;
 pub use model::DeviceModel;
-pub use netlink::{InterfaceAddress, IpRoute, NetlinkFacts, PfcState, RdmaPort};
+pub use netlink::{InterfaceAddress, IpRoute, ManagementDevice, NetlinkFacts, PfcState, RdmaPort};
 pub use tree::{HostTree, TreeEntry, UnreadFile};

@@ -25,6 +25,8 @@ pub struct NetlinkFacts {
     pub routes: Vec<IpRoute>,
     /// Ports of RDMA devices.
     pub rdma: Vec<RdmaPort>,
+    /// RDMA devices that carry no data.
+    pub management: Vec<ManagementDevice>,
     /// Whether each RDMA device belongs to a single network namespace.
     pub rdma_exclusive: Option<bool>,
     /// Priority flow control, where reported by a driver.
@@ -92,6 +94,16 @@ pub struct RdmaPort {
     pub protocol: Option<String>,
 }
 
+/// A device of type SMI: management datagrams of the planes of another device, without verbs (Linux 6.11).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ManagementDevice {
+    /// The name, `smi0`.
+    pub device: String,
+    /// The device that carries the data, `mlx5_0`.
+    pub parent: String,
+}
+
 /// Priority flow control of an interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -124,11 +136,12 @@ impl NetlinkFacts {
         });
         let mut devices = Vec::new();
         dump_table(Some(netlink::RDMA), rdma_message(1), FLAG_DUMP, &[], |m| devices.extend(parse_rdma_device(m)));
-        for (index, protocol) in devices {
-            let asked = encode_attribute(1, &index.to_ne_bytes());
+        for device in devices {
+            let asked = encode_attribute(1, &device.index.to_ne_bytes());
             dump_table(Some(netlink::RDMA), rdma_message(5), FLAG_DUMP, &asked, |m| {
-                found.rdma.extend(parse_rdma_port(m, protocol.clone()))
+                found.rdma.extend(parse_rdma_port(m, device.protocol.clone()))
             });
+            found.management.extend(device.management);
         }
         dump_table(Some(netlink::RDMA), rdma_message(6), 0, &[], |m| {
             found.rdma_exclusive = parse_rdma_exclusive(m).or(found.rdma_exclusive)
@@ -292,9 +305,28 @@ fn parse_route(body: &[u8], links: &[LinkAttributes]) -> Option<IpRoute> {
     Some(IpRoute { to, prefix, interface, via: find_attribute(&all, 5).and_then(ip_value), metric })
 }
 
-fn parse_rdma_device(body: &[u8]) -> Option<(u32, Option<String>)> {
+/// RDMA_NLDEV_ATTR_DEV_TYPE, the value for a device of type SMI, and RDMA_NLDEV_ATTR_PARENT_NAME (rdma_netlink.h).
+const DEVICE_TYPE_ATTRIBUTE: u16 = 99;
+const SMI_DEVICE_TYPE: u8 = 1;
+const PARENT_NAME_ATTRIBUTE: u16 = 100;
+
+/// A device as the kernel lists it.
+struct ListedDevice {
+    index: u32,
+    protocol: Option<String>,
+    management: Option<ManagementDevice>,
+}
+
+fn parse_rdma_device(body: &[u8]) -> Option<ListedDevice> {
     let all = parse_attributes(body, 0);
-    Some((find_attribute(&all, 1).and_then(|v| u32_at(v, 0))?, find_attribute(&all, 67).map(text_value)))
+    let is_smi = find_attribute(&all, DEVICE_TYPE_ATTRIBUTE).and_then(|v| v.first()) == Some(&SMI_DEVICE_TYPE);
+    let name = find_attribute(&all, 2).map(text_value);
+    let parent = find_attribute(&all, PARENT_NAME_ATTRIBUTE).map(text_value);
+    Some(ListedDevice {
+        index: find_attribute(&all, 1).and_then(|v| u32_at(v, 0))?,
+        protocol: find_attribute(&all, 67).map(text_value),
+        management: name.zip(parent).filter(|_| is_smi).map(|(device, parent)| ManagementDevice { device, parent }),
+    })
 }
 
 fn parse_rdma_port(body: &[u8], protocol: Option<String>) -> Option<RdmaPort> {
@@ -354,12 +386,24 @@ mod tests {
         assert_eq!((own.interface.as_str(), own.ip.to_string().as_str(), own.prefix), ("eth0.100", "10.0.0.9", 24));
     }
 
+    #[test]
+    fn a_management_device_and_its_parent() {
+        let mut body = encode_attribute(1, &4u32.to_ne_bytes());
+        body.extend(encode_attribute(2, b"smi0\0"));
+        let data = parse_rdma_device(&body).unwrap();
+        assert!(data.index == 4 && data.management.is_none());
+        body.extend(encode_attribute(DEVICE_TYPE_ATTRIBUTE, &[SMI_DEVICE_TYPE]));
+        body.extend(encode_attribute(PARENT_NAME_ATTRIBUTE, b"mlx5_0\0"));
+        let management = ManagementDevice { device: "smi0".into(), parent: "mlx5_0".into() };
+        assert_eq!(parse_rdma_device(&body).unwrap().management, Some(management));
+    }
+
     proptest! {
         #[test]
         fn nonsense_is_no_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let links = [LinkAttributes { index: 1, name: "lo".into(), ..LinkAttributes::default() }];
             for (_, body) in parse_messages(&bytes).into_iter().chain([(0, bytes.as_slice())]) {
-                let _ = (parse_link(body), parse_address(body, &links), parse_route(body, &links), parse_rdma_device(body));
+                let _ = (parse_link(body), parse_address(body, &links), parse_route(body, &links), parse_rdma_device(body).is_some());
                 let _ = (parse_rdma_port(body, None), parse_rdma_exclusive(body), parse_pfc(body, "x"));
             }
         }

@@ -3,6 +3,7 @@
 use spurline_fabric::HostTree;
 use spurline_proto::RailLink;
 use spurline_rails::{HostAddress, LocalRail, MemlockLimit, UnusableRail, check_memlock, resolve_rails};
+use spurline_testkit::hosts;
 use tempfile::TempDir;
 
 /// A machine's files and addresses.
@@ -195,6 +196,24 @@ fn ipoib_interfaces_are_found_by_their_port() {
 }
 
 /// One port of the card carries InfiniBand, the other one Ethernet.
+/// The only rail of an interface of a made-up host.
+fn rail_of(made: &hosts::Made, interface: &str, ip: &str) -> LocalRail {
+    let dir = tempfile::tempdir().unwrap();
+    made.write_to(dir.path());
+    let address = HostAddress { interface: interface.to_owned(), ip: ip.parse().unwrap(), prefix_len: 24 };
+    let rails = resolve_rails(&[interface.to_owned()], &HostTree::from_folder(dir.path()), &[address]).unwrap();
+    rails.into_iter().next().unwrap()
+}
+
+#[test]
+fn a_plane_is_the_port_that_its_gids_name_and_a_management_device_is_no_rail() {
+    let plane = rail_of(&hosts::planes(), "eth_p1", "10.1.2.7");
+    assert_eq!((plane.device.as_str(), plane.port, plane.rail.speed_mbit), ("mlx5_0", 6, 200_000));
+    let xdr = rail_of(&hosts::xdr(), "ibp3s0", "10.9.0.2");
+    assert_eq!((xdr.device.as_str(), xdr.port), ("mlx5_0", 1));
+    assert!(!xdr.why.contains("devices have the interface"), "{}", xdr.why);
+}
+
 #[test]
 fn the_ports_of_one_card_may_have_different_link_layers() {
     let mut m = infiniband();

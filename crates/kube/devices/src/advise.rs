@@ -133,8 +133,12 @@ fn advise_network(
     let mut interfaces: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (node, hca) in hcas {
         let names = interfaces.entry(node.label().to_owned()).or_default();
-        // A bond may be over several HCAs.
-        names.extend(parent_interface(hca).filter(|name| !names.contains(name)));
+        for master in hca.masters() {
+            // A bond may be over several HCAs.
+            if !names.iter().any(|name| name == master) {
+                names.push(master.to_owned());
+            }
+        }
     }
     let is_ethernet = matches!(link, HcaLink::Roce | HcaLink::Iwarp | HcaLink::Mixed);
     let no_address = "in a pod whose network namespace has no interface on the HCA, all GIDs are zero";
@@ -196,6 +200,10 @@ fn advise_network(
         ),
         (PodIsolation::Shared, _) => ("none", false, vec!["this kind of device needs no interface in the pod"]),
     };
+    let mut reasons: Vec<String> = reasons.into_iter().map(str::to_owned).collect();
+    if attachment == "macvlan" && hcas.iter().any(|(_, hca)| !hca.planes.is_empty()) {
+        reasons.push("an HCA in planes has an interface for each: a pod attaches all of them".to_owned());
+    }
     let manifests = match attachment {
         "macvlan" | "ipoib" => {
             masters(&interfaces).iter().map(|m| attachment_manifest(attachment, m, &subnets.next())).collect()
@@ -203,19 +211,7 @@ fn advise_network(
         "sr-iov" => sriov_manifests(link, hcas, subnets),
         _ => Vec::new(),
     };
-    NetworkAdvice {
-        network: link,
-        multus,
-        attachment,
-        reasons: reasons.into_iter().map(str::to_owned).collect(),
-        interfaces,
-        manifests,
-    }
-}
-
-/// The interface that an attachment of this HCA has as master: a bond rather than a member.
-fn parent_interface(hca: &Hca) -> Option<String> {
-    hca.bonds.first().or_else(|| hca.interfaces.first()).cloned()
+    NetworkAdvice { network: link, multus, attachment, reasons, interfaces, manifests }
 }
 
 fn masters(interfaces: &BTreeMap<String, Vec<String>>) -> BTreeSet<&str> {

@@ -128,6 +128,16 @@ pub fn discover(nodes: &[NodeHcas], slots: u32) -> DiscoveryReport {
             }
         }
     }
+    for node in nodes {
+        left_out.extend(node.management.iter().map(|management| LeftOutHca {
+            node: node.label().to_owned(),
+            hca: management.device.clone(),
+            why: format!(
+                "it is the management device (SMI) of {}: it has no verbs and carries no data",
+                management.parent
+            ),
+        }));
+    }
     let names = unique_names(by_key.keys());
     let mut entries = Vec::new();
     let mut groups = Vec::new();

@@ -1,7 +1,9 @@
 //! The HCAs of a node for a device plugin: identity, interfaces, device nodes, state. Selects none.
 
 use serde::{Serialize, Serializer};
-use spurline_fabric::{DevicePort, HostFacts, HostTree, LinkLayer, PortState, RdmaDevice, port_state};
+use spurline_fabric::{
+    DevicePort, HostFacts, HostTree, LinkLayer, ManagementDevice, PortState, RdmaDevice, port_state,
+};
 use std::collections::BTreeMap;
 
 /// The kind of network that an HCA's ports are on.
@@ -72,6 +74,9 @@ pub struct Hca {
     pub interfaces: Vec<String>,
     /// The bonds among the interfaces.
     pub bonds: Vec<String>,
+    /// The interfaces of a card in planes, one for each; empty for other HCAs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub planes: Vec<String>,
     /// Rate of the fastest active port in Gb/s: a port that is down shows the lowest rate, not the port's own.
     pub rate_gbps: Option<f64>,
     /// States of the ports, in order.
@@ -132,6 +137,14 @@ impl Hca {
         matches!(self.link, HcaLink::Roce | HcaLink::Iwarp | HcaLink::Mixed)
     }
 
+    /// The interfaces that attachments of this HCA have as masters: one for each plane, else a bond rather than a member.
+    pub fn masters(&self) -> Vec<&str> {
+        if !self.planes.is_empty() {
+            return self.planes.iter().map(String::as_str).collect();
+        }
+        self.bonds.first().or_else(|| self.interfaces.first()).map(String::as_str).into_iter().collect()
+    }
+
     /// Why the plugin can't give the HCA to pods although the kernel has it: the file is missing. Only of the node's own `/dev`,
     /// which a container of the plugin may not show.
     pub fn missing_file(&self) -> Option<String> {
@@ -172,6 +185,8 @@ pub struct NodeHcas {
     pub hostname: Option<String>,
     /// The HCAs, by name.
     pub hcas: Vec<Hca>,
+    /// Devices for management datagrams, which pods can't use.
+    pub management: Vec<ManagementDevice>,
     /// Whether the device node of the connection manager exists.
     pub rdma_cm: bool,
     /// Whether each RDMA device belongs to a single network namespace; `None` when unknown.
@@ -191,6 +206,7 @@ impl NodeHcas {
             rdma_cm: has_connection_manager(tree),
             rdma_exclusive: facts.rdma_exclusive,
             interfaces: facts.interfaces.iter().map(|i| i.name.clone()).collect(),
+            management: facts.management,
             hostname: facts.hostname,
         }
     }
@@ -198,8 +214,12 @@ impl NodeHcas {
     /// The same HCAs with the present device nodes and port states, from few files. Appearance or removal of an HCA leads to a
     /// full read.
     pub fn refresh(&self, tree: &HostTree) -> Self {
-        let names: Vec<&str> = self.hcas.iter().map(|h| h.name.as_str()).collect();
-        if tree.list_names("sys/class/infiniband") != names {
+        let management = self.management.iter().map(|management| management.device.as_str());
+        let mut names: Vec<&str> = self.hcas.iter().map(|h| h.name.as_str()).chain(management).collect();
+        names.sort_unstable();
+        let mut present = tree.list_names("sys/class/infiniband");
+        present.sort_unstable();
+        if present != names {
             return NodeHcas { rdma_exclusive: self.rdma_exclusive, ..NodeHcas::read_from(tree) };
         }
         let nodes = DeviceNodes::read_from(tree);
@@ -278,6 +298,7 @@ fn read_hca(facts: &HostFacts, device: &RdmaDevice, nodes: &DeviceNodes) -> Hca 
         link: link_of(device),
         interfaces,
         bonds,
+        planes: plane_interfaces(device),
         rate_gbps: rate,
         port_states: device.ports.iter().map(|p| p.state).collect(),
         port_layers: device.ports.iter().map(|p| p.link_layer).collect(),
@@ -290,6 +311,13 @@ fn read_hca(facts: &HostFacts, device: &RdmaDevice, nodes: &DeviceNodes) -> Hca 
     };
     nodes.assign_to(&mut hca);
     hca
+}
+
+fn plane_interfaces(device: &RdmaDevice) -> Vec<String> {
+    if device.count_planes() == 1 {
+        return Vec::new();
+    }
+    device.ports.iter().filter_map(|port| port.netdevs.first().cloned()).collect()
 }
 
 fn hex_id(id: Option<u16>) -> Option<String> {

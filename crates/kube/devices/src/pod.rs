@@ -438,10 +438,7 @@ impl<'a> PodExamination<'a> {
                 self.add(id::K8S_POD_NETWORK, Severity::Info, &request.subject, evidence, remedy);
                 continue;
             }
-            let masters_of = |hcas: &[&Hca]| {
-                let all = hcas.iter().filter_map(|hca| hca.bonds.first().or(hca.interfaces.first()));
-                all.map(String::as_str).collect::<Vec<_>>().join(", ")
-            };
+            let masters_of = |hcas: &[&Hca]| hcas.iter().flat_map(|hca| hca.masters()).collect::<Vec<_>>().join(", ");
             if attached.is_empty() {
                 let severity = if requests.iter().any(|other| {
                     other.subject == request.subject

@@ -19,7 +19,7 @@ const JUMBO_MTU: u32 = 9000;
 
 /// Runs the checks.
 pub fn check_ip(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
-    for interface in case.rdma_interfaces() {
+    for interface in case.rdma_interfaces().filter(|interface| !case.is_idle_interface(interface)) {
         check_mode(case, interface, found);
         check_mtu(case, interface, found);
         check_address(case, interface, found);
@@ -118,7 +118,7 @@ fn check_mode(case: &CheckInput<'_>, interface: &NetInterface, found: &mut Vec<H
             id::IPOIB_MODE,
             Severity::Info,
             name,
-            format!("{evidence}: this kernel accelerates IPoIB on Omni-Path, with an MTU of up to {}", NetInterface::ACCELERATED_MTU),
+            format!("{evidence}: the kernel accelerates IPoIB on Omni-Path, with an MTU of up to {}", NetInterface::ACCELERATED_MTU),
             "the fabric manager sets the limit: MTU 10240 for the multicast group in opafm.xml, then restart opafm and raise the MTU on all hosts of the subnet",
         )),
         _ => found.push(HostFinding::new(

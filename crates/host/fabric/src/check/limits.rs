@@ -25,10 +25,10 @@ pub fn check_limits(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
         let remedy = if small {
             PIPE_SIZE_REMEDY.to_owned()
         } else {
-            format!("nothing for Spurline; if JuiceFS uses splice on this host: {PIPE_SIZE_REMEDY}")
+            format!("nothing for Spurline; if JuiceFS uses splice on {}: {PIPE_SIZE_REMEDY}", case.name_of("host"))
         };
         let evidence = format!("/proc/sys/fs/pipe-max-size is {limit}: {why}");
-        found.push(HostFinding::new(id::PIPE_MAX_SIZE, severity, "this host", evidence, remedy));
+        found.push(HostFinding::new(id::PIPE_MAX_SIZE, severity, case.name_of("host"), evidence, remedy));
     }
     if !case.wants_rdma() {
         return;
@@ -40,7 +40,7 @@ pub fn check_limits(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
         found.push(HostFinding::new(
             id::OPEN_FILES,
             Severity::Warning,
-            "this shell",
+            case.name_of("shell"),
             format!("/proc/self/limits: open files {soft}, at most {hard}"),
             "in the unit: LimitNOFILE=1048576; in a shell: ulimit -n 65536, for good in /etc/security/limits.d/90-nofile.conf: * - nofile 1048576",
         ));
@@ -49,7 +49,7 @@ pub fn check_limits(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
         found.push(HostFinding::new(
             id::HUGE_PAGES,
             Severity::Info,
-            "this host",
+            case.name_of("host"),
             format!("/proc/meminfo: HugePages_Total 0, of {} KiB", size / 1024),
             "big buffers register 2 to 4 times as fast on huge pages: sysctl -w vm.nr_hugepages=1024, for good in /etc/sysctl.d/90-hugepages.conf",
         ));
@@ -76,7 +76,7 @@ fn check_memlock(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
         found.push(HostFinding::new(
             id::MEMLOCK_LIMIT,
             severity,
-            "this shell",
+            case.name_of("shell"),
             format!("/proc/self/limits: locked memory {} KiB, at most {hard}: registering more for RDMA fails with ENOMEM", soft / 1024),
             "ulimit -l unlimited; for good in /etc/security/limits.d/90-memlock.conf: * - memlock unlimited, then log in again",
         ));

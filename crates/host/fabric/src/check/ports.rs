@@ -14,9 +14,9 @@ const MANY_LOST_PACKETS: u64 = 1000;
 
 /// Runs the checks.
 pub fn check_ports(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
-    for (device, port) in case.all_ports() {
+    for (device, port) in case.all_ports().filter(|(device, port)| !device.leaves_unused(port)) {
         check_state(case, device, port, found);
-        if port.state == PortState::Active {
+        if port.state == PortState::Active && !case.is_idle_function(device, port) {
             check_rate(case, device, port, found);
         }
         check_layer(case, device, port, found);
@@ -31,6 +31,7 @@ fn check_state(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fo
         PortState::Active | PortState::ActiveDefer if is_ib => check_manager(case, device, port, found),
         PortState::Active | PortState::ActiveDefer | PortState::Unknown => {}
         _ if is_ib && device.is_virtual() => virtual_port_down(case, device, port, found),
+        _ if case.is_idle_function(device, port) => {}
         PortState::Init | PortState::Armed if is_ib => port_not_configured(case, device, port, found),
         PortState::Down | PortState::Init | PortState::Armed => port_down(case, device, port, found),
     }
@@ -248,20 +249,27 @@ fn check_rate(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fou
             format!("{evidence}; {other}, the same card, runs {most} Gb/s"),
             "swap the two cables: when the slow rate moves with the cable, it is the cable; otherwise look at the speed set on the switch port",
         ));
-    } else if let Some(model) = model.filter(|m| f64::from(m.most_gbps) > rate.gbps * 1.01) {
-        let slow = rate.gbps * 2.0 < f64::from(model.most_gbps) * 0.99;
+        return;
+    }
+    let Some(model) = model else { return };
+    let planes = device.count_planes();
+    let most = f64::from(model.most_gbps) / planes as f64;
+    if most > rate.gbps * 1.01 {
+        let slow = rate.gbps * 2.0 < most * 0.99;
+        let in_planes = if planes > 1 { format!(" in {planes} planes") } else { String::new() };
         found.push(HostFinding::new(
             id::LINK_RATE,
             if slow { Severity::Warning } else { Severity::Info },
             name,
-            format!("{evidence}; the fastest {} does {} Gb/s", model.name, model.most_gbps),
+            format!("{evidence}; the fastest {} does {} Gb/s{in_planes}", model.name, model.most_gbps),
             "normal when the card's variant (board_id), the cable or the switch does no more; otherwise look at the cable, and at the speed set on the switch port",
         ));
     }
 }
 
 fn check_layer(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, found: &mut Vec<HostFinding>) {
-    if port.link_layer == LinkLayer::Unknown {
+    let is_other = case.options.expect.is_some_and(|wanted| wanted != port.link_layer);
+    if port.link_layer == LinkLayer::Unknown && !is_other {
         return;
     }
     let name = port_name(device, port);
@@ -277,14 +285,9 @@ fn check_layer(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fo
     );
     let remedy = if is_vpi { vpi_remedy } else { "this card has no other link layer: name another port".to_owned() };
     let evidence = format!("{path}/link_layer is {}", layer_word(port.link_layer));
-    if case.options.expect.is_some_and(|wanted| wanted != port.link_layer) {
-        found.push(HostFinding::new(
-            id::LINK_LAYER,
-            Severity::Error,
-            name,
-            format!("{evidence}, but --expect requires the other"),
-            remedy,
-        ));
+    if let Some(wanted) = case.options.expect.filter(|_| is_other) {
+        let evidence = format!("{evidence}, but --expect requires {}", layer_word(wanted));
+        found.push(HostFinding::new(id::LINK_LAYER, Severity::Error, name, evidence, remedy));
         return;
     }
     // An interface named ib0 on Ethernet, or the reverse, suggests a wrong link layer.
@@ -321,8 +324,12 @@ fn check_layer(case: &CheckInput<'_>, device: &RdmaDevice, port: &DevicePort, fo
     }
 }
 
-fn layer_word(layer: LinkLayer) -> &'static str {
-    if layer == LinkLayer::InfiniBand { "InfiniBand" } else { "Ethernet" }
+pub(super) fn layer_word(layer: LinkLayer) -> &'static str {
+    match layer {
+        LinkLayer::InfiniBand => "InfiniBand",
+        LinkLayer::Ethernet => "Ethernet",
+        LinkLayer::Unknown => "neither InfiniBand nor Ethernet",
+    }
 }
 
 fn slot_of(d: &RdmaDevice) -> Option<String> {

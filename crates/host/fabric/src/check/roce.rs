@@ -10,6 +10,9 @@ pub fn check_roce(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
         if port.link_layer != LinkLayer::Ethernet || port.state != PortState::Active || device.is_iwarp() {
             continue;
         }
+        if case.is_idle_function(device, port) {
+            continue;
+        }
         let name = port_name(device, port);
         let path = port_path(device, port);
         let severity = case.severity_for(&port.netdevs, Severity::Warning);

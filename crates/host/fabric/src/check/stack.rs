@@ -1,6 +1,6 @@
 //! Checks of the software between hardware and program: driver, modules, libraries, device files, namespaces.
 
-use super::ports::describe_states;
+use super::ports::{describe_states, layer_word};
 use crate::change::HostChange;
 use crate::device::{LinkLayer, PortState, RdmaDevice};
 use crate::doctor::CheckInput;
@@ -37,14 +37,15 @@ fn check_devices(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
         };
         found.push(HostFinding::new(id::NO_RDMA_DEVICE, Severity::Error, name, evidence, remedy));
     }
-    if case.host.devices.is_empty() && case.options.for_rdma.is_empty() {
-        found.push(HostFinding::new(
-            id::NO_RDMA_DEVICE,
-            Severity::Info,
-            "this host",
-            "/sys/class/infiniband is empty or not there",
-            "TCP carries the data; with RDMA hardware in the host see DRIVER-MISSING and KERNEL-MODULE",
-        ));
+    let is_missing = case.host.devices.is_empty();
+    let remedy = "TCP carries the data; with RDMA hardware in the host see DRIVER-MISSING and KERNEL-MODULE";
+    if let Some(wanted) = case.options.expect.filter(|_| case.all_ports().next().is_none()) {
+        let what = if is_missing { "is empty or not there" } else { "shows no port" };
+        let evidence = format!("/sys/class/infiniband {what}, but --expect requires {}", layer_word(wanted));
+        found.push(HostFinding::new(id::NO_RDMA_DEVICE, Severity::Error, case.name_of("host"), evidence, remedy));
+    } else if is_missing && case.options.for_rdma.is_empty() {
+        let evidence = "/sys/class/infiniband is empty or not there";
+        found.push(HostFinding::new(id::NO_RDMA_DEVICE, Severity::Info, case.name_of("host"), evidence, remedy));
     }
 }
 
@@ -60,7 +61,8 @@ fn check_drivers(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
             .iter()
             .any(|i| i.master.is_some() && i.pci.as_ref().and_then(|p| p.address.as_ref()) == Some(address));
         let given_away = matches!(pci.driver.as_deref(), Some("vfio-pci" | "uio_pci_generic" | "igb_uio"));
-        if has_device || is_member || given_away {
+        // So may a pod or a guest have, or get later, a virtual function whose physical function is here.
+        if has_device || is_member || given_away || pci.physical.is_some() {
             continue;
         }
         let name = pci.known_model.unwrap_or("InfiniBand hardware");
@@ -188,7 +190,7 @@ fn check_device_files(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
             found.push(HostFinding::new(
                 id::CONTAINER_DEVICES,
                 Severity::Error,
-                "this container",
+                case.name_of("container"),
                 format!("no /dev/infiniband/uverbs* although /sys/class/infiniband has devices; {why}"),
                 "Docker: --device /dev/infiniband --cap-add IPC_LOCK; Kubernetes: request a resource of an RDMA device plugin (`spurline k8s explain -f pod.yaml`)",
             ));
@@ -199,7 +201,7 @@ fn check_device_files(case: &CheckInput<'_>, found: &mut Vec<HostFinding>) {
             found.push(HostFinding::new(
                 id::CONTAINER_IPC_LOCK,
                 Severity::Error,
-                "this container",
+                case.name_of("container"),
                 format!("/proc/self/status: CapEff {:016x} has no CAP_IPC_LOCK, and locked memory is limited", case.machine.capabilities.unwrap_or_default()),
                 "Docker: --cap-add IPC_LOCK, or --ulimit memlock=-1; Kubernetes: securityContext.capabilities.add: [\"IPC_LOCK\"]",
             ));
@@ -253,7 +255,7 @@ fn check_missing_nodes(case: &CheckInput<'_>, names: &[String], found: &mut Vec<
         found.push(HostFinding::new(
             id::CONTAINER_DEVICES,
             case.severity_for(interfaces, Severity::Info),
-            "this container",
+            case.name_of("container"),
             evidence,
             "right where the container is meant to have the others only; else Docker: --device /dev/infiniband; Kubernetes: request more of the resource",
         ));

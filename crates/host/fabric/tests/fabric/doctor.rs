@@ -9,17 +9,12 @@ use spurline_testkit::hosts;
 use spurline_testkit::hosts::{Card, Made, Net};
 use std::collections::{BTreeMap, BTreeSet};
 
-fn entries(made: &Made) -> BTreeMap<String, TreeEntry> {
-    let files = made.files.iter().map(|(p, b)| (p.clone(), TreeEntry::File(b.clone())));
-    files.chain(made.links.iter().map(|(p, t)| (p.clone(), TreeEntry::Link(t.clone())))).collect()
-}
-
 fn found(made: &Made) -> Vec<HostFinding> {
     asked(made, &DoctorOptions::default())
 }
 
 fn asked(made: &Made, ask: &DoctorOptions) -> Vec<HostFinding> {
-    examine(&HostTree::from_memory(entries(made)), ask)
+    examine(&HostTree::from_memory(made.entries(TreeEntry::File, TreeEntry::Link)), ask)
 }
 
 fn ids(found: &[HostFinding], severity: Severity) -> BTreeSet<&str> {
@@ -243,7 +238,7 @@ fn software_between_card_and_program() {
     one(&found(&vf), "GUID-ZERO", "mlx5_ib0");
     one(&found(&hosts::efa()), "NO-RELIABLE-CONNECTION", "rdmap0s27");
     one(&found(&hosts::soft_roce()), "SOFT-RDMA", "rxe0");
-    one(&found(&hosts::plain()), "NO-RDMA-DEVICE", "this host");
+    one(&found(&hosts::plain()), "NO-RDMA-DEVICE", "plain-01");
 }
 
 #[test]
@@ -260,6 +255,80 @@ fn a_standby_of_a_bond_over_two_cards_lacks_nothing() {
     // The active member has to have the addresses.
     empty.put("sys/devices/virtual/net/bond0/bonding/active_slave", "ens2f0");
     assert_eq!(lacks(&empty), ["GID-ROCE-V2 mlx5_3/1"]);
+}
+
+#[test]
+fn the_planes_of_a_card_share_its_rate_and_its_other_ports_are_unused() {
+    let made = hosts::planes();
+    let at = "sys/devices/pci0000:03/0000:03:00.0/infiniband/mlx5_0/ports";
+    let is_about_ports = |f: &HostFinding| f.id.starts_with("PORT") || f.id.starts_with("LINK");
+    assert!(!found(&made).iter().any(is_about_ports), "{:?}", found(&made));
+    let mut slow = made.clone();
+    slow.put(&format!("{at}/6/rate"), "100 Gb/sec (1X NDR)");
+    let speed = file(&slow, "eth_p1/speed");
+    slow.put(&speed, "100000");
+    let slow = found(&slow);
+    assert!(one(&slow, "LINK-RATE", "mlx5_0/6").evidence.contains("runs 200 Gb/s"), "{slow:?}");
+    // A plane that is down has its interface, and its address.
+    let mut down = made.clone();
+    down.put(&format!("{at}/9/state"), "1: DOWN").put(&format!("{at}/9/phys_state"), "3: Disabled");
+    let down: Vec<String> =
+        found(&down).into_iter().filter(is_about_ports).map(|f| format!("{} {}", f.id, f.subject)).collect();
+    assert_eq!(down, ["PORT-DOWN mlx5_0/9"]);
+    // All planes with a half of the rate.
+    let mut half = made;
+    for (port, net) in [(3, "eth_p0"), (6, "eth_p1"), (9, "eth_p2"), (12, "eth_p3")] {
+        half.put(&format!("{at}/{port}/rate"), "100 Gb/sec (1X NDR)");
+        let speed = file(&half, &format!("{net}/speed"));
+        half.put(&speed, "100000");
+    }
+    let half = found(&half);
+    assert!(one(&half, "LINK-RATE", "mlx5_0/3").evidence.contains("does 800 Gb/s in 4 planes"), "{half:?}");
+}
+
+#[test]
+fn a_virtual_function_that_is_used_on_its_host_has_findings() {
+    let idle = hosts::roce_virtual_functions();
+    let about = |made: &Made, ask: &DoctorOptions| -> BTreeSet<&'static str> {
+        let is_function =
+            |f: &HostFinding| ["mlx5_1", "mlx5_2", "ens1f0v", "41:00.4"].iter().any(|n| f.subject.contains(n));
+        asked(made, ask).into_iter().filter(is_function).map(|f| f.id).collect()
+    };
+    assert_eq!(about(&idle, &DoctorOptions::default()), BTreeSet::new());
+    let required = about(&idle, &for_rdma(&["ens1f0v0", "ens1f0v1"]));
+    let wanted = ["GID-ROCE-V2", "MTU-LOW", "NO-ADDRESS", "PORT-DOWN"].into();
+    assert!(required.is_superset(&wanted), "{required:?}");
+    let mut used = idle;
+    used.addresses(&[("ens1f0np0", "192.168.10.11", 24), ("ens1f0v1", "192.168.12.11", 24)]);
+    assert!(about(&used, &DoctorOptions::default()).contains("PORT-DOWN"));
+}
+
+#[test]
+fn an_expected_link_layer_that_no_port_has_is_an_error() {
+    let expect = |layer| DoctorOptions { expect: Some(layer), ..DoctorOptions::default() };
+    for (made, id, subject) in [
+        (hosts::plain(), "NO-RDMA-DEVICE", "plain-01"),
+        (hosts::efa(), "LINK-LAYER", "rdmap0s27/1"),
+        (hosts::roce_jumbo(), "LINK-LAYER", "mlx5_0/1"),
+    ] {
+        let all = asked(&made, &expect(LinkLayer::InfiniBand));
+        let missing = one(&all, id, subject);
+        assert!(missing.severity == Severity::Error && missing.evidence.contains("requires InfiniBand"), "{missing:?}");
+    }
+    let right = asked(&hosts::xdr(), &expect(LinkLayer::InfiniBand));
+    assert!(ids(&right, Severity::Error).is_empty(), "{right:?}");
+}
+
+#[test]
+fn findings_about_collected_facts_name_their_host() {
+    for (name, made) in hosts::all() {
+        let host = HostFacts::read_from(&HostTree::from_memory(made.entries(TreeEntry::File, TreeEntry::Link)));
+        for finding in found(&made) {
+            let text = format!("{} {} {}", finding.subject, finding.evidence, finding.remedy);
+            assert!(!text.contains("this host") && !text.contains("this shell"), "{name}: {text}");
+        }
+        assert!(host.hostname.is_some());
+    }
 }
 
 #[test]
@@ -460,7 +529,7 @@ fn limits_and_placement() {
     assert!(one(&found, "MEMLOCK-CONTAINER", "docker.service").evidence.contains("LimitMEMLOCK=8M"));
     assert!(!found.iter().any(|f| f.subject == "containerd.service"));
     for (id, subject) in [
-        ("HUGE-PAGES", "host"),
+        ("HUGE-PAGES", "roce-01"),
         ("CPU-GOVERNOR", "processors"),
         ("PCIE-WIDTH", "mlx5_0"),
         ("PCIE-SPEED", "mlx5_0"),
@@ -476,7 +545,7 @@ fn limits_and_placement() {
     made.files.insert(format!("{real}/config"), config);
     assert!(one(&self::found(&made), "CHECK-LEFT-OUT", "relaxed ordering").remedy.contains("root"));
     // What a unit or a command line holds besides is not collected.
-    let tree = HostTree::from_memory(entries(&made)).with_recording();
+    let tree = HostTree::from_memory(made.entries(TreeEntry::File, TreeEntry::Link)).with_recording();
     let kept = spurline_fabric::collect_facts(&tree, |tree| drop(examine(tree, &DoctorOptions::default())));
     let unit = &kept["etc/systemd/system/slurmd.service"];
     assert!(matches!(unit, TreeEntry::File(text) if !String::from_utf8_lossy(text).contains("secret")), "{unit:?}");
@@ -489,7 +558,7 @@ fn two_ends_compared() {
     let mtu = file(&peer, "ens1f0np0/mtu");
     peer.put(&mtu, "1500");
     let with = |made: &Made| DoctorOptions {
-        peer: Some(HostFacts::read_from(&HostTree::from_memory(entries(made)))),
+        peer: Some(HostFacts::read_from(&HostTree::from_memory(made.entries(TreeEntry::File, TreeEntry::Link)))),
         ..DoctorOptions::default()
     };
     let here = hosts::roce_jumbo();
@@ -522,11 +591,11 @@ fn pipes_for_splice() {
     };
     assert!(!with("8388608").iter().any(|f| f.id == "PIPE-MAX-SIZE"));
     let usual = with("1048576");
-    let usual = one(&usual, "PIPE-MAX-SIZE", "this host");
+    let usual = one(&usual, "PIPE-MAX-SIZE", "roce-01");
     assert!(usual.severity == Severity::Info && usual.evidence.contains("JuiceFS needs 8388608"), "{usual:?}");
     assert!(usual.remedy.starts_with("nothing for Spurline"), "{usual:?}");
     let tiny = with("4096");
-    let tiny = one(&tiny, "PIPE-MAX-SIZE", "this host");
+    let tiny = one(&tiny, "PIPE-MAX-SIZE", "roce-01");
     assert!(
         tiny.severity == Severity::Warning && tiny.remedy.starts_with("sysctl -w fs.pipe-max-size=8388608"),
         "{tiny:?}"
@@ -571,11 +640,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn half_broken_trees_are_no_panic(
-        host in 0usize..17,
+        host in 0usize..20,
         wreck in proptest::collection::vec((any::<u32>(), 0u8..7, proptest::collection::vec(any::<u8>(), 0..40)), 1..60),
     ) {
         let all = hosts::all();
-        let mut broken = entries(&all[host % all.len()].1);
+        let mut broken = all[host % all.len()].1.entries(TreeEntry::File, TreeEntry::Link);
         for (at, how, junk) in wreck {
             let Some(path) = broken.keys().nth(at as usize % broken.len().max(1)).cloned() else { continue };
             let entry = match how {

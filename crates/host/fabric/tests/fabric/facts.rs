@@ -1,18 +1,13 @@
 //! Facts of made-up hosts: what a reader finds, and that nothing makes it panic.
 
 use proptest::prelude::*;
-use spurline_fabric::{GidType, HostFacts, HostTree, LinkLayer, PhysState, PortState, TreeEntry};
+use spurline_fabric::{GidType, HostFacts, HostTree, LinkLayer, ManagementDevice, PhysState, PortState, TreeEntry};
 use spurline_testkit::hosts;
 use spurline_testkit::hosts::Made;
 use std::collections::BTreeMap;
 
-fn entries(made: &Made) -> BTreeMap<String, TreeEntry> {
-    let files = made.files.iter().map(|(p, b)| (p.clone(), TreeEntry::File(b.clone())));
-    files.chain(made.links.iter().map(|(p, t)| (p.clone(), TreeEntry::Link(t.clone())))).collect()
-}
-
 fn read(made: &Made) -> HostFacts {
-    HostFacts::read_from(&HostTree::from_memory(entries(made)))
+    HostFacts::read_from(&HostTree::from_memory(made.entries(TreeEntry::File, TreeEntry::Link)))
 }
 
 /// Device, port, link layer, first interface.
@@ -53,6 +48,32 @@ fn two_ports_on_one_function() {
 }
 
 #[test]
+fn interfaces_of_planes_are_those_that_the_gids_name() {
+    let host = read(&hosts::planes());
+    let named: Vec<(u32, Option<String>)> =
+        ports(&host).into_iter().filter(|port| port.3.is_some()).map(|port| (port.1, port.3)).collect();
+    let wanted = [(3, "eth_p0"), (6, "eth_p1"), (9, "eth_p2"), (12, "eth_p3")];
+    assert_eq!(named, wanted.map(|(port, net)| (port, Some(net.to_owned()))));
+    assert_eq!(host.interface("eth_p1").unwrap().rdma, Some(("mlx5_0".to_owned(), 6)));
+    assert_eq!(host.devices[0].count_planes(), 4);
+    assert_eq!(read(&hosts::mt25208()).devices[0].count_planes(), 1);
+}
+
+#[test]
+fn management_devices_are_no_rdma_devices() {
+    let of_smi = ManagementDevice { device: "smi0".into(), parent: "mlx5_0".into() };
+    let mut made = hosts::xdr();
+    let host = read(&made);
+    assert_eq!(host.management, std::slice::from_ref(&of_smi));
+    assert_eq!(host.devices.iter().map(|d| d.name.as_str()).collect::<Vec<_>>(), ["mlx5_0"]);
+    // Where ib_uverbs is not loaded, only netlink can say it.
+    made.remove("sys/class/infiniband_verbs");
+    assert!(read(&made).management.is_empty());
+    made.put("netlink.json", r#"{"management":[{"device":"smi0","parent":"mlx5_0"}]}"#);
+    assert_eq!(read(&made).management, [of_smi]);
+}
+
+#[test]
 fn devices_without_pci_or_link_layer() {
     let rxe = read(&hosts::soft_roce());
     assert_eq!(ports(&rxe), [("rxe0".to_owned(), 1, LinkLayer::Ethernet, Some("eth9".to_owned()))]);
@@ -79,6 +100,21 @@ fn a_folder_an_archive_and_memory_read_the_same() {
     }
 }
 
+/// `cargo run -p spurline-fabric --example host -- samples docs/samples` makes them.
+#[test]
+fn the_samples_in_the_documents_are_those_of_made_up_hosts() {
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/samples");
+    let samples = hosts::samples();
+    for (name, made) in &samples {
+        let file = std::fs::File::open(dir.join(name)).unwrap();
+        assert!(
+            spurline_fabric::archive::read_archive(file).unwrap() == made.entries(TreeEntry::File, TreeEntry::Link),
+            "{name}"
+        );
+    }
+    assert_eq!(std::fs::read_dir(dir).unwrap().count(), samples.len());
+}
+
 /// One thing that can be wrong with a file.
 fn spoil(entries: &mut BTreeMap<String, TreeEntry>, at: usize, how: u8, junk: &[u8]) {
     let Some(path) = entries.keys().nth(at % entries.len().max(1)).cloned() else { return };
@@ -102,11 +138,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
     fn half_broken_trees_are_no_panic(
-        host in 0usize..17,
+        host in 0usize..20,
         spoils in proptest::collection::vec((any::<u32>(), 0u8..8, proptest::collection::vec(any::<u8>(), 0..40)), 1..40),
     ) {
         let all = hosts::all();
-        let mut entries = entries(&all[host % all.len()].1);
+        let mut entries = all[host % all.len()].1.entries(TreeEntry::File, TreeEntry::Link);
         for (at, how, junk) in spoils {
             spoil(&mut entries, at as usize, how, &junk);
         }

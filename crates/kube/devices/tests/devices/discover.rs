@@ -5,12 +5,9 @@ use spurline_kube_devices::discover::{DiscoveryReport, discover};
 use spurline_kube_devices::{NodeHcas, lint_config, read_config, select_hcas};
 use spurline_testkit::hosts;
 use spurline_testkit::hosts::Made;
-use std::collections::BTreeMap;
 
 fn node(made: &Made) -> NodeHcas {
-    let files = made.files.iter().map(|(p, b)| (p.clone(), TreeEntry::File(b.clone())));
-    let links = made.links.iter().map(|(p, t)| (p.clone(), TreeEntry::Link(t.clone())));
-    NodeHcas::read_from(&HostTree::from_memory(files.chain(links).collect::<BTreeMap<_, _>>()))
+    NodeHcas::read_from(&HostTree::from_memory(made.entries(TreeEntry::File, TreeEntry::Link)))
 }
 
 fn groups(report: &DiscoveryReport) -> Vec<(&str, Vec<String>)> {
@@ -31,6 +28,20 @@ fn rails_and_storage_bonds_are_apart() {
     assert_eq!(report.config["configList"][0]["rdmaHcaMax"], 256);
     assert_eq!(report.config["configList"][1]["selectors"]["linkTypes"][0], "ether");
     assert!(report.groups.iter().all(|g| g.why.contains("select exactly these")), "{report:?}");
+}
+
+#[test]
+fn management_devices_are_named_and_get_no_resource() {
+    let xdr = node(&hosts::xdr());
+    let report = discover(std::slice::from_ref(&xdr), 64);
+    assert_eq!(groups(&report), [("rdma/ib", vec!["mlx5_0".to_owned()])]);
+    assert!(report.groups[0].why.contains("select exactly these"), "{report:?}");
+    let left: Vec<(&str, bool)> =
+        report.left_out.iter().map(|l| (l.hca.as_str(), l.why.contains("management device (SMI) of mlx5_0"))).collect();
+    assert_eq!(left, [("smi0", true)]);
+    // A plugin that looks again finds nothing new.
+    let tree = HostTree::from_memory(hosts::xdr().entries(TreeEntry::File, TreeEntry::Link));
+    assert_eq!(xdr.refresh(&tree), xdr);
 }
 
 #[test]

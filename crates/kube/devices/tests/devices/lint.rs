@@ -4,13 +4,10 @@ use spurline_fabric::{HostFinding, HostTree, Severity, TreeEntry};
 use spurline_kube_devices::{NodeHcas, PluginConfig, SelectorKey, lint_config, read_config, select_hcas};
 use spurline_testkit::hosts;
 use spurline_testkit::hosts::Made;
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 fn node(made: &Made) -> NodeHcas {
-    let files = made.files.iter().map(|(p, b)| (p.clone(), TreeEntry::File(b.clone())));
-    let links = made.links.iter().map(|(p, t)| (p.clone(), TreeEntry::Link(t.clone())));
-    NodeHcas::read_from(&HostTree::from_memory(files.chain(links).collect::<BTreeMap<_, _>>()))
+    NodeHcas::read_from(&HostTree::from_memory(made.entries(TreeEntry::File, TreeEntry::Link)))
 }
 
 /// A configuration with one entry.

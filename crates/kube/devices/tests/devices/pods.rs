@@ -7,12 +7,9 @@ use spurline_kube_devices::discover::discover;
 use spurline_kube_devices::{NodeHcas, PluginConfig, PodContext, explain_pods, read_config};
 use spurline_testkit::hosts;
 use spurline_testkit::hosts::Made;
-use std::collections::BTreeMap;
 
 fn node(made: &Made) -> NodeHcas {
-    let files = made.files.iter().map(|(p, b)| (p.clone(), TreeEntry::File(b.clone())));
-    let links = made.links.iter().map(|(p, t)| (p.clone(), TreeEntry::Link(t.clone())));
-    NodeHcas::read_from(&HostTree::from_memory(files.chain(links).collect::<BTreeMap<_, _>>()))
+    NodeHcas::read_from(&HostTree::from_memory(made.entries(TreeEntry::File, TreeEntry::Link)))
 }
 
 /// The configuration that `discover` proposes for a node, and the node.
@@ -304,6 +301,14 @@ fn multus_is_needed_where_addresses_are() {
     assert!(roce.networks[1].manifests[0].contains("\"master\": \"bond0\""), "{:?}", roce.networks[1]);
     let none = advise(&[node(&hosts::plain())], RdmaUse::Verbs, shared);
     assert!(!none.multus && none.networks.is_empty() && none.notes[0].contains("TCP"));
+}
+
+#[test]
+fn an_hca_in_planes_has_an_attachment_for_each() {
+    let advice = advise(&[node(&hosts::planes())], RdmaUse::Verbs, PodIsolation::Shared);
+    let network = &advice.networks[0];
+    assert_eq!(network.interfaces["planes-01"], ["eth_p0", "eth_p1", "eth_p2", "eth_p3"]);
+    assert!(network.manifests.len() == 4 && network.reasons.iter().any(|r| r.contains("in planes")), "{network:?}");
 }
 
 #[test]
