@@ -11,8 +11,9 @@ use std::process::ExitCode;
 
 /// Examples of --help.
 pub const EXAMPLES: &str = "\
-The file may also hold what the pods use: NetworkAttachmentDefinitions, IPoIBNetworks, MacvlanNetworks and \
-HostDeviceNetworks, which are checked, too, and a NicClusterPolicy or ConfigMap with the plugin's configuration. Exit \
+The file may also hold what the pods use, which is checked, too: NetworkAttachmentDefinitions, IPoIBNetworks, \
+MacvlanNetworks and HostDeviceNetworks; SriovNetworks with their SriovNetworkNodePolicies; ResourceClaims, templates and \
+DeviceClasses; and a NicClusterPolicy or ConfigMap with the plugin's configuration. What is not there is not judged. Exit \
 code 0 when no finding is an error, else 1.
 
 Examples:

@@ -1,7 +1,12 @@
-//! Configurations of the device plugin inside objects of Kubernetes: a ConfigMap, the NicClusterPolicy of NVIDIA's network operator,
+//! Configurations of device plugins inside objects of Kubernetes: a ConfigMap, the NicClusterPolicy of NVIDIA's network operator,
 //! or another object with the file's text in a field. Does not know the rules of a configuration.
 
 use serde_json::Value;
+
+/// The key of a configuration of the shared device plugin, in small letters.
+const CONFIG_KEY: &str = "\"configlist\"";
+/// The key of a configuration of the SR-IOV network device plugin.
+const LIST_KEY: &str = "\"resourcelist\"";
 
 /// A configuration found in an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,31 +22,42 @@ pub fn embedded_configs(manifest: &str) -> Vec<EmbeddedConfig> {
     let Ok(documents) = serde_saphyr::from_multiple::<Value>(manifest) else { return Vec::new() };
     let mut found = Vec::new();
     for document in &documents {
-        let Some(kind) = document["kind"].as_str() else { continue };
-        let name = document["metadata"]["name"].as_str().unwrap_or("unnamed");
-        search_texts(document, &format!("{kind}/{name}"), &mut found);
+        search_object(document, CONFIG_KEY, &mut found);
     }
     found
 }
 
-fn search_texts(value: &Value, object: &str, found: &mut Vec<EmbeddedConfig>) {
+/// The lists of the SR-IOV network device plugin in an object.
+pub(crate) fn embedded_lists(document: &Value) -> Vec<EmbeddedConfig> {
+    let mut found = Vec::new();
+    search_object(document, LIST_KEY, &mut found);
+    found
+}
+
+fn search_object(document: &Value, key: &str, found: &mut Vec<EmbeddedConfig>) {
+    let Some(kind) = document["kind"].as_str() else { return };
+    let name = document["metadata"]["name"].as_str().unwrap_or("unnamed");
+    search_texts(document, &format!("{kind}/{name}"), key, found);
+}
+
+fn search_texts(value: &Value, object: &str, key: &str, found: &mut Vec<EmbeddedConfig>) {
     match value {
-        Value::String(text) if is_config(text) => {
+        Value::String(text) if is_config(text, key) => {
             found.push(EmbeddedConfig { object: object.to_owned(), text: text.clone() });
         }
-        Value::Array(items) => items.iter().for_each(|item| search_texts(item, object, found)),
+        Value::Array(items) => items.iter().for_each(|item| search_texts(item, object, key, found)),
         Value::Object(entries) => {
             // The copy that kubectl keeps of an applied object has the same text again.
             let fields = entries.iter().filter(|(key, _)| key.as_str() != "annotations");
-            fields.for_each(|(_, field)| search_texts(field, object, found));
+            fields.for_each(|(_, field)| search_texts(field, object, key, found));
         }
         _ => {}
     }
 }
 
 /// Whether a text is meant as a configuration; mistakes there are a matter of the findings.
-fn is_config(text: &str) -> bool {
-    text.trim_start().starts_with('{') && text.to_ascii_lowercase().contains("\"configlist\"")
+fn is_config(text: &str, key: &str) -> bool {
+    text.trim_start().starts_with('{') && text.to_ascii_lowercase().contains(key)
 }
 
 #[cfg(test)]

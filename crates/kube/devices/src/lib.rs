@@ -3,9 +3,11 @@
 #![forbid(unsafe_code)]
 
 pub mod advise;
+mod claims;
 mod config;
 pub mod discover;
 mod embedded;
+mod functions;
 mod hca;
 mod json_tree;
 mod lint;

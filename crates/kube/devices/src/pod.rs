@@ -1,7 +1,9 @@
 //! Whether a pod will get working RDMA: request, network, locked memory and devices, by the manifest, the configuration of the
 //! plugin and the nodes. Talks to no cluster.
 
+use crate::claims::ClaimObjects;
 use crate::config::{PluginConfig, ResourceConfig};
+use crate::functions::{FunctionPolicy, FunctionRequest, without_prefix};
 use crate::hca::{Hca, HcaLink, NodeHcas};
 use crate::lint::entries_per_hca;
 use crate::select::select_hcas;
@@ -16,13 +18,16 @@ use std::collections::{BTreeMap, BTreeSet};
 const RDMA_PREFIX: &str = "rdma/";
 /// Multus reads this annotation.
 const NETWORKS_ANNOTATION: &str = "k8s.v1.cni.cncf.io/networks";
+/// The annotation of an attachment that takes interfaces from a resource's devices.
+const RESOURCE_ANNOTATION: &str = "k8s.v1.cni.cncf.io/resourceName";
 /// Kinds of operators that make a NetworkAttachmentDefinition of the same name, and the type of CNI there.
-const NETWORK_KINDS: [(&str, &str); 5] = [
+const NETWORK_KINDS: [(&str, &str); 6] = [
     ("IPoIBNetwork", "ipoib"),
     ("MacvlanNetwork", "macvlan"),
     ("HostDeviceNetwork", "host-device"),
     ("SriovNetwork", "sriov"),
     ("SriovIBNetwork", "ib-sriov"),
+    ("OVSNetwork", "ovs"),
 ];
 /// Keys on the way to a pod template that do not name the role.
 const TEMPLATE_KEYS: [&str; 3] = ["spec", "template", "jobTemplate"];
@@ -50,6 +55,11 @@ pub fn explain_pods(manifest: &str, file: &str, context: &PodContext) -> Vec<Hos
     };
     let mut manifest = PodManifest::default();
     documents.iter().for_each(|document| manifest.add_object(document));
+    if manifest.pods.is_empty() && manifest.has_parts() {
+        let evidence = "it has networks, policies or claims, and no pod to compare them with";
+        let remedy = "append a pod that uses them";
+        return vec![HostFinding::new(id::K8S_POD_REQUEST, Severity::Info, file, evidence, remedy)];
+    }
     if manifest.pods.is_empty() {
         let evidence = "it has no pod and no object with a pod template";
         let remedy = "give a manifest of a Pod, of a Deployment, Job, PyTorchJob, MPIJob, RayCluster, JobSet or any other object with \
@@ -66,28 +76,35 @@ pub fn explain_pods(manifest: &str, file: &str, context: &PodContext) -> Vec<Hos
 
 /// The objects of a manifest that matter here.
 #[derive(Default)]
-struct PodManifest {
+pub(crate) struct PodManifest {
     pods: Vec<PodObject>,
     /// By name of the NetworkAttachmentDefinition.
-    attachments: BTreeMap<String, NetworkAttachment>,
+    pub(crate) attachments: BTreeMap<String, NetworkAttachment>,
+    /// What makes the resources of the SR-IOV network device plugin.
+    pub(crate) policies: Vec<FunctionPolicy>,
+    /// Whether a pool's nodes are to have RDMA devices that are exclusive to a namespace.
+    pub(crate) is_exclusive: Option<bool>,
+    claims: ClaimObjects,
     /// Number of objects that were searched for pod templates.
     owners: usize,
 }
 
 /// The known facts of a network attachment.
 #[derive(Clone, Default)]
-struct NetworkAttachment {
+pub(crate) struct NetworkAttachment {
     /// The configuration of the CNI.
     config: Value,
-    /// The resource of the attached devices, without prefix.
-    resource: Option<String>,
+    /// The resource of the attached devices, with or without prefix.
+    pub(crate) resource: Option<String>,
+    /// Whether the RDMA CNI moves the RDMA device into the pod.
+    pub(crate) moves_device: bool,
 }
 
-struct PodObject {
+pub(crate) struct PodObject {
     /// Number of the object that has the template; all templates of an object have the same.
     owner: usize,
     /// `Deployment/name`, `PyTorchJob/name Worker`.
-    label: String,
+    pub(crate) label: String,
     annotations: Value,
     spec: Value,
 }
@@ -100,17 +117,41 @@ impl PodManifest {
         if kind == "List" {
             object["items"].as_array().into_iter().flatten().for_each(|item| self.add_object(item));
         } else if kind == "NetworkAttachmentDefinition" {
-            let config = spec["config"].as_str().and_then(|text| serde_json::from_str(text).ok());
-            let attachment = NetworkAttachment { config: config.unwrap_or_default(), resource: None };
-            self.attachments.insert(name.to_owned(), attachment);
+            let config: Option<Value> = spec["config"].as_str().and_then(|text| serde_json::from_str(text).ok());
+            let config = config.unwrap_or_default();
+            let plugins = config["plugins"].as_array().into_iter().flatten();
+            let moves_device = plugins.chain([&config]).any(|plugin| plugin["type"] == "rdma");
+            let resource = object["metadata"]["annotations"][RESOURCE_ANNOTATION].as_str().map(str::to_owned);
+            self.attachments.insert(name.to_owned(), NetworkAttachment { config, resource, moves_device });
         } else if let Some((_, cni)) = NETWORK_KINDS.iter().find(|(known, _)| *known == kind) {
             let config = json!({ "type": cni, "master": spec["master"] });
             let resource = spec["resourceName"].as_str().map(str::to_owned);
-            self.attachments.insert(name.to_owned(), NetworkAttachment { config, resource });
-        } else {
+            // A text with an object, or several with commas between.
+            let chained: String = spec["metaPlugins"].as_str().unwrap_or_default().split_whitespace().collect();
+            let moves_device = chained.contains("\"type\":\"rdma\"");
+            self.attachments.insert(name.to_owned(), NetworkAttachment { config, resource, moves_device });
+        } else if kind == "SriovNetworkNodePolicy" {
+            self.policies.extend(FunctionPolicy::of_operator(name, spec));
+        } else if kind == "SriovNetworkPoolConfig" {
+            let mode = spec["rdmaMode"].as_str();
+            self.is_exclusive = mode.map(|mode| mode == "exclusive").or(self.is_exclusive);
+        } else if !self.claims.add(kind, name, spec) {
+            self.policies.extend(FunctionPolicy::of_lists(object));
             self.owners += 1;
             self.add_templates(&format!("{kind}/{name}"), None, object);
         }
+    }
+
+    /// Whether there is an object that pods use.
+    fn has_parts(&self) -> bool {
+        !self.attachments.is_empty() || !self.policies.is_empty() || !self.claims.is_empty()
+    }
+
+    /// Whether a resource gives functions of network cards: a policy makes the resource, or an attachment takes from it.
+    fn gives_functions(&self, resource: &str) -> bool {
+        let name = without_prefix(resource);
+        let attached = self.attachments.values().filter_map(|attachment| attachment.resource.as_deref());
+        self.policies.iter().any(|policy| policy.makes(name)) || attached.map(without_prefix).any(|known| known == name)
     }
 
     /// Adds the pod templates at any depth of an object: any value with a list of containers in `spec`, as in a pod. `role` is
@@ -149,6 +190,29 @@ fn requests_any(container: &Value, is_rdma: impl Fn(&str) -> bool) -> bool {
     lists.into_iter().flatten().flatten().any(|(name, amount)| is_rdma(name) && quantity(amount) != Some(0))
 }
 
+/// The claims of a pod that may be for RDMA.
+#[derive(Default)]
+struct ClaimedDevices {
+    /// Whether each is for network devices surely.
+    claims: BTreeMap<String, bool>,
+    /// Claims that a container refers to.
+    referred: BTreeSet<String>,
+}
+
+impl ClaimedDevices {
+    /// Whether a container gets devices of a claim: of its own claim, or of a claim that no container refers to, which drivers of
+    /// network devices give to the whole pod. The value says whether these are network devices surely.
+    fn given_to(&self, container: &Value) -> Option<bool> {
+        let own = container["resources"]["claims"].as_array().into_iter().flatten();
+        let own: Vec<&str> = own.filter_map(|reference| reference["name"].as_str()).collect();
+        let claims = self.claims.iter();
+        claims
+            .filter(|(name, _)| own.contains(&name.as_str()) || !self.referred.contains(*name))
+            .map(|(_, sure)| *sure)
+            .max()
+    }
+}
+
 /// A container's request, on a node that has the resource.
 struct NodeRequest<'a> {
     /// The container.
@@ -160,15 +224,15 @@ struct NodeRequest<'a> {
     hcas: Vec<&'a Hca>,
 }
 
-struct PodExamination<'a> {
-    pod: &'a PodObject,
-    manifest: &'a PodManifest,
-    context: &'a PodContext,
+pub(crate) struct PodExamination<'a> {
+    pub(crate) pod: &'a PodObject,
+    pub(crate) manifest: &'a PodManifest,
+    pub(crate) context: &'a PodContext,
     findings: &'a mut Vec<HostFinding>,
 }
 
 impl<'a> PodExamination<'a> {
-    fn add(
+    pub(crate) fn add(
         &mut self,
         id: &'static str,
         severity: Severity,
@@ -184,19 +248,33 @@ impl<'a> PodExamination<'a> {
         let lists = ["initContainers", "containers"].into_iter().filter_map(|list| spec[list].as_array());
         let containers: Vec<&Value> = lists.flatten().collect();
         let mut node_requests = Vec::new();
+        let mut function_requests = Vec::new();
         let mut requesting = 0;
+        let claims = self.check_claims(&containers);
         for container in &containers {
             let name = container["name"].as_str().unwrap_or("unnamed");
             let subject = format!("{} container {name}", self.pod.label);
             let requests = self.requests_of(container, &subject);
-            if requests.is_empty() {
+            let claimed = claims.given_to(container);
+            if requests.is_empty() && claimed.is_none() {
                 continue;
             }
             requesting += 1;
-            for (resource, count) in requests {
-                node_requests.extend(self.check_request(&subject, &resource, count));
+            if !requests.is_empty() || claimed == Some(true) {
+                self.check_memlock(container, &subject);
             }
-            self.check_memlock(container, &subject);
+            for (resource, count) in requests {
+                let is_own = self.context.config.resources.iter().any(|own| own.resource() == resource);
+                if !is_own && self.manifest.gives_functions(&resource) {
+                    function_requests.push(self.check_function_request(&subject, &resource, count));
+                } else if let Some(class) = self.manifest.claims.class_of_resource(&resource).filter(|_| !is_own) {
+                    let evidence = format!("{resource} stands for devices of the class {class}, which were not judged");
+                    let remedy = "claim them in the pod (resourceClaims), which this command judges";
+                    self.add(id::K8S_POD_REQUEST, Severity::Info, &subject, evidence, remedy);
+                } else {
+                    node_requests.extend(self.check_request(&subject, &resource, count));
+                }
+            }
         }
         // A privileged container has all device nodes without a request.
         if requesting == 0 && !containers.iter().any(|container| is_privileged(container)) {
@@ -212,9 +290,44 @@ impl<'a> PodExamination<'a> {
                 self.add(id::K8S_POD_REQUEST, Severity::Error, &label, evidence, remedy);
             }
         } else {
-            self.check_network(&node_requests);
+            self.check_network(&node_requests, &function_requests);
         }
         self.check_devices(&containers);
+    }
+
+    /// Judges the claims of the pod, and the references of the containers.
+    fn check_claims(&mut self, containers: &[&Value]) -> ClaimedDevices {
+        let is_on_host = self.pod.spec["hostNetwork"] == true;
+        let claims = self.manifest.claims.of_pod(&self.pod.spec);
+        let mut devices = ClaimedDevices::default();
+        for claim in &claims {
+            self.findings.extend(claim.judge(&self.pod.label, is_on_host, &self.context.nodes));
+            if claim.may_be_rdma() {
+                devices.claims.insert(claim.name.clone(), claim.is_network());
+            }
+        }
+        for container in containers {
+            let name = container["name"].as_str().unwrap_or("unnamed");
+            let subject = format!("{} container {name}", self.pod.label);
+            for reference in container["resources"]["claims"].as_array().into_iter().flatten() {
+                let wanted = reference["name"].as_str().unwrap_or_default();
+                devices.referred.insert(wanted.to_owned());
+                let known = claims.iter().find(|claim| claim.name == wanted);
+                let request = reference["request"].as_str();
+                let evidence = match (known, request) {
+                    (None, _) => format!(
+                        "it refers to the claim {wanted}, which the pod does not have: the API server refuses it"
+                    ),
+                    (Some(claim), Some(request)) if claim.lacks_request(request) => {
+                        format!("it refers to the request {request} of the claim {wanted}, which has none of that name")
+                    }
+                    _ => continue,
+                };
+                let remedy = "name a claim of the pod's resourceClaims, and a request of that claim";
+                self.add(id::K8S_POD_REQUEST, Severity::Error, &subject, evidence, remedy);
+            }
+        }
+        devices
     }
 
     /// `the configuration has rdma/ib, rdma/roce`.
@@ -230,7 +343,10 @@ impl<'a> PodExamination<'a> {
     /// Whether a resource is for RDMA: the configuration makes it, or the name says so.
     fn is_rdma(&self, name: &str) -> bool {
         let mut resources = self.context.config.resources.iter();
-        name.starts_with(RDMA_PREFIX) || resources.any(|resource| resource.resource() == name)
+        name.starts_with(RDMA_PREFIX)
+            || resources.any(|resource| resource.resource() == name)
+            || self.manifest.gives_functions(name)
+            || self.manifest.claims.class_of_resource(name).is_some()
     }
 
     /// Whether another pod template of the same object requests an RDMA resource.
@@ -367,10 +483,10 @@ impl<'a> PodExamination<'a> {
         }
     }
 
-    fn check_network(&mut self, requests: &[NodeRequest<'a>]) {
+    fn check_network(&mut self, requests: &[NodeRequest<'a>], functions: &[FunctionRequest]) {
         let label = self.pod.label.clone();
         let links: BTreeSet<HcaLink> = requests.iter().flat_map(|r| &r.hcas).map(|hca| hca.link).collect();
-        if self.pod.spec["hostNetwork"] == true || links.is_empty() {
+        if self.pod.spec["hostNetwork"] == true || (links.is_empty() && functions.is_empty()) {
             return;
         }
         let networks = network_names(&self.pod.annotations[NETWORKS_ANNOTATION]);
@@ -392,11 +508,11 @@ impl<'a> PodExamination<'a> {
                               (`spurline k8s advise`) or hostNetwork: true";
                 self.add(id::K8S_POD_NETWORK, Severity::Info, &label, evidence, remedy);
             }
-            return;
         }
+        self.check_function_networks(functions, &networks);
         let mut masters = Vec::new();
-        for name in networks {
-            let Some(attachment) = self.manifest.attachments.get(&name) else {
+        for name in &networks {
+            let Some(attachment) = self.manifest.attachments.get(name) else {
                 let evidence = format!("the attachment {name} is not in this file and was not checked");
                 let remedy = "append it to the file: kubectl get network-attachment-definition NAME -o yaml, or the IPoIBNetwork, \
                               MacvlanNetwork or HostDeviceNetwork that makes it";
@@ -404,15 +520,18 @@ impl<'a> PodExamination<'a> {
                 masters.push(None);
                 continue;
             };
-            let NetworkAttachment { config, resource } = attachment.clone();
+            let NetworkAttachment { config, resource, .. } = attachment.clone();
             if let Some(resource) = resource {
-                self.check_attached_resource(&label, &name, &resource);
+                self.check_attached_resource(&label, name, without_prefix(&resource));
                 masters.push(None);
                 continue;
             }
-            masters.push(self.check_attachment(&label, &name, &config));
+            masters.push(self.check_attachment(&label, name, &config));
         }
         // The target of an unknown or wrong attachment can't be determined.
+        if networks.is_empty() {
+            return;
+        }
         if let Some(masters) = masters.into_iter().collect::<Option<Vec<String>>>() {
             self.check_interfaces(requests, &masters);
         }

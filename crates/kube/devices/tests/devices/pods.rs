@@ -212,7 +212,8 @@ fn networks_of_operators_are_attachments() {
         W,
         "resource hostdev, and no container requests it",
     );
-    quiet(&device("{rdma/ib: 4, nvidia.com/hostdev: 1}"));
+    let found = explain_pods(&device("{rdma/ib: 4, nvidia.com/hostdev: 1}"), "pod.yaml", &gb200);
+    assert!(found.iter().all(|f| f.severity == I), "{found:#?}");
 }
 
 /// A pod with a request, and macvlans or IPoIB children on interfaces.
@@ -356,6 +357,216 @@ fn virtual_functions_are_made_of_what_can_be_divided() {
         assert_eq!((network.attachment, network.manifests.len(), advice.manifests.len()), ("none", 0, 0));
         assert!(network.reasons[0].contains(reason), "{:?}", network.reasons);
         assert!(advice.notes.is_empty(), "nothing needs exclusive mode: {:?}", advice.notes);
+    }
+}
+
+/// A pod with a claim, the claim's template and its class.
+const CLAIM: &str = "
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: nics}
+spec: {selectors: [{cel: {expression: \"device.driver == 'dra.net'\"}}]}
+---
+kind: ResourceClaimTemplate
+metadata: {name: two-rails}
+spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: nics, count: 2, selectors: [{cel: {expression: \"device.attributes['dra.net'].rdma == true\"}}]}}]}}}
+---
+kind: Pod
+metadata: {name: trainer}
+spec:
+  resourceClaims: [{name: rails, resourceClaimTemplateName: two-rails}]
+  containers:
+  - name: main
+    securityContext: {capabilities: {add: [IPC_LOCK]}}
+    resources: {claims: [{name: rails}]}
+";
+
+#[test]
+fn claims_are_judged_by_what_the_file_has() {
+    let gb200 = context(&hosts::gb200());
+    let c = &gb200;
+    let change = |from: &str, to: &str| {
+        assert!(CLAIM.contains(from), "{from}");
+        CLAIM.replace(from, to)
+    };
+    let found = explain_pods(CLAIM, "pod.yaml", c);
+    assert!(found.iter().all(|f| f.id == "K8S-MATCH"), "{found:#?}");
+    check("a claim", CLAIM, c, "K8S-MATCH", I, "2 devices of the class nics with RDMA by the driver dra.net");
+    let elsewhere = change("{name: two-rails}", "{name: other}");
+    check(
+        "a template elsewhere",
+        &elsewhere,
+        c,
+        "K8S-POD-REQUEST",
+        I,
+        "not judged: the ResourceClaimTemplate two-rails",
+    );
+    let unknown =
+        change("device.driver == 'dra.net'", "device.driver == 'a.com'").replace("'dra.net'].rdma", "'a.com'].fast");
+    check("an unknown driver", &unknown, c, "K8S-POD-REQUEST", I, "not judged: nothing says");
+    let no_class = unknown.replace("{name: nics}", "{name: others}");
+    check("a class elsewhere", &no_class, c, "K8S-POD-REQUEST", I, "the DeviceClass nics is not in this file");
+    let any = change("'dra.net'].rdma == true", "'dra.net'].mtu > 1500");
+    check("any network device", &any, c, "K8S-POD-REQUEST", W, "no selector requires RDMA");
+    let none = change("rdma == true", "rdma == false");
+    check("devices without RDMA", &none, c, "K8S-POD-REQUEST", E, "no container requests");
+    check("too many", &change("count: 2", "count: 20"), c, "K8S-NO-MATCH", W, "at most 6 each");
+    let host = change("spec:\n  resourceClaims", "spec:\n  hostNetwork: true\n  resourceClaims");
+    check("the host's network", &host, c, "K8S-POD-NETWORK", E, "can't claim");
+    check("no such claim", &change("[{name: rails}]", "[{name: rail}]"), c, "K8S-POD-REQUEST", E, "does not have");
+    let request = change("[{name: rails}]", "[{name: rails, request: x}]");
+    check("no such request", &request, c, "K8S-POD-REQUEST", E, "has none of that name");
+    check("no IPC_LOCK", &change("[IPC_LOCK]", "[NET_RAW]"), c, "K8S-POD-MEMLOCK", W, "no capability IPC_LOCK");
+    // A driver of network devices gives them to the whole pod.
+    let unreferred = change("    resources: {claims: [{name: rails}]}\n", "");
+    check("a claim of the pod", &unreferred, c, "K8S-MATCH", I, "2 devices");
+    // The form before Kubernetes 1.34, a claim of its own, alternatives, all devices.
+    let requests = "{name: nic, exactly: {deviceClassName: nics, count: 2, selectors: [{cel: {expression: \"device.attributes['dra.net'].rdma == true\"}}]}}";
+    for (form, part) in [
+        ("{name: nic, deviceClassName: rdma-nics}", "a device of the class rdma-nics"),
+        (
+            "{name: nic, exactly: {deviceClassName: rdma-nics, allocationMode: All}}",
+            "all devices of the class rdma-nics",
+        ),
+        (
+            "{name: nic, firstAvailable: [{name: a, deviceClassName: rdma-a}, {name: b, deviceClassName: rdma-b}]}",
+            "rdma-b",
+        ),
+    ] {
+        check(form, &change(requests, form), c, "K8S-MATCH", I, part);
+    }
+    let own = change("resourceClaimTemplateName", "resourceClaimName")
+        .replace("kind: ResourceClaimTemplate", "kind: ResourceClaim")
+        .replace("spec: {spec: {devices", "spec: {devices")
+        .replace("]}}]}}}", "]}}]}}");
+    check("a claim of its own", &own, c, "K8S-MATCH", I, "2 devices");
+    let parts = CLAIM.split("---\nkind: Pod").next().unwrap();
+    check("no pod yet", parts, c, "K8S-POD-REQUEST", I, "no pod to compare");
+}
+
+/// A pod with functions of an SR-IOV resource, the policy and the network.
+const FUNCTIONS: &str = "
+apiVersion: sriovnetwork.openshift.io/v1
+kind: SriovNetworkNodePolicy
+metadata: {name: rail0}
+spec: {resourceName: rail0_vf, numVfs: 8, nicSelector: {pfNames: ['ens1f0np0']}, linkType: ETH, isRdma: true}
+---
+kind: SriovNetwork
+metadata: {name: rail0}
+spec: {resourceName: rail0_vf, networkNamespace: default, metaPlugins: '{\"type\": \"rdma\"}'}
+---
+kind: SriovNetworkPoolConfig
+metadata: {name: pool}
+spec: {rdmaMode: exclusive}
+---
+kind: Pod
+metadata: {name: vf, annotations: {k8s.v1.cni.cncf.io/networks: rail0}}
+spec:
+  containers:
+  - name: main
+    securityContext: {capabilities: {add: [IPC_LOCK]}}
+    resources: {limits: {nvidia.com/rail0_vf: 1}}
+";
+
+#[test]
+fn resources_of_functions_are_judged_by_policy_and_network() {
+    let roce = context(&hosts::roce_jumbo());
+    let c = &roce;
+    let change = |from: &str, to: &str| {
+        assert!(FUNCTIONS.contains(from), "{from}");
+        FUNCTIONS.replace(from, to)
+    };
+    let found = explain_pods(FUNCTIONS, "pod.yaml", c);
+    assert!(found.iter().all(|f| f.id == "K8S-MATCH"), "{found:#?}");
+    check("a function", FUNCTIONS, c, "K8S-MATCH", I, "it gets a function of ens1f0np0, with RDMA");
+    let plain = change(", isRdma: true", "");
+    check("no RDMA", &plain, c, "K8S-POD-REQUEST", E, "no isRdma: true");
+    let vfio = change("isRdma: true", "isRdma: true, deviceType: vfio-pci");
+    check("user space", &vfio, c, "K8S-POD-REQUEST", E, "vfio-pci");
+    let many = change("rail0_vf: 1}", "rail0_vf: 9}");
+    check("too many", &many, c, "K8S-POD-REQUEST", E, "a node has 8: it stays Pending");
+    let range = many.replace("['ens1f0np0']", "['ens1f0np0#0-3', 'ens2f0np0#4-7']");
+    check("two ranges", &range, c, "K8S-POD-REQUEST", E, "a node has 8");
+    let other = change("ens1f0np0", "ens9");
+    check("another node's card", &other, c, "K8S-NO-MATCH", I, "none of the nodes here has ens9");
+    let unattached = change(", annotations: {k8s.v1.cni.cncf.io/networks: rail0}", "");
+    check("no attachment", &unattached, c, "K8S-POD-NETWORK", E, "all GIDs are zero");
+    check("InfiniBand", &unattached.replace("ETH", "IB"), c, "K8S-POD-NETWORK", I, "verbs with LIDs work");
+    let twice = change("networks: rail0", "networks: 'rail0,rail0@net2'");
+    check("two interfaces", &twice, c, "K8S-POD-NETWORK", W, "2 attachments take an interface");
+    let alone = change(", metaPlugins: '{\"type\": \"rdma\"}'", "");
+    check("no RDMA CNI", &alone, c, "K8S-POD-NETWORK", E, "the RDMA device stays on the node");
+    let shared = change("exclusive", "shared");
+    check("a shared pool", &shared, c, "K8S-POD-NETWORK", E, "refuses nodes in shared mode");
+    let unplanned = change("SriovNetworkPoolConfig", "ConfigMap");
+    check("nodes in shared mode", &unplanned, c, "K8S-POD-NETWORK", W, "refuses nodes in shared mode");
+    let elsewhere = change("SriovNetworkNodePolicy", "ConfigMap");
+    check("a policy elsewhere", &elsewhere, c, "K8S-POD-REQUEST", I, "was not judged");
+    // The list of the device plugin itself, and an attachment with the resource in an annotation.
+    let list = "kind: ConfigMap\nmetadata: {name: sriovdp}\ndata:\n  config.json: '{\"resourceList\": [{\"resourceName\": \"rail0_vf\", \
+                \"selectors\": {\"pfNames\": [\"ens1f0np0#1-2\"], \"isRdma\": true}}]}'\n";
+    let listed = format!("{}---\n{list}", elsewhere.replace("kind: ConfigMap", "kind: Other"));
+    check("the plugin's list", &listed, c, "K8S-MATCH", I, "by ConfigMap/sriovdp");
+    check(
+        "without RDMA",
+        &listed.replace("\"isRdma\": true", "\"isRdma\": false"),
+        c,
+        "K8S-POD-REQUEST",
+        E,
+        "no isRdma",
+    );
+    let annotated = change(
+        "kind: SriovNetwork\nmetadata: {name: rail0}",
+        "kind: NetworkAttachmentDefinition\nmetadata: {name: rail0, \
+                            annotations: {k8s.v1.cni.cncf.io/resourceName: nvidia.com/rail0_vf}}",
+    )
+    .replace(
+        "metaPlugins: '{\"type\": \"rdma\"}'",
+        "config: '{\"plugins\": [{\"type\": \"sriov\"}, {\"type\": \"rdma\"}]}'",
+    );
+    let found = explain_pods(&annotated, "pod.yaml", c);
+    assert!(found.iter().all(|f| f.id == "K8S-MATCH"), "{found:#?}");
+}
+
+/// A pod that uses each network that the advice made, with a request for each resource.
+fn pod_of_advice(manifests: &[String]) -> String {
+    let first =
+        |text: &str, key: &str| text.split(key).nth(1).map(|rest| rest.lines().next().unwrap().trim().to_owned());
+    let named = manifests.iter().filter(|m| !m.contains("NodePolicy") && !m.contains("PoolConfig"));
+    let networks: Vec<String> = named.filter_map(|m| first(m, "\n  name:")).collect();
+    let policies = manifests.iter().filter(|m| m.contains("NodePolicy"));
+    let resources: Vec<String> =
+        policies.filter_map(|m| first(m, "resourceName:")).map(|r| format!("openshift.io/{r}: 1")).collect();
+    GOOD.replace("{rdma/ib: 4}", &format!("{{{}}}", resources.join(", "))).replace(
+        "{name: train}",
+        &format!("{{name: train, annotations: {{k8s.v1.cni.cncf.io/networks: '{}'}}}}", networks.join(",")),
+    )
+}
+
+#[test]
+fn advice_passes_explain() {
+    for (name, made) in hosts::all() {
+        let nodes = [node(&made)];
+        if nodes[0].hcas.is_empty() {
+            continue;
+        }
+        let context = context(&made);
+        for isolation in [PodIsolation::Shared, PodIsolation::VirtualFunction] {
+            let advice = advise(&nodes, RdmaUse::ConnectionManager, isolation);
+            let of_networks = advice.networks.iter().flat_map(|network| &network.manifests);
+            let manifests: Vec<String> = advice.manifests.iter().chain(of_networks).cloned().collect();
+            if manifests.is_empty() {
+                continue;
+            }
+            let objects = manifests.join("---\n");
+            let found = explain_pods(&objects, "advice.yaml", &context);
+            assert!(found.iter().all(|f| f.severity == I), "{name}: {found:#?}");
+            if isolation == PodIsolation::VirtualFunction {
+                let found =
+                    explain_pods(&format!("{objects}---{}", pod_of_advice(&manifests)), "advice.yaml", &context);
+                assert!(found.iter().all(|f| f.id == "K8S-MATCH"), "{name}: {found:#?}");
+            }
+        }
     }
 }
 
