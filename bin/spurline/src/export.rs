@@ -43,7 +43,8 @@ pub struct ExportArgs {
     /// Mountpoint
     #[arg(required_unless_present = "check")]
     pub mountpoint: Option<PathBuf>,
-    /// Clients that may mount it: networks, addresses, host names or * [default: the networks of this host's interfaces]
+    /// Clients that may mount it: networks, addresses, host names or *; --apply needs it [default: the networks of this host's
+    /// interfaces, for the printed plan]
     #[arg(long, value_name = "CIDR[,…]", value_delimiter = ',', value_parser = parse_client)]
     pub clients: Vec<String>,
     /// Serve over RDMA too, at port 20049
@@ -119,6 +120,12 @@ pub fn run(args: ExportArgs) -> Result<ExitCode, Fault> {
     let facts = HostFacts::read_from(&FromArgs { from: None }.tree()?);
     if args.remove {
         return take_back(&args, mountpoint);
+    }
+    if args.apply && args.clients.is_empty() {
+        return Err(Fault::usage(
+            format!("{} is not exported: --apply needs --clients, the hosts that may mount it", mountpoint.display()),
+            format!("name them, such as {}", example_clients(&facts)),
+        ));
     }
     let mount = find_mount(mountpoint)?;
     let plan = plan_of(&args, &mount, &facts)?;
@@ -263,6 +270,12 @@ fn plan_of(args: &ExportArgs, mount: &SpurlineMount, facts: &HostFacts) -> Resul
         rdma: args.rdma,
         threads: threads_of(args),
     })
+}
+
+/// The flag for the networks of this host's interfaces.
+fn example_clients(facts: &HostFacts) -> String {
+    let networks = own_networks(facts);
+    format!("--clients {}", if networks.is_empty() { "10.0.0.0/24".to_owned() } else { networks.join(",") })
 }
 
 /// The networks that this host's interfaces are in, loopback and link-local left out.

@@ -46,6 +46,12 @@ fn wrong_words_exit_2_and_say_what_is_right() {
     refused(&run(&["mount", "/tmp"]), 2, &["MOUNTPOINT"]);
     refused(&run(&["mount", "s4://b", "/mnt/x"]), 2, &["unknown scheme 's4'", "s3://BUCKET"]);
     refused(&run(&["node"]), 2, &["--source"]);
+    // Before the path is looked at.
+    refused(
+        &run(&["export", "/mnt/x", "--apply"]),
+        2,
+        &["--apply needs --clients", "fix: name them, such as --clients "],
+    );
     refused(&m(&["--cache-sise", "1G"]), 2, &["--cache-sise", "--cache-size"]);
     refused(&m(&["--cache-size", "1X"]), 2, &["--cache-size", "'1X' is not a size", "4MiB"]);
     refused(&m(&["--cache-size", "-2"]), 2, &["-1 means all"]);

@@ -23,7 +23,7 @@ fn guest_requirements_and_words_are_checked_before_anything_is_changed() {
     assert!(!Path::new("/etc/nfs.conf.d/spurline.conf").exists());
     rig.unmount();
     rig.mount(&["-o", "allow_other"]);
-    let text = fails(&["export", &rig.at(), "--rw", "--apply"], 3);
+    let text = fails(&["export", &rig.at(), "--rw", "--apply", "--clients", "10.77.0.0/16"], 3);
     assert!(text.contains("read-only"), "{text}");
     let plan: serde_json::Value = serde_json::from_str(&output(&["export", &rig.at(), "--rdma", "--json"])).unwrap();
     assert_eq!(plan["applied"], false);
