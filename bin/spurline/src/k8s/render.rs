@@ -91,7 +91,7 @@ pub fn run(args: RenderArgs) -> Result<ExitCode, Fault> {
     }
     check_mount_options(&values)?;
     // A chart gets values at the installation.
-    if let Some(note) = placeholder_note(&values)?.filter(|_| args.form != FormArg::Helm) {
+    if let Some(note) = placeholder_note(&values).filter(|_| args.form != FormArg::Helm) {
         anstream::eprintln!("{WARN}note{WARN:#} {note}");
     }
     let form = match args.form {
@@ -128,20 +128,19 @@ const CLUSTER_PLACEHOLDERS: [(&str, &[&str], &str); 3] = [
     ("storageClass.source", &["csi.enabled", "storageClass.enabled"], "storageClass.source=s3://BUCKET"),
 ];
 
-/// A note about values that still have the defaults although no cluster has things of these names.
-fn placeholder_note(values: &ClusterValues) -> Result<Option<String>, Fault> {
-    let defaults = ClusterValues::defaults()?;
+/// A note about values that were not given although no cluster has things of the defaults' names.
+fn placeholder_note(values: &ClusterValues) -> Option<String> {
     let mut kept = Vec::new();
     let mut settings = Vec::new();
     for (key, switches, setting) in CLUSTER_PLACEHOLDERS {
         let is_used = switches.iter().all(|switch| values.is_on(switch));
-        if let Some(value) = values.find(key).filter(|value| is_used && defaults.find(key) == Some(value)) {
+        if let Some(value) = values.find(key).filter(|_| is_used && !values.is_given(key)) {
             kept.push(format!("{key} ({})", value.to_string().replace('"', "")));
             settings.push(format!("--set {setting}"));
         }
     }
     let note = format!("placeholders, to be replaced by your own: {}; {}", kept.join(", "), settings.join(" "));
-    Ok((!kept.is_empty()).then_some(note))
+    (!kept.is_empty()).then_some(note)
 }
 
 /// Checks the configuration of the device plugin, and that pods request the plugin's resources. Returns a warning about a
@@ -200,10 +199,10 @@ fn check_mount_options(values: &ClusterValues) -> Result<(), Fault> {
     let words = words_of_mount(request, &host, false)
         .map_err(|fault| Fault { what: format!("storageClass.mountOptions: {}", fault.what), ..fault })?;
     let is_directory = values.text("storageClass.source").starts_with('/');
-    if words.writable && values.is_on("nodes.enabled") && !is_directory {
+    if words.writable && values.is_on("nodes.enabled") && !values.is_on("nodes.writable") && !is_directory {
         return Err(Fault::usage(
             "storageClass.mountOptions: rw: the nodes of these manifests take no changes of a bucket",
-            "leave rw out, or give the volume a registry that names nodes with --writable",
+            "set nodes.writable to true, with keys that may write, or leave rw out",
         ));
     }
     Ok(())
@@ -251,7 +250,7 @@ mod tests {
 
     #[test]
     fn placeholders_are_named_until_they_are_replaced() {
-        let note = |settings: &[&str]| placeholder_note(&with(settings)).unwrap();
+        let note = |settings: &[&str]| placeholder_note(&with(settings));
         let all = note(&["storageClass.enabled=true"]).unwrap();
         assert!(all.contains("image (spurline:0.1.0), nodes.sources ([s3://datasets]), storageClass.source"), "{all}");
         let image = "image=registry.example.com/spurline:1";
@@ -260,7 +259,8 @@ mod tests {
             !rest.contains("nodes.sources") && !rest.contains("image") && rest.contains("storageClass.source=s3"),
             "{rest}"
         );
-        assert_eq!(note(&[image, "nodes.sources=[s3://b]", "storageClass.source=s3://b"]), None);
+        // Given values are none, also where they are the defaults.
+        assert_eq!(note(&[image, "nodes.sources=[s3://datasets]", "storageClass.source=s3://datasets"]), None);
     }
 
     #[test]
@@ -291,6 +291,7 @@ mod tests {
     fn mount_options_are_those_of_spurline_mount() {
         check_mount_options(&with(&["storageClass.mountOptions=[rdma-network=ib0:ib1, max-readahead=64M]"])).unwrap();
         check_mount_options(&with(&["csi.memory=4000Gi"])).unwrap();
+        check_mount_options(&with(&["storageClass.mountOptions=[rw]", "nodes.writable=true"])).unwrap();
         check_mount_options(&with(&["nodes.enabled=false", "storageClass.source=/mnt/nfs"])).unwrap();
         for (setting, says) in [
             (

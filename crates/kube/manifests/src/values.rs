@@ -4,6 +4,7 @@ use crate::chart::DEFAULT_VALUES;
 use serde_json::{Map, Value};
 use spurline_config::Fault;
 use spurline_config::values::nearest_word;
+use std::collections::BTreeSet;
 
 /// Maps of labels.
 pub(crate) const LABELS: [&str; 2] = ["nodeSelector", "labels"];
@@ -12,7 +13,11 @@ pub(crate) const DEVICE_CONFIG: &str = "config";
 
 /// The values of a cluster, complete.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ClusterValues(Value);
+pub struct ClusterValues {
+    tree: Value,
+    /// The paths of the values that a person has given, also of values that equal the defaults.
+    given: BTreeSet<String>,
+}
 
 impl ClusterValues {
     /// The defaults.
@@ -20,7 +25,8 @@ impl ClusterValues {
     /// # Errors
     /// Never, as a test reads the defaults.
     pub fn defaults() -> Result<Self, Fault> {
-        parse_yaml("the default values", DEFAULT_VALUES).map(ClusterValues)
+        let tree = parse_yaml("the default values", DEFAULT_VALUES)?;
+        Ok(ClusterValues { tree, given: BTreeSet::new() })
     }
 
     /// The defaults with a values file on top.
@@ -29,11 +35,7 @@ impl ClusterValues {
     /// When the text is no YAML, a key is unknown, or a value has another type than the default.
     pub fn with_file(self, name: &str, text: &str) -> Result<Self, Fault> {
         let over = parse_yaml(name, text)?;
-        let mut values = self;
-        if !over.is_null() {
-            merge(&mut values.0, over, name, "")?;
-        }
-        Ok(values)
+        if over.is_null() { Ok(self) } else { self.with_tree(over, name) }
     }
 
     /// The values with a setting `key.key=value` on top.
@@ -56,26 +58,34 @@ impl ClusterValues {
     /// # Errors
     /// As [`ClusterValues::with_file`].
     pub fn with_text(self, path: &str, name: &str, text: &str) -> Result<Self, Fault> {
-        let mut values = self;
         if let Some((map, key)) = label_of(path) {
             // Several settings of the same map add up.
-            let mut labels = values.find(map).and_then(Value::as_object).cloned().unwrap_or_default();
+            let mut labels = self.find(map).and_then(Value::as_object).cloned().unwrap_or_default();
             labels.insert(key, Value::String(text.to_owned()));
-            merge(&mut values.0, nested(map, Value::Object(labels)), name, "")?;
-            return Ok(values);
+            return self.with_tree(nested(map, Value::Object(labels)), name);
         }
-        let over = match values.find(path) {
+        let over = match self.find(path) {
             // A word that looks like a number stays a word where a word is wanted.
             Some(Value::String(_)) => Value::String(text.to_owned()),
             _ => parse_yaml(name, text)?,
         };
-        merge(&mut values.0, nested(path, over), name, "")?;
-        Ok(values)
+        self.with_tree(nested(path, over), name)
+    }
+
+    /// The values with others on top.
+    fn with_tree(mut self, over: Value, name: &str) -> Result<Self, Fault> {
+        merge(&mut self.tree, over, name, "", &mut self.given)?;
+        Ok(self)
+    }
+
+    /// Whether a person has given the value at a path with dots.
+    pub fn is_given(&self, path: &str) -> bool {
+        self.given.contains(path)
     }
 
     /// The value at a path with dots.
     pub fn find(&self, path: &str) -> Option<&Value> {
-        path.split('.').try_fold(&self.0, |value, key| value.get(key))
+        path.split('.').try_fold(&self.tree, |value, key| value.get(key))
     }
 
     /// The text at a path with dots; empty where there is none.
@@ -90,7 +100,7 @@ impl ClusterValues {
 
     /// All values.
     pub(crate) fn tree(&self) -> &Value {
-        &self.0
+        &self.tree
     }
 }
 
@@ -124,8 +134,8 @@ fn parse_yaml(name: &str, text: &str) -> Result<Value, Fault> {
     })
 }
 
-/// Puts `over` on top of `base`, whose keys are the known keys.
-fn merge(base: &mut Value, over: Value, name: &str, at: &str) -> Result<(), Fault> {
+/// Puts `over` on top of `base`, whose keys are the known keys, and notes the paths in `given`.
+fn merge(base: &mut Value, over: Value, name: &str, at: &str, given: &mut BTreeSet<String>) -> Result<(), Fault> {
     let last = at.rsplit('.').next().unwrap_or_default();
     let free = LABELS.contains(&last) || last == DEVICE_CONFIG;
     match (base, over) {
@@ -139,7 +149,7 @@ fn merge(base: &mut Value, over: Value, name: &str, at: &str) -> Result<(), Faul
                     };
                     return Err(Fault::usage(format!("{name} has the unknown key {path}"), remedy));
                 };
-                merge(below, value, name, &path)?;
+                merge(below, value, name, &path, given)?;
             }
             Ok(())
         }
@@ -152,6 +162,7 @@ fn merge(base: &mut Value, over: Value, name: &str, at: &str) -> Result<(), Faul
                 return Err(Fault::usage(what, "see the comments in the defaults: spurline k8s render --print-values"));
             }
             *base = over;
+            given.insert(at.to_owned());
             Ok(())
         }
     }
@@ -183,6 +194,9 @@ mod tests {
         assert_eq!(values.find("csi.memory"), Some(&Value::from("2Gi")));
         assert_eq!(values.find("nodes.nodeSelector.disk"), Some(&Value::from("nvme")));
         assert_eq!(values.clone().with_file("v", "").unwrap(), values);
+        // Also a value that is that of the defaults.
+        let same = values.clone().with_file("v", "nodes: {cacheSize: 100G}").unwrap();
+        assert!(same.is_given("nodes.cacheSize") && same.is_given("csi.memory") && !same.is_given("nodes.memory"));
         let values = values.with_setting("nodes.nodeSelector.node-role.kubernetes.io/cache=").unwrap();
         let values = values.with_setting(r"nodes.nodeSelector.spurline\.io/zone=1").unwrap();
         let wanted = json!({ "disk": "nvme", "node-role.kubernetes.io/cache": "", "spurline.io/zone": "1" });

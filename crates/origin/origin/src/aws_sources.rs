@@ -27,6 +27,14 @@ const MAX_PROFILES: usize = 5;
 /// The session name of roles, where the profile has none.
 const SESSION: &str = "spurline";
 
+/// Files of a directory in the place of the credentials file, as a secret of Kubernetes is mounted, and the key of the default
+/// profile in each file.
+const KEY_FILES: [(&str, &str); 3] = [
+    ("AWS_ACCESS_KEY_ID", "aws_access_key_id"),
+    ("AWS_SECRET_ACCESS_KEY", "aws_secret_access_key"),
+    ("AWS_SESSION_TOKEN", "aws_session_token"),
+];
+
 /// Sections of an AWS file with their keys.
 type IniSections = HashMap<String, HashMap<String, String>>;
 
@@ -52,15 +60,22 @@ impl AwsFiles {
 
     /// Reads both files; an absent one is empty.
     pub(crate) fn read(&self) -> AwsProfiles {
-        let read = |path: &Option<PathBuf>| {
-            let text = path.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
-            text.map(|text| parse_ini(&text)).unwrap_or_default()
-        };
+        let read = |path: &Option<PathBuf>| path.as_deref().map(read_sections).unwrap_or_default();
         AwsProfiles { credentials: read(&self.credentials), config: read(&self.config) }
     }
 
+    /// The files to watch for changes.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
-        self.credentials.iter().chain(&self.config).cloned().collect()
+        let all = self.credentials.iter().chain(&self.config);
+        let mut files = Vec::new();
+        for path in all {
+            if path.is_dir() {
+                files.extend(KEY_FILES.iter().map(|(file, _)| path.join(file)));
+            } else {
+                files.push(path.clone());
+            }
+        }
+        files
     }
 
     /// The credentials file, for messages.
@@ -342,6 +357,17 @@ impl HttpSend for HttpClient {
         let body = response.bytes().await.map_err(failed)?;
         answer.body(body).map_err(|e| Error::unexpected("an answer without a status").with_source(e))
     }
+}
+
+fn read_sections(path: &Path) -> IniSections {
+    if path.is_dir() {
+        let keys = KEY_FILES.iter().filter_map(|(file, key)| {
+            let text = std::fs::read_to_string(path.join(file)).ok()?;
+            Some(((*key).to_owned(), text.trim().to_owned()))
+        });
+        return IniSections::from([("default".to_owned(), keys.collect())]);
+    }
+    std::fs::read_to_string(path).map(|text| parse_ini(&text)).unwrap_or_default()
 }
 
 fn parse_ini(text: &str) -> IniSections {

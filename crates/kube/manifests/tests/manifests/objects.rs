@@ -105,10 +105,42 @@ fn volumes_have_the_secret_of_their_class() {
     );
 }
 
-/// A wrong configuration of devices is no reason to restart the plugin.
+/// A wrong configuration of devices, disks that are down and an origin that is away are no reasons to restart.
 #[test]
-fn the_device_plugin_is_restarted_only_when_it_hangs() {
-    let container = object(&[], "DaemonSet", "spurline-devices")["spec"]["template"]["spec"]["containers"][0].clone();
-    assert_eq!(container["readinessProbe"]["httpGet"]["path"], "/healthz");
-    assert_eq!(container["livenessProbe"]["httpGet"]["path"], "/metrics");
+fn services_are_restarted_only_when_they_hang() {
+    for (kind, name) in
+        [("DaemonSet", "spurline-devices"), ("DaemonSet", "spurline-node"), ("StatefulSet", "spurline-coordinator")]
+    {
+        let container = object(&[], kind, name)["spec"]["template"]["spec"]["containers"][0].clone();
+        assert_eq!(container["readinessProbe"]["httpGet"]["path"], "/healthz", "{name}");
+        assert_eq!(container["livenessProbe"]["httpGet"]["path"], "/metrics", "{name}");
+    }
+}
+
+/// The disk of the system is not filled in the place of a disk that is not mounted.
+#[test]
+fn cache_directories_have_to_exist() {
+    let node = object(&["nodes.cacheDirs=[/nvme0/c, /nvme1/c]"], "DaemonSet", "spurline-node");
+    let volumes = node["spec"]["template"]["spec"]["volumes"].as_array().unwrap().clone();
+    let dirs: Vec<&Value> = volumes.iter().map(|volume| &volume["hostPath"]).filter(|path| path.is_object()).collect();
+    let dir = |path: &str| json!({ "path": path, "type": "Directory" });
+    assert_eq!(dirs, [&dir("/nvme0/c"), &dir("/nvme1/c")]);
+}
+
+/// Keys that are replaced in the secret are used without a restart; a variable would keep the old ones.
+#[test]
+fn keys_of_nodes_are_files_of_the_secret() {
+    let node = object(&["nodes.credentialsSecret=keys"], "DaemonSet", "spurline-node");
+    let spec = &node["spec"]["template"]["spec"];
+    let container = &spec["containers"][0];
+    let variables = container["env"].as_array().unwrap();
+    let value = |name: &str| variables.iter().find(|variable| variable["name"] == name);
+    assert_eq!(value("AWS_SHARED_CREDENTIALS_FILE").unwrap()["value"], "/etc/spurline/credentials");
+    assert!(value("AWS_SECRET_ACCESS_KEY").is_none() && container["envFrom"].is_null());
+    let mounts = container["volumeMounts"].as_array().unwrap();
+    let mount = mounts.iter().find(|mount| mount["name"] == "credentials").unwrap();
+    assert_eq!(mount["mountPath"], "/etc/spurline/credentials");
+    let volumes = spec["volumes"].as_array().unwrap();
+    let volume = volumes.iter().find(|volume| volume["name"] == "credentials").unwrap();
+    assert_eq!(volume["secret"]["secretName"], "keys");
 }

@@ -389,18 +389,40 @@ fn sha1_hex(text: &str) -> String {
 /// The key is replaced at the server first, or in the file first.
 #[test]
 fn a_replaced_key_in_the_credentials_file_is_used_without_a_restart() {
-    let (server, proxy) = server();
-    server.put("bucket", "f", b"ten bytes.");
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("credentials");
-    let write = |id: &str| {
+    replace_keys(&file, &|id| {
         let text = format!("[default]\naws_access_key_id={id}\naws_secret_access_key=secret-of-{id}\n");
         std::fs::write(&file, text).unwrap();
-    };
+    });
+}
+
+/// A directory in the place of the file, as a secret of Kubernetes is mounted: a link leads to the present files.
+#[test]
+fn a_replaced_key_in_a_directory_of_keys_is_used_without_a_restart() {
+    let home = tempfile::tempdir().unwrap();
+    let secret = home.path().join("secret");
+    std::fs::create_dir(&secret).unwrap();
+    for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"] {
+        std::os::unix::fs::symlink(format!("..data/{name}"), secret.join(name)).unwrap();
+    }
+    replace_keys(&secret, &|id| {
+        let files = secret.join(format!("..{id}"));
+        std::fs::create_dir(&files).unwrap();
+        std::fs::write(files.join("AWS_ACCESS_KEY_ID"), id).unwrap();
+        std::fs::write(files.join("AWS_SECRET_ACCESS_KEY"), format!("secret-of-{id}\n")).unwrap();
+        std::os::unix::fs::symlink(&files, secret.join("..next")).unwrap();
+        std::fs::rename(secret.join("..next"), secret.join("..data")).unwrap();
+    });
+}
+
+fn replace_keys(path: &std::path::Path, write: &dyn Fn(&str)) {
+    let (server, proxy) = server();
+    server.put("bucket", "f", b"ten bytes.");
     let allow = |id: &str| server.allow_key(id, &format!("secret-of-{id}"));
     allow("KEY1");
     write("KEY1");
-    let env = EnvironmentSource::fixed([("AWS_SHARED_CREDENTIALS_FILE", file.to_str().unwrap())]);
+    let env = EnvironmentSource::fixed([("AWS_SHARED_CREDENTIALS_FILE", path.to_str().unwrap())]);
     let store = open_with(&OriginOptions { credentials: None, env, ..config(&proxy.endpoint()) });
     let (f, _) = object(&*store, b"f");
     // The file first: its change is noticed within a second, before anything is refused.
