@@ -88,7 +88,9 @@ fn services_start_with_the_settings_of_the_package_and_report_to_systemd() {
     std::fs::create_dir(&source).unwrap();
     std::fs::write(source.join("file"), "bytes").unwrap();
     std::fs::create_dir(at("mountpoint")).unwrap();
-    let mut units = vec![("spurline-coordinator.service", "false"), ("spurline-node.service", "false")];
+    let mut units: Vec<_> = ["spurline-coordinator.service", "spurline-node.service", "spurline-gateway@.service"]
+        .map(|unit| (unit, "false"))
+        .into();
     if spurline_rig::program::fuse() {
         units.extend([("spurline-mount@.service", "false"), ("spurline-mount@.service", "true")]);
     }
@@ -109,6 +111,7 @@ fn services_start_with_the_settings_of_the_package_and_report_to_systemd() {
             .env("SPURLINE_RUNTIME_DIR", at("run"))
             .env("SPURLINE_METRICS", "none")
             .env("SPURLINE_SOURCE", &source)
+            .envs(unit.contains("gateway").then_some(("SPURLINE_S3_LISTEN", "127.0.0.1:0")))
             .env("SPURLINE_RECOVER", recovers)
             .spawn()
             .unwrap();
@@ -127,6 +130,35 @@ fn services_start_with_the_settings_of_the_package_and_report_to_systemd() {
         assert!(service.wait().unwrap().success(), "{unit}");
         std::fs::remove_file(&notified).unwrap();
     }
+}
+
+#[test]
+fn a_log_is_rotated_while_its_process_writes_to_it() {
+    if !is_installed("logrotate") {
+        skip("logrotate", "logrotate is not installed (scripts/setup test-all does it): its setting is not tried");
+        return;
+    }
+    let dir = tempdir();
+    let log = dir.path().join("spurline.log");
+    let setting = dir.path().join("setting");
+    let text = std::fs::read_to_string(root().join("deploy/logrotate/spurline")).unwrap();
+    std::fs::write(&setting, text.replace("/var/log/spurline.log", log.to_str().unwrap())).unwrap();
+    let mut service = spurline()
+        .args(["coordinator", "--group-port", "0", "--state-file", "none", "--metrics", "none", "--log"])
+        .arg(&log)
+        .env("SPURLINE_RUNTIME_DIR", dir.path())
+        .spawn()
+        .unwrap();
+    let lines = |path: &Path| std::fs::read_to_string(path).unwrap_or_default().lines().count();
+    wait_for("its first lines", || lines(&log) > 0);
+    let mut rotate = Command::new("logrotate");
+    output_of(rotate.arg("--force").arg("--state").arg(dir.path().join("state")).arg(&setting));
+    assert!(lines(&dir.path().join("spurline.log.1")) > 0 && lines(&log) == 0);
+    let id = rustix::process::Pid::from_raw(i32::try_from(service.id()).unwrap()).unwrap();
+    rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
+    wait_for("its end", || service.try_wait().unwrap().is_some());
+    let last = std::fs::read(&log).unwrap();
+    assert!(!last.is_empty() && !last.contains(&0), "what it wrote since begins at the file's start: {last:?}");
 }
 
 /// The units under a systemd that started a virtual machine: `tests/systemd/units` says what has to hold.
@@ -206,11 +238,15 @@ mod test_all {
         output_of(Command::new("tar").arg("-xzf").arg(packages.path(".tar.gz")).arg("-C").arg(&tar));
         let tar = std::fs::read_dir(&tar).unwrap().next().unwrap().unwrap().path();
 
-        let both = ["bin/spurline", "share/doc/spurline/examples/mount.env", "lib/sysusers.d/spurline.conf"];
-        for file in both {
+        let both = ["bin/spurline", "lib/sysusers.d/spurline.conf"];
+        let examples = ["mount.env", "gateway.env", "gpu-node.tar.zst", "faulty-node.tar.zst"];
+        let examples = examples.map(|name| format!("share/doc/spurline/examples/{name}"));
+        for file in both.into_iter().chain(examples.iter().map(String::as_str)) {
             assert!(deb.join("usr").join(file).exists() && tar.join("usr/local").join(file).exists(), "{file}");
         }
-        for file in ["sbin/mount.spurline", "etc/spurline/spurline.toml", "etc/spurline/mounts"] {
+        let settings = ["spurline/spurline.toml", "spurline/mounts", "spurline/gateways", "logrotate.d/spurline"];
+        let settings = settings.map(|name| format!("etc/{name}"));
+        for file in ["sbin/mount.spurline"].into_iter().chain(settings.iter().map(String::as_str)) {
             assert!(deb.join(file).symlink_metadata().is_ok() && tar.join(file).symlink_metadata().is_ok(), "{file}");
         }
         for file in ["man1/spurline.1.gz", "man1/spurline-k8s-device-plugin.1.gz", "man8/mount.spurline.8.gz"] {
@@ -234,9 +270,8 @@ mod test_all {
             assert!(control.contains(part), "{part} in\n{control}");
         }
         let installed = std::fs::read_to_string(tar.join("INSTALL.md")).unwrap();
-        assert!(
-            !installed.contains('@') || installed.matches("spurline-mount@").count() == installed.matches('@').count()
-        );
+        let units = ["spurline-mount@", "spurline-gateway@"].map(|unit| installed.matches(unit).count());
+        assert_eq!(units.iter().sum::<usize>(), installed.matches('@').count());
 
         if is_installed("lintian") {
             output_of(Command::new("lintian").args(["--fail-on", "error,warning"]).arg(packages.path(".deb")));
@@ -271,8 +306,8 @@ mod test_all {
             make(&format!("bin/{tool}"), "");
             std::fs::set_permissions(root.join("bin").join(tool), Permissions::from_mode(0o755)).unwrap();
         }
-        for dir in ["info", "updates"] {
-            std::fs::create_dir_all(root.join("var/lib/dpkg").join(dir)).unwrap();
+        for dir in ["var/lib/dpkg/info", "var/lib/dpkg/updates", "var/log", "etc/systemd/system"] {
+            std::fs::create_dir_all(root.join(dir)).unwrap();
         }
         let before = files_below(root);
         let dpkg = |words: &[&OsStr]| {
@@ -288,7 +323,8 @@ mod test_all {
         if is_installed("systemd-analyze") {
             let mut command = Command::new("systemd-analyze");
             command.args(["verify", "--man=no", "--recursive-errors=no"]).arg(format!("--root={}", root.display()));
-            command.args(["spurline-node.service", "spurline-coordinator.service", "spurline-mount@data.service"]);
+            command.args(["spurline-node.service", "spurline-coordinator.service"]);
+            command.args(["spurline-mount@data.service", "spurline-gateway@data.service"]);
             let out = command.output().unwrap();
             assert!(out.status.success() && out.stderr.is_empty(), "{}", String::from_utf8_lossy(&out.stderr));
         } else {
@@ -297,6 +333,13 @@ mod test_all {
         // Settings survive a removal; state and cache of the services go with a purge.
         make("var/lib/spurline/coordinator.json", "{}");
         make("var/cache/spurline-node/block", "bytes");
+        make("var/cache/spurline-gateway/data/block", "bytes");
+        make("var/log/spurline.log", "line");
+        make("var/log/spurline.log.1.gz", "lines");
+        let wants = root.join("etc/systemd/system/multi-user.target.wants");
+        std::fs::create_dir(&wants).unwrap();
+        let unit = "/lib/systemd/system/spurline-gateway@.service";
+        std::os::unix::fs::symlink(unit, wants.join("spurline-gateway@data.service")).unwrap();
         dpkg(&["--remove".as_ref(), "spurline".as_ref()]);
         assert!(root.join("etc/spurline/spurline.toml").exists() && !root.join("usr/bin/spurline").exists());
         dpkg(&["--purge".as_ref(), "spurline".as_ref()]);
@@ -313,7 +356,9 @@ mod test_all {
             .cloned()
             .collect();
         assert!(left.is_empty(), "left behind: {left:?}");
-        assert!(!root.join("var/cache/spurline-node").exists());
+        for dir in ["var/cache/spurline-node", "var/cache/spurline-gateway"] {
+            assert!(!root.join(dir).exists(), "{dir}");
+        }
     }
 
     #[test]
