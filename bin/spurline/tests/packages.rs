@@ -133,6 +133,17 @@ fn services_start_with_the_settings_of_the_package_and_report_to_systemd() {
 }
 
 #[test]
+fn alert_rules_fire_for_what_they_are_about() {
+    if !is_installed("promtool") {
+        // Debian's package of it starts a server, so scripts/setup leaves it out.
+        skip("promtool", "promtool is not installed (apt-get install prometheus): alert rules are not checked by it");
+        return;
+    }
+    output_of(Command::new("promtool").args(["check", "rules"]).arg(root().join("deploy/prometheus/alerts.yml")));
+    output_of(Command::new("promtool").args(["test", "rules"]).arg(root().join("tests/prometheus/alerts.yml")));
+}
+
+#[test]
 fn a_log_is_rotated_while_its_process_writes_to_it() {
     if !is_installed("logrotate") {
         skip("logrotate", "logrotate is not installed (scripts/setup test-all does it): its setting is not tried");
@@ -238,7 +249,7 @@ mod test_all {
         output_of(Command::new("tar").arg("-xzf").arg(packages.path(".tar.gz")).arg("-C").arg(&tar));
         let tar = std::fs::read_dir(&tar).unwrap().next().unwrap().unwrap().path();
 
-        let both = ["bin/spurline", "lib/sysusers.d/spurline.conf"];
+        let both = ["bin/spurline", "lib/sysusers.d/spurline.conf", "share/spurline/alerts.yml"];
         let examples = ["mount.env", "gateway.env", "gpu-node.tar.zst", "faulty-node.tar.zst"];
         let examples = examples.map(|name| format!("share/doc/spurline/examples/{name}"));
         for file in both.into_iter().chain(examples.iter().map(String::as_str)) {

@@ -1,4 +1,4 @@
-//! The Grafana dashboard names only metrics that exist, and no panel is empty.
+//! The Grafana dashboard and the alert rules name only metrics that exist, no panel is empty, and each alert says what to do.
 
 use serde_json::Value;
 use spurline_types::Stats;
@@ -60,5 +60,33 @@ fn every_metric_of_the_dashboard_exists() {
     // What `spurline status` shows is there too.
     for metric in ["used_bytes", "capacity_bytes", "hit_bytes_total"] {
         assert!(seen.contains(&format!("spurline_blockcache_{metric}")), "{metric} is not on the dashboard");
+    }
+}
+
+#[test]
+fn every_metric_of_the_alert_rules_exists() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../deploy/prometheus/alerts.yml");
+    let text = std::fs::read_to_string(file).unwrap();
+    let rules: Value = serde_saphyr::from_str(&text).unwrap();
+    let existing = existing();
+    let mut alerts = BTreeSet::new();
+    let mut seen = BTreeSet::new();
+    for rule in rules["groups"][0]["rules"].as_array().unwrap() {
+        let alert = rule["alert"].as_str().unwrap();
+        assert!(alerts.insert(alert), "two alerts are named {alert}");
+        assert!(["critical", "warning"].contains(&rule["labels"]["severity"].as_str().unwrap()), "{alert}");
+        let summary = rule["annotations"]["summary"].as_str().unwrap();
+        assert!(summary.contains("$labels.instance") && rule["annotations"]["description"].is_string(), "{alert}");
+        for metric in named(rule["expr"].as_str().unwrap()) {
+            assert!(existing.contains(metric), "{alert} names {metric}, which does not exist");
+            seen.insert(metric);
+        }
+    }
+    assert_eq!((alerts.len(), seen.len()), (11, 10), "one alert has no metric but 'up': {seen:?}");
+    // The document lists them.
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/packages.md");
+    let document = std::fs::read_to_string(document).unwrap();
+    for metric in seen {
+        assert!(document.contains(&format!("`{metric}`")), "{metric} is not in docs/packages.md");
     }
 }
