@@ -24,6 +24,8 @@ pub(crate) const HEARTBEAT: Duration = Duration::from_secs(5);
 const GATHER_WINDOW: Duration = Duration::from_millis(100);
 /// Largest message of a coordinator: a thousand nodes with long names and many addresses.
 const MAX_COORDINATOR_MESSAGE: usize = 16 << 20;
+/// The cause of an error, in the HTTP library's words, when the other side did not answer a ping within [`ANSWER_TIMEOUT`].
+const KEEP_ALIVE_CAUSE: &str = "keep-alive timed out";
 
 /// A coordinator as the registry of a group.
 pub(crate) struct CoordinatorClient {
@@ -141,6 +143,10 @@ pub(crate) fn status_error(what: &str, status: &Status) -> Error {
             break;
         }
         let words = error.to_string();
+        if words == KEEP_ALIVE_CAUSE {
+            text = format!("no answer to a ping within {} s", ANSWER_TIMEOUT.as_secs());
+            break;
+        }
         if !text.contains(&words) {
             text = if text.is_empty() { words } else { format!("{text}: {words}") };
         }
@@ -312,5 +318,22 @@ mod tests {
         assert_eq!(record.read(Some(version)).unwrap(), None);
         *client.coordinator.record.lock() = None;
         assert!(record.read(Some(version)).is_err());
+    }
+
+    mod test_all {
+        use super::*;
+
+        #[test]
+        fn a_silent_coordinator_gives_no_answer_to_a_ping() {
+            let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = silent.local_addr().unwrap();
+            let client =
+                CoordinatorClient::new(&address.to_string().parse().unwrap(), "g", &Trust::without_checks()).unwrap();
+            let at = &client.coordinator;
+            let mut group = GroupClient::new(at.channel.clone());
+            let answer = at.call(Duration::from_secs(600), group.watch(pb::WatchRequest::default()));
+            let error = answer.map(drop).unwrap_err();
+            assert_eq!(error.message(), format!("{address}: no answer to a ping within 5 s"));
+        }
     }
 }
