@@ -31,14 +31,15 @@ impl ProcessLauncher {
         ProcessLauncher { program: program.into(), children: Mutex::default() }
     }
 
-    /// Why a child of this driver ended; `None` for a running child or another process.
-    fn reap(&self, process: &str) -> Option<String> {
+    /// The state of a child of this driver, which is reaped if it has ended; `None` for another process.
+    fn reap(&self, process: &str) -> Option<ProcessState> {
         let mut children = self.children.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let (child, log) = children.get_mut(process)?;
-        let status = child.try_wait().ok().flatten()?;
+        // The kernel shows a zombie before the last threads have ended: until then the cause is not known.
+        let Some(status) = child.try_wait().ok().flatten() else { return Some(ProcessState::Running) };
         let cause = cause_of_end(&std::fs::read(log).unwrap_or_default(), &status.to_string());
         children.remove(process);
-        Some(cause)
+        Some(ProcessState::Ended(cause))
     }
 }
 
@@ -68,8 +69,8 @@ impl MountLauncher for ProcessLauncher {
     }
 
     async fn process_state(&self, process: &str) -> Result<ProcessState, Fault> {
-        if let Some(cause) = self.reap(process) {
-            return Ok(ProcessState::Ended(cause));
+        if let Some(state) = self.reap(process) {
+            return Ok(state);
         }
         Ok(match running(process) {
             Some(_) => ProcessState::Running,
@@ -188,6 +189,37 @@ mod tests {
         assert_eq!(cause_of_end(b"error: why\n", "exit status: 1"), "why");
         assert_eq!(cause_of_end(b"a\nb\n\n", "signal: 9"), "signal: 9; its last line was: b");
         assert_eq!(cause_of_end(b"", "signal: 9 (SIGKILL)"), "signal: 9 (SIGKILL)");
+    }
+
+    /// A process that ends between two looks at its state has its cause, too.
+    #[test]
+    fn the_state_of_a_process_that_ends_has_the_cause() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let launcher = ProcessLauncher::new("sh");
+        let script = "echo error: why >&2; exit 3";
+        let plan = LaunchPlan {
+            key: "v".into(),
+            volume_id: "v".into(),
+            dir: dir.path().into(),
+            words: vec!["-c".into(), script.into()],
+            environment: Vec::new(),
+            memory: 0,
+            launch: 1,
+            source_dir: None,
+            writable: false,
+            recovers: false,
+        };
+        for _ in 0..100 {
+            let process = runtime.block_on(launcher.launch(&plan)).unwrap();
+            let cause = loop {
+                match runtime.block_on(launcher.process_state(&process)).unwrap() {
+                    ProcessState::Ended(cause) => break cause,
+                    _ => std::hint::spin_loop(),
+                }
+            };
+            assert_eq!(cause, "why");
+        }
     }
 
     #[test]
