@@ -12,9 +12,9 @@ use spurline_fs::{
     CallerGroups, CreateMode, DirName, FileService, FileWrite, FsCaller, FsError, FsResult, HandleRef, HeldInode,
     KernelSide, MissingFolders, RequestNumber, find_folder,
 };
+use spurline_sys::random;
 use spurline_types::{OBJECT_HEADERS_XATTR, ObjectHeaders};
 use spurline_volume::writes::{S_IFREG, WritePlace};
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -188,8 +188,7 @@ impl<'a> BucketChanges<'a> {
 
     /// Writes a file of another name, and then renames it: others see all bytes or none.
     fn write_renamed(&self, parent: &HeldInode<'_>, name: &str, object: &NewObject) -> Result<(), WriteFailure> {
-        let random = RandomState::new().build_hasher().finish();
-        let hidden = format!("{UPLOAD_PREFIX}{random:016x}");
+        let hidden = format!("{UPLOAD_PREFIX}{:016x}", random());
         let (_held, file) = self.create_new(parent, hidden.as_bytes())?;
         let from = DirName { parent: parent.ino(), name: hidden.as_bytes() };
         let to = DirName { parent: parent.ino(), name: name.as_bytes() };

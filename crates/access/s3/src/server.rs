@@ -24,8 +24,8 @@ use s3s::config::{S3Config, StaticConfigProvider};
 use s3s::host::{S3Host, VirtualHost};
 use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s::{Body, HttpError, S3Result};
+use spurline_sys::random;
 use spurline_types::{Error, Result, Stats};
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -380,7 +380,7 @@ impl RequestService {
 
 /// A number for a request; a restart begins at another number.
 fn next_request_id() -> String {
-    static FIRST: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
+    static FIRST: LazyLock<u64> = LazyLock::new(random);
     static COUNT: AtomicU64 = AtomicU64::new(0);
     format!("{:016X}", FIRST.wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed)))
 }

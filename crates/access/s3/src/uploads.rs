@@ -11,10 +11,10 @@ use s3s::checksum::ChecksumHasher;
 use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
 use s3s::dto::{Checksum, ETag, StreamingBlob, Timestamp};
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
+use spurline_sys::random;
 use spurline_types::ObjectHeaders;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -335,7 +335,6 @@ impl PartUploads {
     /// `SlowDown` while there are too many; errors of the disk.
     pub fn begin(&self, bucket: &str, key: &str, headers: Arc<ObjectHeaders>, dir: &StagingDir) -> S3Result<String> {
         let file = dir.open()?;
-        let random = || RandomState::new().build_hasher().finish();
         let id = format!("{:016x}{:016x}", random(), random());
         let mut uploads = self.0.lock();
         uploads.retain(|_, upload| upload.last_used.elapsed() < UPLOAD_LIFETIME);
@@ -379,7 +378,6 @@ impl PartUploads {
     /// # Errors
     /// `NoSuchUpload`.
     pub fn add_part(&self, of: UploadRef<'_>, number: i32, body: ReceivedBody) -> S3Result<String> {
-        let random = || RandomState::new().build_hasher().finish();
         let etag = format!("{:016x}{:016x}-1", random(), random());
         let ReceivedBody { staged, checksums } = body;
         let part = StagedPart { staged, etag: etag.clone(), modified: SystemTime::now(), checksums };

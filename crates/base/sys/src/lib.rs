@@ -1,5 +1,5 @@
 //! What several crates need of the operating system: the mount table, files replaced durably, pauses between attempts, paths of
-//! names, and numbers that depend on the architecture. Knows no format of the callers and no domain words.
+//! names, random numbers, and numbers that depend on the architecture. Knows no format of the callers and no domain words.
 #![forbid(unsafe_code)]
 
 mod backoff;
@@ -7,6 +7,7 @@ mod mounts;
 mod octal;
 mod open_flags;
 mod path;
+mod random;
 mod replace_file;
 
 pub use backoff::{Backoff, backoff_pause};
@@ -14,4 +15,5 @@ pub use mounts::{MountEntry, MountTable, mounted_at, resolve_mountpoint};
 pub use octal::unescape_octal;
 pub use open_flags::O_DIRECT;
 pub use path::join_path;
+pub use random::random;
 pub use replace_file::replace_file;

@@ -16,9 +16,9 @@ use crate::walk::{WalkEvent, WalkPosition, walk_files};
 use crate::{FilePart, JobTarget, WorkDone};
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
+use spurline_sys::random;
 use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind, ObjectRef, Result, RetryAdvice, Version};
-use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -132,15 +132,10 @@ pub struct JobRun {
     first: u64,
 }
 
-/// A unique name for a file list.
-fn fresh_list() -> u64 {
-    RandomState::new().hash_one(Instant::now())
-}
-
 impl JobRun {
     /// A job that has not begun.
     pub fn new() -> Arc<JobRun> {
-        Arc::new(JobRun { list_number: fresh_list(), ..JobRun::default() })
+        Arc::new(JobRun { list_number: random(), ..JobRun::default() })
     }
 
     /// The job `spec`, resumed from `checkpoint`.
@@ -164,7 +159,7 @@ impl JobRun {
             let sums = settled.sums;
             let JobProgress { seconds, submission, .. } = progress;
             progress = JobProgress { seconds, submission, ..JobProgress::from_counts(sums) };
-            (tally, list, first) = (CompletedRanges::up_to(sums.files), fresh_list(), sums.files);
+            (tally, list, first) = (CompletedRanges::up_to(sums.files), random(), sums.files);
             (list_bytes, undone) = (None, NumberRanges::default());
             (WalkCheckpoint::from(settled), named.filter(|(_, by)| *by <= sums.files && sums.failed > 0).collect())
         };

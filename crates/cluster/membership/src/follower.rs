@@ -4,9 +4,8 @@
 use crate::members::MemberStatus;
 use crate::{HoldTimes, MemberView, MemberWatch, Registry};
 use parking_lot::{Condvar, Mutex};
-use spurline_sys::Backoff;
+use spurline_sys::{Backoff, random};
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -294,7 +293,7 @@ impl FollowerShared {
             self.wake.notify_all();
             if lost.is_some() {
                 // From half the pause to three halves.
-                let share = RandomState::new().hash_one(now) % 1000;
+                let share = random() % 1000;
                 let pause = pauses.next_pause();
                 let drawn = pause / 2 + pause.mul_f64(share as f64 / 1000.0);
                 let until = now + drawn;

@@ -17,13 +17,13 @@ use spurline_proto::{
     REDIRECT_BODY, RailInfo, RangeDone, RangesDone, ReadFlags, ReadRequest, VolumeId, WelcomeAnswer,
 };
 use spurline_rules::{HeldRule, NodeRules, RuleSet};
+use spurline_sys::random;
 use spurline_transport::{ConnState, Responder, Service};
 use spurline_types::{BlockId, Error, ErrorKind, ListPage, ObjectId, ObjectRef, Result, Version};
 use spurline_volume::writes::WritableVolume;
 use spurline_volume::{ReadData, Volume as _};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -111,8 +111,8 @@ impl CacheNode {
             allowed: sources,
             open,
             volumes: RwLock::default(),
-            // From the operating system's random source; 0 means "unknown".
-            instance: RandomState::new().build_hasher().finish().max(1),
+            // 0 means "unknown".
+            instance: random().max(1),
             rails: RwLock::default(),
             describe: OnceLock::new(),
             hot: HotBlocks::new(rule),

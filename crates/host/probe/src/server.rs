@@ -13,11 +13,11 @@ use crate::{host_name, paths, proof, rdma, tcp, tcp_info};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spurline_net_tcp::SocketOptions;
+use spurline_sys::random;
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_verbs::QueuePairBreaker;
 use std::collections::HashMap;
-use std::hash::{BuildHasher as _, Hasher as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -420,8 +420,7 @@ fn open_measurement(
     for one in tests.values().chain([&test]) {
         one.shared_with.fetch_max(all - load_count(one), Ordering::Relaxed);
     }
-    // Unpredictable: the standard library's hash keys are random.
-    let token = std::collections::hash_map::RandomState::new().build_hasher().finish();
+    let token = random();
     tests.insert(token, Arc::clone(&test));
     drop(tests);
     let running = RegisteredMeasurement { shared: Arc::clone(shared), token, here, test };

@@ -6,8 +6,8 @@ use crate::aws::{AwsSettings, RequestSigner, root_cause};
 use object_store::client::HttpClient;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
+use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result};
-use std::hash::{BuildHasher as _, RandomState};
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,8 +55,7 @@ impl Resolve for ShuffledResolver {
                 Ok::<_, std::io::Error>((name.as_str(), 0).to_socket_addrs()?.collect::<Vec<_>>())
             })
             .await??;
-            let random = RandomState::new();
-            found.sort_by_cached_key(|address| random.hash_one(address));
+            found.sort_by_cached_key(|_| random());
             Ok(Box::new(found.into_iter()) as Addrs)
         })
     }

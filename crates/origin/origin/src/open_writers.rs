@@ -10,10 +10,10 @@ use crate::file_stat::{FileStat, own_clock};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use spurline_sys::random;
 use std::collections::HashMap;
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 /// A file that was changed longer ago is not checked: no `write(2)` takes this long, and a page that was written
 /// through a memory map is written back, and its next change noticed, within half a minute.
@@ -43,7 +43,6 @@ pub(crate) struct WriterCheck {
     /// or processes, without this kernel's knowledge. Two such refuse leases for other reasons, and an open is a
     /// request to them.
     reports_writers: Mutex<HashMap<u64, bool>>,
-    marks: RandomState,
     /// The message that other users' files can't be checked has been logged.
     warned: AtomicBool,
 }
@@ -65,7 +64,7 @@ impl WriterCheck {
         let fd = match open() {
             Ok(fd) => fd,
             // Another process has a lease for writing.
-            Err(Errno::AGAIN) => return without_wait(self.mark_stat(seen)),
+            Err(Errno::AGAIN) => return without_wait(seen.mark_unsettled(random())),
             Err(_) => return without_wait(seen),
         };
         // The order matters: a write that begins after the check changes the earlier stat, if the clock has ticked.
@@ -81,8 +80,8 @@ impl WriterCheck {
         let left = seen.young_for(SystemTime::now(), 0);
         match find_writers(fd.as_fd()) {
             OpenWriters::None if left.is_zero() => without_wait(seen),
-            OpenWriters::None => (self.mark_stat(seen), if left <= PATIENCE { left } else { Duration::ZERO }),
-            OpenWriters::Some if own_clock(fd.as_fd()) => without_wait(self.mark_stat(seen)),
+            OpenWriters::None => (seen.mark_unsettled(random()), if left <= PATIENCE { left } else { Duration::ZERO }),
+            OpenWriters::Some if own_clock(fd.as_fd()) => without_wait(seen.mark_unsettled(random())),
             // The device number belonged to another file system before.
             OpenWriters::Some | OpenWriters::Never => {
                 self.reports_writers.lock().insert(seen.device(), false);
@@ -98,10 +97,6 @@ impl WriterCheck {
                 without_wait(seen)
             }
         }
-    }
-
-    fn mark_stat(&self, seen: FileStat) -> FileStat {
-        seen.mark_unsettled(self.marks.hash_one(Instant::now()))
     }
 }
 
@@ -146,6 +141,7 @@ mod tests {
     use std::os::unix::fs::FileExt as _;
     use std::path::Path;
     use std::sync::Arc;
+    use std::time::Instant;
 
     const PAGE: usize = 4096;
 

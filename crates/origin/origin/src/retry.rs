@@ -1,9 +1,8 @@
 //! The policy of retries: pauses with jitter, counts, the deadline. It deliberately knows no request.
 
 use crate::backend::{RequestFailure, RetryHint};
-use spurline_sys::backoff_pause;
+use spurline_sys::{backoff_pause, random};
 use spurline_types::{Error, ErrorKind, Result, Stats};
-use std::hash::{BuildHasher as _, Hasher as _};
 use std::time::{Duration, Instant};
 
 const FIRST: Duration = Duration::from_millis(50);
@@ -128,6 +127,5 @@ impl<'a> RetryState<'a> {
 
 /// Between half of `pause` and all of it, so that many clients do not return at the same time.
 fn with_jitter(pause: Duration) -> Duration {
-    let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
-    pause.mul_f64(0.5 + 0.5 * (random as f64 / u64::MAX as f64))
+    pause.mul_f64(0.5 + 0.5 * (random() as f64 / u64::MAX as f64))
 }

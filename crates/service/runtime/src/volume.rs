@@ -15,9 +15,9 @@ use spurline_membership::RegistryFollower;
 use spurline_origin::{PublishedBytes, PublishingOrigin, SharedBuckets, SourceLocation, SourceScheme, WritableSource};
 use spurline_rails::LocalRail;
 use spurline_store::{FreshDirs, Store};
+use spurline_sys::random;
 use spurline_types::{ErrorKind, FileKind, Stats};
 use spurline_volume::Volume;
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -207,7 +207,7 @@ fn open_from_group(
         metadata_age: metadata_age(config),
         copies: CopyCounts::new(config.reads.replicas.all, config.reads.replicas.below.clone()),
         // A random seed, as processes in containers may have the same PID: readers share copies evenly.
-        standpoint: ReaderLocation { zone: group.zone.clone(), seed: RandomState::new().build_hasher().finish() },
+        standpoint: ReaderLocation { zone: group.zone.clone(), seed: random() },
         silence: config.net.peer_silence,
         hedge_after: config.reads.hedge_after,
     };

@@ -23,6 +23,7 @@ use crate::kept_records::{
 use crate::passthrough::RegisterBacking;
 use crate::service::DirName;
 use parking_lot::Mutex;
+use spurline_sys::random;
 use spurline_types::Result;
 use spurline_volume::kept_client::HeldFile;
 use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
@@ -31,7 +32,6 @@ use spurline_volume::writes::{
     Caller, Change, FileIdentity, FileTime, LockFamily, NodeAttr, NodePath, S_IFDIR, S_IFMT, WritableDirectory,
 };
 use std::collections::HashMap;
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -272,7 +272,7 @@ impl WritableFileSystem {
             let known = removed.and_then(|at| self.nodes.identity_at(at.parent, at.name));
             return self.source.repeat(&RepeatedChange { call, mark, known: [known, None], caller });
         }
-        let mark = RandomState::new().build_hasher().finish();
+        let mark = random();
         self.note_begun(request, mark);
         self.source.change_marked(change, caller, Some(ChangeMark(u128::from(mark))))
     }

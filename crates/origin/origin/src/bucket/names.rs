@@ -2,10 +2,9 @@
 
 use super::BucketWriteOptions;
 use super::file_attrs::{FileAttrs, file_time};
-use spurline_sys::join_path;
+use spurline_sys::{join_path, random};
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectId, Result};
 use spurline_volume::writes::{FileIdentity, NamePath, NodeAttr, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
 /// Longest key of S3, in bytes.
 pub(super) const KEY_MAX: usize = 1024;
@@ -53,7 +52,7 @@ const UNPUBLISHED_AT: usize = 16;
 
 /// An identity that nothing else has, for a file that is not published.
 pub(super) fn random_identity() -> FileIdentity {
-    let mut bytes = *identity_from(random_bits() << 64 | random_bits()).bytes();
+    let mut bytes = *identity_from(u128::from(random()) << 64 | u128::from(random())).bytes();
     bytes[UNPUBLISHED_AT] = 1;
     FileIdentity::new(bytes, false)
 }
@@ -114,11 +113,6 @@ pub(super) fn node_attr(options: &BucketWriteOptions, path: &[u8], attr: &Object
 /// The content type that a name suggests; stores and browsers show an object by it.
 pub(super) fn content_type_of(path: &[u8]) -> &'static str {
     spurline_types::content_type_of(path).unwrap_or("application/octet-stream")
-}
-
-/// 64 random bits.
-fn random_bits() -> u128 {
-    u128::from(RandomState::new().build_hasher().finish())
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use super::rename_record::HIDDEN_NAME;
 use super::requests::{BucketRequests, NewObject, marked};
 use crate::write_backend::{ObjectAttributes, UploadedPart, WriteCondition};
 use bytes::Bytes;
+use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result};
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
 /// An etag that no object has.
 const NO_ETAG: &str = "00000000000000000000000000000000-spurline";
@@ -16,7 +16,7 @@ const NO_ETAG: &str = "00000000000000000000000000000000-spurline";
 /// # Errors
 /// Those of the store: a bucket that this identity may not change.
 pub(super) async fn find_ignored_condition(requests: &BucketRequests, root: &str) -> Result<Option<&'static str>> {
-    let key = format!("{root}{HIDDEN_NAME}probe-{:016x}", RandomState::new().build_hasher().finish());
+    let key = format!("{root}{HIDDEN_NAME}probe-{:016x}", random());
     let found = probe_conditions(requests, &key).await;
     let removed = requests.delete(&key, &WriteCondition::None).await;
     let found = found?;

@@ -21,10 +21,10 @@ use crate::write_backend::{
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{StreamExt as _, TryStreamExt as _};
+use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::repeated::ChangeMark;
 use std::future::Future;
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -125,23 +125,21 @@ pub(super) fn is_marked_as(attributes: &ObjectAttributes, mark: &str) -> bool {
 
 /// A mark that no other change has.
 pub(super) fn new_mark() -> String {
-    let first = RandomState::new().build_hasher().finish();
-    let second = RandomState::new().build_hasher().finish();
-    format!("{first:016x}{second:016x}")
+    format!("{:016x}{:016x}", random(), random())
 }
 
 /// The mark of a change: the mark of the request, or a mark that begins with the number of the mount.
 pub(super) fn mark_of(mount: Option<u64>, request: Option<ChangeMark>) -> String {
     match (request, mount) {
         (Some(mark), _) => format!("{:032x}", mark.0),
-        (None, Some(mount)) => format!("{mount:016x}{:016x}", RandomState::new().build_hasher().finish()),
+        (None, Some(mount)) => format!("{mount:016x}{:016x}", random()),
         (None, None) => new_mark(),
     }
 }
 
 /// The mark of a publication of a new file, which begins with the numbers of the mount and of the file.
 pub(super) fn mark_of_new_file(mount: u64, file: u64) -> String {
-    format!("{mount:016x}{file:016x}{:016x}", RandomState::new().build_hasher().finish())
+    format!("{mount:016x}{file:016x}{:016x}", random())
 }
 
 /// Whether a change of this mount has made an object.

@@ -6,8 +6,8 @@ use spurline_config::Fault;
 use spurline_membership::Registry;
 use spurline_node::CacheNode;
 use spurline_rules::{RuleSet, RuleStore};
+use spurline_sys::random;
 use spurline_types::{Error, ErrorKind};
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
@@ -37,9 +37,8 @@ pub fn start_following(
     let (open, ended) = mpsc::channel();
     let node = Arc::downgrade(node);
     let thread = std::thread::Builder::new().name("rules".into()).spawn(move || {
-        let draw = RandomState::new();
-        for look in 0u64.. {
-            if ended.recv_timeout(jittered_pause(draw.hash_one(look))) != Err(RecvTimeoutError::Timeout) {
+        loop {
+            if ended.recv_timeout(jittered_pause(random())) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
             let Some(node) = node.upgrade() else { return };

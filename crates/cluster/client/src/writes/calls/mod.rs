@@ -44,13 +44,13 @@ use proof::{ProvenProcesses, check_version};
 use spurline_proto::{
     AnswerBody as _, ChangeId, NodeRequest, OpenFlags, WireCaller, WriteAnswer, WriteCall, WriteRequest,
 };
+use spurline_sys::random;
 use spurline_transport::CallError;
 use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind, ObjectId, Result, RetryAdvice};
 use spurline_volume::kept_client::{ClientStart, KeptClient};
 use spurline_volume::writes::{Caller, FileIdentity, NodeAttr};
 use std::cell::RefCell;
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -299,7 +299,7 @@ pub(crate) struct WriteCalls {
 impl WriteCalls {
     /// With `kept`, this process goes on as the client of processes before.
     pub fn new(client: Arc<GroupClient>, squash: Option<Caller>, kept: Option<Arc<dyn KeptClient>>) -> WriteCalls {
-        let drawn = RandomState::new().build_hasher().finish();
+        let drawn = random();
         let start = match &kept {
             Some(kept) => kept.begin(drawn),
             None => ClientStart { session: drawn, ..ClientStart::default() },

@@ -5,10 +5,10 @@ use super::{CallDeadline, CallTarget, HomeProcess, RequestContext, WriteCalls, a
 use crate::peer::GroupPeer;
 use parking_lot::{Mutex, RwLock};
 use spurline_proto::{MIN_WRITE_VERSION, NumberList, WelcomeAnswer, WriteCall};
+use spurline_sys::random;
 use spurline_types::errno::ENOENT;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, Change, FileIdentity, NamePath, NodePath};
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::time::Instant;
 
 /// Changes that may come again, at most: one for each thread of the mount, and of the processes before while they ended within a
@@ -178,7 +178,7 @@ impl WriteCalls {
 
     /// Whether `other` sees a folder that `witness` makes.
     fn probe(&self, witness: &HomeProcess, other: &HomeProcess, deadline: CallDeadline) -> Result<bool> {
-        let name = format!(".spurline-probe-{:016x}", RandomState::new().build_hasher().finish());
+        let name = format!(".spurline-probe-{:016x}", random());
         let at = NamePath { directory: ROOT, name: name.as_bytes() };
         let root = Caller::default();
         let target = CallTarget::Unproven(witness);
