@@ -5,13 +5,14 @@ use crate::jobs::show::is_terminal;
 use crate::report::{print_fault, print_note, print_warnings, printable};
 use crate::signals;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parking_lot::Mutex;
 use spurline_config::Fault;
 use spurline_observe::locate::list_mounts;
 use spurline_runtime::UnsentBytes;
 use spurline_runtime::unmount::{UnmountReport, UnmountRequest, unmount_mount};
 use std::cmp::Reverse;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Unmounts each mount. During the wait for the mount's process, a first signal prints the cause of the wait, and a second signal
 /// ends the command.
@@ -84,16 +85,16 @@ impl UnsentLine {
 
     /// The mount has ended.
     fn forget(&self) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.last.lock() = None;
     }
 
     fn last(&self) -> Option<UnsentBytes> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.last.lock().clone()
     }
 
     fn show(&self, unsent: &UnsentBytes) {
         // Known before the output: a signal may come at once.
-        let before = self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(unsent.clone());
+        let before = self.last.lock().replace(unsent.clone());
         let text = format!("waiting for {} to take {}", unsent.taker(), unsent.bytes);
         if !self.bar.is_hidden() {
             self.bar.set_message(printable(text.as_bytes()));

@@ -1,11 +1,11 @@
 //! The side of the mount's process: the order at the start, and reports to the keeper.
 
 use crate::messages::{KeeperMessage, KeptDescriptors, LifeOrder, UPGRADE_ACCEPTED};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
-use std::sync::Mutex;
 
 /// Set in a process that a keeper has started; its standard input is the conversation.
 pub const LIFE_VARIABLE: &str = "SPURLINE_MOUNT_LIFE";
@@ -88,7 +88,7 @@ impl KeeperLink {
     /// # Errors
     /// The reason of the refusal.
     pub fn request_upgrade(&self, program: &Path) -> Result<(), String> {
-        let _one = self.upgrades.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _one = self.upgrades.lock();
         let gone = |error: io::Error| format!("the keeper of the mount does not answer: {error}");
         KeeperMessage::Upgrade(program.display().to_string()).send(&self.socket).map_err(gone)?;
         match KeeperMessage::receive(&self.socket).map_err(gone)? {

@@ -6,9 +6,9 @@
 //! keeper serves each conversation: the thread writes the notification to the connection, and answers with the kernel's error number.
 
 use crate::descriptor_socket::{conversation, receive_message, send_message};
+use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
 
 /// The longest notification, with the one that follows.
 const NOTIFICATION_MAX_BYTES: usize = 16 << 10;
@@ -89,7 +89,7 @@ impl KeeperNotifications {
         if LENGTH_BYTES + notification.len() + if_ended.len() > NOTIFICATION_MAX_BYTES {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
-        let idle = self.lock_idle().pop();
+        let idle = self.idle.lock().pop();
         let conversation = idle.map_or_else(|| self.open_conversation(device), Ok)?;
         let message = [&(notification.len() as u32).to_ne_bytes(), notification, if_ended].concat();
         send_message(&conversation, &message, &[])?;
@@ -97,7 +97,7 @@ impl KeeperNotifications {
         if receive_message(&conversation, &mut errno)?.len != errno.len() {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
         }
-        self.lock_idle().push(conversation);
+        self.idle.lock().push(conversation);
         Ok(i32::from_ne_bytes(errno))
     }
 
@@ -105,10 +105,6 @@ impl KeeperNotifications {
         let (process_socket, keeper_socket) = conversation()?;
         send_message(&self.socket, &[0], &[keeper_socket.as_fd(), device])?;
         Ok(process_socket)
-    }
-
-    fn lock_idle(&self) -> std::sync::MutexGuard<'_, Vec<OwnedFd>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -127,7 +123,7 @@ mod tests {
             kernel.read_exact(&mut got).unwrap();
             assert_eq!(&got, b"one");
         }
-        assert_eq!(notifications.lock_idle().len(), 1);
+        assert_eq!(notifications.idle.lock().len(), 1);
         drop(kernel);
         let refusal = notifications.send(device.as_fd(), b"two", b"not").unwrap();
         assert_eq!(refusal, rustix::io::Errno::PIPE.raw_os_error());

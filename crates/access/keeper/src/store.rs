@@ -4,6 +4,7 @@
 
 use crate::messages::{KeeperMessage, KeptMount, LifeOrder, monotonic_ns};
 use crate::stored_files::{FileConversation, FileStore};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -16,7 +17,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The environment variable with the path of the socket.
@@ -83,19 +84,19 @@ impl DescriptorStore {
 
     /// Whether the copies belong to a mount that lives.
     pub fn holds_mount(&self) -> bool {
-        self.shared.held().mount.as_ref().is_some_and(|mount| !mount.descriptors.is_dead())
+        self.shared.held.lock().mount.as_ref().is_some_and(|mount| !mount.descriptors.is_dead())
     }
 
     /// The last process that the keeper has reported.
     pub fn last_process(&self) -> Option<ReportedProcess> {
-        let held = self.shared.held();
+        let held = self.shared.held.lock();
         let mount = held.mount.as_ref()?;
         Some(ReportedProcess { takeovers: mount.takeovers, cause: mount.cause.clone() })
     }
 
     /// Lets the mount end: a stop signal to the keeper now unmounts, and no other keeper follows.
     pub fn end(self) {
-        if let Some(keeper) = &self.shared.held().keeper {
+        if let Some(keeper) = &self.shared.held.lock().keeper {
             // A keeper that is gone needs no message.
             let _ = KeeperMessage::End.send(keeper);
         }
@@ -104,7 +105,7 @@ impl DescriptorStore {
 
 impl Drop for DescriptorStore {
     fn drop(&mut self) {
-        let mut held = self.shared.held();
+        let mut held = self.shared.held.lock();
         held.is_closed = true;
         held.mount = None;
         // Wakes the thread.
@@ -116,16 +117,12 @@ impl Drop for DescriptorStore {
 }
 
 impl SharedStore {
-    fn held(&self) -> MutexGuard<'_, HeldMount> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn serve(&self) {
         loop {
             match accept_with(&self.listener, SocketFlags::CLOEXEC) {
                 Ok(keeper) => self.serve_keeper(&Arc::new(keeper)),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(_) if self.held().is_closed => return,
+                Err(_) if self.held.lock().is_closed => return,
                 // No descriptor is free, for example.
                 Err(_) => std::thread::sleep(STORE_RETRY_INTERVAL),
             }
@@ -133,7 +130,7 @@ impl SharedStore {
     }
 
     fn serve_keeper(&self, keeper: &Arc<OwnedFd>) {
-        let files = self.held().files.clone();
+        let files = self.held.lock().files.clone();
         let Ok(FileConversation { thread, own_socket, peer_socket }) = files.serve() else { return };
         self.converse(keeper, peer_socket);
         // What the keeper has sent before its end is read, and no more.
@@ -148,14 +145,14 @@ impl SharedStore {
             return;
         }
         {
-            let mut held = self.held();
+            let mut held = self.held.lock();
             if held.is_closed {
                 return;
             }
             held.keeper = Some(Arc::clone(keeper));
         }
         while let Ok(Some(message)) = KeeperMessage::receive(keeper) {
-            let mut held = self.held();
+            let mut held = self.held.lock();
             if held.is_closed {
                 return;
             }
@@ -163,14 +160,14 @@ impl SharedStore {
                 held.mount = Some(mount);
             }
         }
-        let mut held = self.held();
+        let mut held = self.held.lock();
         held.keeper = None;
         held.ended_at_ns = monotonic_ns();
     }
 
     /// The order to the next keeper, whose process follows the last one that was reported.
     fn next_order(&self, files: OwnedFd) -> io::Result<LifeOrder> {
-        let held = self.held();
+        let held = self.held.lock();
         let order = LifeOrder { keeper: std::process::id(), files: Some(files), ..LifeOrder::default() };
         let Some(mount) = &held.mount else { return Ok(order) };
         Ok(LifeOrder {

@@ -6,13 +6,14 @@
 //! with the store: there the keeper is the side that gives the files.
 
 use crate::descriptor_socket::{conversation, receive_as, send_message};
+use parking_lot::Mutex;
 use rustix::net::RecvFlags;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -110,10 +111,6 @@ impl FileStore {
         FileStore { held: Arc::default(), only_here }
     }
 
-    fn held(&self) -> MutexGuard<'_, HeldFiles> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn show_count(&self, held: &HeldFiles) {
         let count = if held.mirror.is_some() { 0 } else { held.files.len() };
         self.only_here.store(count, Ordering::SeqCst);
@@ -132,7 +129,7 @@ impl FileStore {
 
     fn converse(&self, socket: &OwnedFd) {
         {
-            let held = self.held();
+            let held = self.held.lock();
             // A process that is gone already is found below.
             let all = held.files.iter().try_for_each(|(name, file)| send(socket, STORE, name, Some(file.as_fd())));
             let _ = all.and_then(|()| send(socket, END, &[0; STORED_NAME_BYTES], None));
@@ -146,7 +143,7 @@ impl FileStore {
 
     fn take(&self, message: FileMessage) {
         let FileMessage { kind, name, file } = message;
-        let mut held = self.held();
+        let mut held = self.held.lock();
         // Without a free descriptor, a file has not arrived.
         held.change(name, file.filter(|_| kind == STORE));
         self.show_count(&held);
@@ -165,7 +162,7 @@ impl FileStore {
     /// When the holder does not answer.
     pub(crate) fn continue_from(&self, holder: OwnedFd) -> io::Result<()> {
         let (mirror, files) = begin_mirror(holder)?;
-        let mut held = self.held();
+        let mut held = self.held.lock();
         *held = HeldFiles { files, mirror: Some(mirror) };
         self.show_count(&held);
         Ok(())
@@ -177,7 +174,7 @@ impl FileStore {
     /// When the holder does not answer.
     pub(crate) fn mirror_to(&self, holder: OwnedFd) -> io::Result<()> {
         let (mirror, outdated) = begin_mirror(holder)?;
-        let mut held = self.held();
+        let mut held = self.held.lock();
         outdated.keys().filter(|name| !held.files.contains_key(*name)).try_for_each(|name| mirror.close(name))?;
         held.files.iter().try_for_each(|(name, file)| mirror.store(name, file.as_fd()))?;
         held.mirror = Some(mirror);
@@ -187,7 +184,7 @@ impl FileStore {
 
     /// The other holder is gone.
     pub(crate) fn forget_mirror(&self) {
-        let mut held = self.held();
+        let mut held = self.held.lock();
         held.mirror = None;
         self.show_count(&held);
     }
@@ -280,7 +277,7 @@ mod tests {
         assert_eq!(text, "bytes");
         drop(link);
         third.thread.join().unwrap();
-        assert_eq!(store.held().files.len(), 2);
+        assert_eq!(store.held.lock().files.len(), 2);
         assert_eq!(count.load(Ordering::SeqCst), 2);
     }
 
@@ -288,15 +285,15 @@ mod tests {
     fn another_holder_has_the_files_of_a_keeper_that_has_ended() {
         let open = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         let names = |store: &FileStore| {
-            let mut names: Vec<StoredName> = store.held().files.keys().copied().collect();
+            let mut names: Vec<StoredName> = store.held.lock().files.keys().copied().collect();
             names.sort_unstable();
             names
         };
         let only_here = Arc::new(AtomicUsize::new(0));
         let (outside, keeper) = (FileStore::default(), FileStore::new(Arc::clone(&only_here)));
         let [one, two, three] = [1, 2, 3].map(|first| [first; STORED_NAME_BYTES]);
-        outside.held().change(one, Some(open()));
-        keeper.held().change(two, Some(open()));
+        outside.held.lock().change(one, Some(open()));
+        keeper.held.lock().change(two, Some(open()));
         let conversation = outside.serve().unwrap();
         keeper.mirror_to(conversation.peer_socket).unwrap();
         let process = keeper.serve().unwrap();

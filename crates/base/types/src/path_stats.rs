@@ -2,10 +2,11 @@
 //! the reason of a failure is behind a lock.
 
 use crate::stats::{Metric, MetricKind};
+use parking_lot::Mutex;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long the counters of an unused path are kept: nodes that return under new names would otherwise accumulate
@@ -78,7 +79,7 @@ impl PathStats {
         now: Option<bool>,
         changed: impl FnOnce(Option<bool>, Option<bool>),
     ) {
-        let mut pools = lock_unpoisoned(&self.pools);
+        let mut pools = self.pools.lock();
         let before = pools.combined();
         if let Some(word) = said {
             *pools.count_mut(word) -= 1;
@@ -94,11 +95,11 @@ impl PathStats {
     }
     /// Records why the path last failed.
     pub fn set_last_failure(&self, why: &str) {
-        *lock_unpoisoned(&self.last_failure) = Some(why.to_owned());
+        *self.last_failure.lock() = Some(why.to_owned());
     }
     /// Why the path last failed.
     pub fn last_failure(&self) -> Option<String> {
-        lock_unpoisoned(&self.last_failure).clone()
+        self.last_failure.lock().clone()
     }
 }
 
@@ -123,7 +124,7 @@ impl PathTable {
     }
 
     fn path_stats_at(&self, peer: &str, path: &str, transport: &str, now: Instant) -> Arc<PathStats> {
-        let mut table = lock_unpoisoned(&self.0);
+        let mut table = self.0.lock();
         let key = (peer.to_owned(), path.to_owned(), transport.to_owned());
         if let Some(row) = table.get_mut(&key) {
             row.unused_since = None;
@@ -137,7 +138,7 @@ impl PathTable {
     }
 
     fn live_paths(&self, now: Instant) -> Vec<Arc<PathStats>> {
-        let mut table = lock_unpoisoned(&self.0);
+        let mut table = self.0.lock();
         drop_unused(&mut table, now);
         table.values().map(|row| Arc::clone(&row.stats)).collect()
     }
@@ -218,11 +219,6 @@ impl PathStats {
 /// A label's value in the escaping of the exposition format.
 fn escape_label(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-/// Counters are valid even if a thread panicked while holding the lock.
-fn lock_unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

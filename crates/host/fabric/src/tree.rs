@@ -5,11 +5,11 @@ mod file_reader;
 
 use crate::archive;
 use file_reader::{FileQuery, FileReader, FileReply, MAX_FILE_BYTES, MAX_NAMES, MAX_PAGE_BYTES};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The kernel's limit of a path.
@@ -101,7 +101,7 @@ impl HostTree {
 
     /// Everything read since [`HostTree::with_recording`], by resolved path.
     pub fn recorded_entries(&self) -> BTreeMap<String, TreeEntry> {
-        let mut all = self.record.as_ref().map(|r| lock(r).clone()).unwrap_or_default();
+        let mut all = self.record.as_ref().map(|r| r.lock().clone()).unwrap_or_default();
         // A name recorded as an empty file was a directory if something below was read.
         let dirs: Vec<String> = all.keys().filter(|p| paths_below(&all, p).next().is_some()).cloned().collect();
         dirs.iter().for_each(|dir| drop(all.remove(dir)));
@@ -115,7 +115,7 @@ impl HostTree {
 
     /// Files that could not be read, by path: permission denied, or a timeout.
     pub fn left_out(&self) -> Vec<UnreadFile> {
-        lock(&self.unread_files).iter().map(|(path, why)| UnreadFile { path: path.clone(), why: why.clone() }).collect()
+        self.unread_files.lock().iter().map(|(path, why)| UnreadFile { path: path.clone(), why: why.clone() }).collect()
     }
 
     /// The content of a file, at most 1 MiB.
@@ -131,7 +131,7 @@ impl HostTree {
         if all.is_err() {
             self.looks.store(0, Ordering::Relaxed);
             let why = format!("left out after {MAX_LOOKUPS} others: possibly a loop of directories");
-            lock(&self.unread_files).insert("the rest of the files".to_owned(), why);
+            self.unread_files.lock().insert("the rest of the files".to_owned(), why);
         }
         all.ok().map(drop)
     }
@@ -267,7 +267,7 @@ impl HostTree {
 
     fn query_files(&self, question: FileQuery, path: &str) -> Option<FileReply> {
         let TreeSource::Disk { probe, .. } = &self.source else { return None };
-        let reply = lock(probe).run_query(question);
+        let reply = probe.lock().run_query(question);
         let why = match reply {
             Ok(reply) => return Some(reply),
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
@@ -276,7 +276,7 @@ impl HostTree {
             Err(_) => return None,
         };
         let path = path.trim_start_matches('/');
-        lock(&self.unread_files).insert(format!("/{path}"), why);
+        self.unread_files.lock().insert(format!("/{path}"), why);
         None
     }
 
@@ -284,18 +284,18 @@ impl HostTree {
         if let Some(record) = &self.record
             && !real.is_empty()
         {
-            lock(record).insert(real, entry());
+            record.lock().insert(real, entry());
         }
     }
 
     /// Records that a path exists. An empty file stands for a directory, a device or a file that was not read.
     fn record_name(&self, real: &str) {
         let Some(record) = &self.record else { return };
-        if real.is_empty() || lock(record).contains_key(real) {
+        if real.is_empty() || record.lock().contains_key(real) {
             return;
         }
         let entry = self.raw_link(real).map_or(TreeEntry::File(Vec::new()), TreeEntry::Link);
-        lock(record).insert(real.to_owned(), entry);
+        record.lock().insert(real.to_owned(), entry);
     }
 
     fn raw_link(&self, real: &str) -> Option<String> {
@@ -305,7 +305,7 @@ impl HostTree {
                 TreeEntry::File(_) => None,
             },
             // Not reported: most paths are no links, and readlink then returns EINVAL.
-            TreeSource::Disk { probe, .. } => match lock(probe).run_query(FileQuery::Link(real.to_owned())) {
+            TreeSource::Disk { probe, .. } => match probe.lock().run_query(FileQuery::Link(real.to_owned())) {
                 Ok(FileReply::Link(target)) => Some(target),
                 _ => None,
             },
@@ -318,12 +318,12 @@ impl HostTree {
             // The kernel resolves links faster.
             return Some(path.trim_matches('/').to_owned());
         }
-        if let Some(known) = lock(&self.resolve_cached).get(path) {
+        if let Some(known) = self.resolve_cached.lock().get(path) {
             return known.clone();
         }
         let mut links = 0;
         let found = self.resolve_links(path, &mut links);
-        lock(&self.resolve_cached).insert(path.to_owned(), found.clone());
+        self.resolve_cached.lock().insert(path.to_owned(), found.clone());
         found
     }
 
@@ -343,7 +343,7 @@ impl HostTree {
             if here.len() > MAX_PATH {
                 return None;
             }
-            let known = lock(&self.resolve_cached).get(&here).cloned();
+            let known = self.resolve_cached.lock().get(&here).cloned();
             let target = match known {
                 // Resolved before, to itself: no link.
                 Some(Some(same)) if same == here => None,
@@ -351,7 +351,7 @@ impl HostTree {
             };
             match target {
                 None => {
-                    lock(&self.resolve_cached).insert(here.clone(), Some(here.clone()));
+                    self.resolve_cached.lock().insert(here.clone(), Some(here.clone()));
                     real = here;
                 }
                 Some(target) => {
@@ -443,11 +443,6 @@ pub(crate) fn natural_key(name: &str) -> Vec<(String, u64)> {
     }
     parts.push((word, digits.parse().unwrap_or(0)));
     parts
-}
-
-/// A panic while a lock is held leaves no partial state here.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -6,12 +6,12 @@ use crate::api_server::ApiServer;
 use crate::launcher::{LaunchFailure, LaunchPlan, MountLauncher, ProcessState, VolumeEvent};
 use crate::process::cause_of_end;
 use crate::settings::parse_quantity;
+use parking_lot::Mutex;
 use reqwest::Method;
 use serde_json::{Value, json};
 use spurline_config::Fault;
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The label of mount pods, with the node as value, hashed because names of nodes may be too long.
@@ -67,10 +67,6 @@ impl PodLauncher {
     pub fn default_memory(&self) -> Option<u64> {
         let limit = &self.template["spec"]["containers"][0]["resources"]["limits"]["memory"];
         parse_quantity(limit.as_str()?)
-    }
-
-    fn own(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn pods_path(&self) -> String {
@@ -260,11 +256,11 @@ fn text_of(value: &Value) -> String {
 impl MountLauncher for PodLauncher {
     async fn launch(&self, plan: &LaunchPlan) -> Result<String, LaunchFailure> {
         let name = self.name_of(plan);
-        self.own().insert(name.clone());
+        self.own.lock().insert(name.clone());
         let pod = pod_of(&self.template, plan, &name, &self.node, &self.node_word());
         let made = self.create(&name, &pod).await;
         if made.as_ref().is_err_and(|failure| failure.may_run.is_none()) {
-            self.own().remove(&name);
+            self.own.lock().remove(&name);
         }
         made.map(|()| name)
     }
@@ -288,7 +284,7 @@ impl MountLauncher for PodLauncher {
 
     async fn stop(&self, process: &str) -> Result<(), Fault> {
         self.delete(process).await?;
-        self.own().remove(process);
+        self.own.lock().remove(process);
         Ok(())
     }
 
@@ -298,7 +294,7 @@ impl MountLauncher for PodLauncher {
         for pod in answer.object["items"].as_array().into_iter().flatten() {
             if let Some(name) = pod["metadata"]["name"]
                 .as_str()
-                .filter(|name| !known.iter().any(|one| one == name) && !self.own().contains(*name))
+                .filter(|name| !known.iter().any(|one| one == name) && !self.own.lock().contains(*name))
             {
                 tracing::info!("the pod {name} belongs to no volume of this node and is deleted");
                 self.delete(name).await?;

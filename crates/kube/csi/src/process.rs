@@ -2,6 +2,7 @@
 //! driver; the name is process id and start time, which tells a reused id apart.
 
 use crate::launcher::{LaunchFailure, LaunchPlan, MountLauncher, ProcessState, VolumeEvent};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
 use spurline_config::Fault;
@@ -9,7 +10,6 @@ use std::collections::HashMap;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::time::Duration;
 
 /// Time for a process to end after SIGTERM. The mount is detached before, so nothing but open files keeps the process.
@@ -33,7 +33,7 @@ impl ProcessLauncher {
 
     /// The state of a child of this driver, which is reaped if it has ended; `None` for another process.
     fn reap(&self, process: &str) -> Option<ProcessState> {
-        let mut children = self.children.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut children = self.children.lock();
         let (child, log) = children.get_mut(process)?;
         // The kernel shows a zombie before the last threads have ended: until then the cause is not known.
         let Some(status) = child.try_wait().ok().flatten() else { return Some(ProcessState::Running) };
@@ -64,7 +64,7 @@ impl MountLauncher for ProcessLauncher {
             .map_err(|e| Fault::failed(format!("the mount process {} can't start: {e}", self.program.display()), ""))?;
         let pid = child.id();
         let name = format!("{pid}:{}", start_time(pid).unwrap_or_default());
-        self.children.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(name.clone(), (child, path));
+        self.children.lock().insert(name.clone(), (child, path));
         Ok(name)
     }
 

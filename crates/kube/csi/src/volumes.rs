@@ -8,6 +8,7 @@ use crate::mounts;
 use crate::record::{PublishedTarget, VolumeRecord, make_private_dir};
 use crate::secrets::{check_secrets, find_secrets, write_secrets};
 use crate::settings::{MountArguments, MountRequest, MountWords, VolumeSettings};
+use parking_lot::Mutex;
 use spurline_config::{ExitKind, Fault};
 use spurline_keeper::STORE_VARIABLE;
 use spurline_observe::client::AdminPeer;
@@ -17,8 +18,8 @@ use spurline_observe::locate::{RUNTIME_DIR_ENV, SocketOwner};
 use spurline_sys::Backoff;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tonic::Status;
 
@@ -144,12 +145,12 @@ impl VolumeTable {
     }
 
     fn slot(&self, volume_id: &str) -> Arc<VolumeSlot> {
-        Arc::clone(lock(&self.slots).entry(volume_id.to_owned()).or_default())
+        Arc::clone(self.slots.lock().entry(volume_id.to_owned()).or_default())
     }
 
     /// Removes the slot of a volume that is gone, unless another call waits for the slot.
     fn forget(&self, volume_id: &str, slot: &Arc<VolumeSlot>) {
-        let mut slots = lock(&self.slots);
+        let mut slots = self.slots.lock();
         if Arc::strong_count(slot) == 2 && slot.record.try_lock().is_ok_and(|record| record.is_none()) {
             slots.remove(volume_id);
         }
@@ -504,7 +505,7 @@ impl VolumeTable {
 
     /// The condition of a volume at a directory; `None` when the volume is not there.
     pub(crate) async fn health(&self, volume_id: &str, path: &Path) -> Result<Option<VolumeHealth>, Status> {
-        let Some(slot) = lock(&self.slots).get(volume_id).cloned() else { return Ok(None) };
+        let Some(slot) = self.slots.lock().get(volume_id).cloned() else { return Ok(None) };
         let Ok(guard) = tokio::time::timeout(STATUS_LIMIT, slot.record.lock()).await else {
             return Err(Status::aborted(format!("volume {volume_id} is being mounted or unmounted")));
         };
@@ -520,7 +521,7 @@ impl VolumeTable {
         let last_end = record.last_end.clone();
         drop(guard);
         let is_readable = is_bound && serves(&dir).map_err(status)?;
-        let trouble = lock(&slot.trouble).clone();
+        let trouble = slot.trouble.lock().clone();
         if let Some(trouble) = trouble.filter(|_| !is_readable) {
             return Ok(Some(VolumeHealth::abnormal(trouble.why)));
         }
@@ -535,10 +536,10 @@ impl VolumeTable {
     pub(crate) async fn watch(self: Arc<Self>) {
         loop {
             tokio::time::sleep(WATCH_INTERVAL).await;
-            let slots: Vec<Arc<VolumeSlot>> = lock(&self.slots).values().cloned().collect();
+            let slots: Vec<Arc<VolumeSlot>> = self.slots.lock().values().cloned().collect();
             for slot in slots {
                 self.note_restart(&slot).await;
-                let trouble = lock(&slot.trouble).clone();
+                let trouble = slot.trouble.lock().clone();
                 let is_due = trouble.as_ref().is_none_or(|trouble| trouble.retry_at <= Instant::now());
                 // A volume that a call works on is checked next time.
                 let is_wrong = match slot.record.try_lock() {
@@ -595,7 +596,7 @@ impl VolumeTable {
     /// Notes and reports, once, that the process of a used volume ended. Gives false where the keeper of the mount replaces the
     /// process itself.
     async fn note_end(&self, slot: &VolumeSlot, record: &mut VolumeRecord) -> bool {
-        if lock(&slot.trouble).is_some() {
+        if slot.trouble.lock().is_some() {
             return true;
         }
         let why = match &record.process {
@@ -629,7 +630,7 @@ impl VolumeTable {
         match self.bind_targets(record) {
             Err(fault) => self.report_failure(slot, record, fault.to_string()).await,
             Ok(bound) => {
-                let was_reported = lock(&slot.trouble).take().is_some();
+                let was_reported = slot.trouble.lock().take().is_some();
                 if is_used && (was_reported || bound > 0) {
                     let source = &record.settings.source;
                     let message = if continues {
@@ -651,7 +652,7 @@ impl VolumeTable {
     async fn report_failure(&self, slot: &VolumeSlot, record: &VolumeRecord, message: String) {
         set_trouble(slot, &message);
         let is_first =
-            lock(&slot.trouble).as_mut().is_some_and(|trouble| !std::mem::replace(&mut trouble.failed, true));
+            slot.trouble.lock().as_mut().is_some_and(|trouble| !std::mem::replace(&mut trouble.failed, true));
         if is_first {
             self.report(record.pods(), true, "VolumeMountFailed", message).await;
         }
@@ -693,13 +694,13 @@ impl VolumeTable {
             Ok(()) => {
                 tracing::info!("volume {volume_id}, which nothing uses, is removed");
                 *guard = None;
-                *lock(&slot.trouble) = None;
+                *slot.trouble.lock() = None;
                 drop(guard);
                 self.forget(&volume_id, slot);
             }
             Err(fault) => {
                 let why = format!("volume {volume_id}, which nothing uses, can't be removed: {fault}");
-                if lock(&slot.trouble).is_none() {
+                if slot.trouble.lock().is_none() {
                     tracing::warn!("{why}; it is tried again");
                 }
                 set_trouble(slot, &why);
@@ -781,15 +782,11 @@ fn bind_target(dir: &Path, target: &PublishedTarget) -> Result<(), Fault> {
 
 /// Notes why a volume can't be read, and when to try again.
 fn set_trouble(slot: &VolumeSlot, why: &str) {
-    let mut trouble = lock(&slot.trouble);
+    let mut trouble = slot.trouble.lock();
     let mut pauses = trouble.as_ref().map_or(REPLACEMENT_PAUSES, |before| before.pauses);
     let retry_at = Instant::now() + pauses.next_pause();
     let failed = trouble.as_ref().is_some_and(|before| before.failed);
     *trouble = Some(VolumeTrouble { why: why.to_owned(), retry_at, pauses, failed });
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The status of a call that failed: the fault and the remedy, in a sentence.

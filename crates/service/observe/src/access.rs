@@ -2,6 +2,7 @@
 //! writer falls behind, lines are dropped and counted, and the log records the gap.
 
 use crate::clock::UtcTime;
+use parking_lot::Mutex;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use spurline_types::{Error, ErrorKind, Result};
@@ -10,9 +11,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Queue length in lines: a tenth of a second at 160,000 requests per second, in about a MiB.
@@ -67,7 +68,7 @@ pub struct AccessLogWriter {
     /// `None` ends the writer.
     sender: SyncSender<Option<AccessLine>>,
     /// Awaited once, by the first `finish`; `None` afterwards.
-    done: std::sync::Mutex<Option<Receiver<()>>>,
+    done: Mutex<Option<Receiver<()>>>,
     dropped: Arc<AtomicU64>,
 }
 
@@ -101,7 +102,7 @@ impl AccessLogWriter {
                 let _ = finished.send(());
             })
             .map_err(|e| Error::io(&what, &e))?;
-        Ok(AccessLogWriter { sender, done: std::sync::Mutex::new(Some(done)), dropped })
+        Ok(AccessLogWriter { sender, done: Mutex::new(Some(done)), dropped })
     }
 
     /// Queues a request: name, inode, offset and length if any, 0 or an errno, and the duration. Never waits and allocates
@@ -118,7 +119,7 @@ impl AccessLogWriter {
     /// Writes the queued lines and ends the writer. Later lines are lost, and so are lines that cannot be written within two
     /// seconds. For the end of a process whose threads may still hold the log for ever.
     pub fn finish_log(&self) {
-        let Some(done) = self.done.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let Some(done) = self.done.lock().take() else { return };
         let until = Instant::now() + LAST_LINES;
         // A full queue has no room for the end mark when nothing is written any more: a pipe whose reader sleeps, a
         // file server that is gone.

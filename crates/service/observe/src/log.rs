@@ -1,13 +1,13 @@
 //! Logging: destination, format, and a limit for repeated warnings.
 
 use lossy_writer::LossyWriter;
+use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tracing::callsite::Identifier;
@@ -118,10 +118,15 @@ pub fn init_logging(settings: &LogSettings) -> Result<()> {
             match file {
                 Some(file) => {
                     let start = settings.during_start.map(StartWarnings);
-                    builder.with_writer(Mutex::new(file)).finish().with(start).try_init().map_err(|_| started_before())
+                    builder
+                        .with_writer(std::sync::Mutex::new(file))
+                        .finish()
+                        .with(start)
+                        .try_init()
+                        .map_err(|_| started_before())
                 }
                 None => builder
-                    .with_writer(Mutex::new(LossyWriter::new(std::io::stderr())))
+                    .with_writer(std::sync::Mutex::new(LossyWriter::new(std::io::stderr())))
                     .try_init()
                     .map_err(|_| started_before()),
             }
@@ -204,7 +209,7 @@ struct SiteCount {
 impl<K: std::hash::Hash + Eq> SiteCounts<K> {
     /// `None` to suppress the line, else how many were suppressed before.
     fn admit_line(&self, place: K, now: Instant) -> Option<u32> {
-        let mut places = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut places = self.0.lock();
         let entry = places.entry(place).or_insert(SiteCount { since: now, count: 0 });
         let mut left_out = 0;
         if now.duration_since(entry.since) >= LOG_WINDOW {
@@ -264,7 +269,7 @@ mod tests {
 
     impl std::io::Write for Sink {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
+            self.0.lock().extend_from_slice(bytes);
             Ok(bytes.len())
         }
         fn flush(&mut self) -> std::io::Result<()> {
@@ -288,7 +293,7 @@ mod tests {
             tracing::info!(n, "news");
         }
         drop(guard);
-        let text = String::from_utf8(sink.0.lock().unwrap().clone()).unwrap();
+        let text = String::from_utf8(sink.0.lock().clone()).unwrap();
         assert_eq!(text.matches("the disk is slow").count(), WINDOW_LINES as usize);
         assert_eq!(text.matches("news").count(), 100);
     }
@@ -310,7 +315,7 @@ mod tests {
             };
             tracing::info!("hello");
             drop(guard);
-            String::from_utf8(sink.0.lock().unwrap().clone()).unwrap()
+            String::from_utf8(sink.0.lock().clone()).unwrap()
         };
         let text = log(false);
         assert!(text.contains(" [7 /mnt/a\\nb]") && text.lines().count() == 1, "{text}");

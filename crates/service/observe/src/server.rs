@@ -3,6 +3,7 @@
 
 use crate::documents::WritesBehind;
 use crate::{AdminTarget, dial};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use spurline_types::{Error, ErrorKind, Result};
@@ -10,8 +11,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Longest request line: a job may name a hundred thousand files.
@@ -41,7 +42,7 @@ struct EndWatches(Mutex<Vec<UnixStream>>);
 impl EndWatches {
     /// Keeps a connection, and answers there that the report follows; the error for a connection too many.
     fn add(&self, mut stream: UnixStream) -> Result<()> {
-        let mut watches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watches = self.0.lock();
         watches.retain(|stream| !is_closed(stream));
         if watches.len() >= MAX_CONVERSATIONS {
             return Err(Error::new(ErrorKind::Throttled, "many others wait for the end of this process; try again"));
@@ -54,7 +55,7 @@ impl EndWatches {
     }
 
     fn send_report(&self, report: Option<&WritesBehind>) {
-        for mut stream in self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for mut stream in self.0.lock().drain(..) {
             // A client that is gone, or reads nothing, does not delay the end.
             let _ = writeln!(stream, "{}", json!({ "ok": report }));
         }

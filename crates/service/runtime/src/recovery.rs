@@ -3,6 +3,7 @@
 
 use crate::volume::open_volume;
 use crate::writes::KeptWrites;
+use parking_lot::Mutex;
 use spurline_config::{Fault, MountConfig};
 use spurline_fuse::{FuseSession, KeptSession, KeptState, NotificationRelay};
 use spurline_keeper::{
@@ -16,8 +17,8 @@ use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 /// A process in the life of a mount.
@@ -231,10 +232,6 @@ impl KeeperFiles {
         Ok(KeeperFiles { stored, earlier: Mutex::new(earlier), is_failing: AtomicBool::new(false) })
     }
 
-    fn lock_earlier(&self) -> std::sync::MutexGuard<'_, HashMap<StoredName, OwnedFd>> {
-        self.earlier.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn report(&self, done: std::io::Result<()>) {
         if let Err(error) = done
             && !self.is_failing.swap(true, Ordering::Relaxed)
@@ -267,11 +264,11 @@ impl KeptFiles for KeeperFiles {
     }
 
     fn take_file(&self, key: KeptFileKey) -> Option<OwnedFd> {
-        self.lock_earlier().remove(&stored_name(key))
+        self.earlier.lock().remove(&stored_name(key))
     }
 
     fn drop_untaken(&self) {
-        for (name, _) in self.lock_earlier().drain() {
+        for (name, _) in self.earlier.lock().drain() {
             self.report(self.stored.close(&name));
         }
     }

@@ -2,6 +2,7 @@
 //! there, and all together hold as much as a single `--cache-size`. The blocks of a process that has ended stay until others need
 //! the space. Knows no blocks.
 
+use parking_lot::{Condvar, Mutex};
 use rustix::fs::{FlockOperation, flock};
 use spurline_config::Fault;
 use spurline_store::{LOCK, Store};
@@ -9,7 +10,7 @@ use spurline_types::Error;
 use spurline_types::units::human_bytes;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -52,7 +53,7 @@ impl SharedCacheFolder {
 
 impl Drop for SharedCacheFolder {
     fn drop(&mut self) {
-        *self.ended.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.ended.0.lock() = true;
         self.ended.1.notify_all();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -70,10 +71,10 @@ struct CacheShare {
 
 impl CacheShare {
     fn keep_until(&self, end: &(Mutex<bool>, Condvar)) {
-        let mut over = end.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut over = end.0.lock();
         while !*over {
             self.update();
-            over = end.1.wait_timeout(over, LOOK_INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
+            end.1.wait_for(&mut over, LOOK_INTERVAL);
         }
         self.publish();
     }

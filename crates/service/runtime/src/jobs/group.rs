@@ -5,6 +5,7 @@ use super::shared_records::{SharedJobRecords, from_stored};
 use super::target;
 use crate::group;
 use crate::peers::PeerConnector;
+use parking_lot::{Condvar, Mutex};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde_json::Value;
 use spurline_client::placement::{CopyCounts, ReaderLocation};
@@ -17,7 +18,7 @@ use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, IoContext, Result, Stats};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -88,7 +89,7 @@ impl GroupJobs {
             let thread =
                 std::thread::Builder::new().name("jobs-look".into()).spawn(move || watched_jobs.watch_store(&store));
             let thread = thread.map_err(|e| Error::io("a thread for the jobs' store", &e))?;
-            *jobs.watcher.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+            *jobs.watcher.lock() = Some(thread);
             return Ok(jobs);
         }
         for entry in std::fs::read_dir(dir).io_context(dir.display())? {
@@ -104,7 +105,7 @@ impl GroupJobs {
     }
 
     fn job_manager(&self, group: &str) -> Result<Arc<JobManager>> {
-        let mut managers = self.managers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut managers = self.managers.lock();
         if let Some(manager) = managers.get(group) {
             return Ok(Arc::clone(manager));
         }
@@ -137,9 +138,9 @@ impl GroupJobs {
                 }
                 Err(_) => {}
             }
-            let stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
-            let waited = self.wake.wait_timeout_while(stop, UNWORKED_JOBS_INTERVAL, |stop| !*stop);
-            if *waited.unwrap_or_else(PoisonError::into_inner).0 {
+            let mut stop = self.stop.lock();
+            self.wake.wait_while_for(&mut stop, |stop| !*stop, UNWORKED_JOBS_INTERVAL);
+            if *stop {
                 return;
             }
         }
@@ -150,7 +151,7 @@ impl GroupJobs {
             return Ok(());
         }
         let all = store.active_jobs()?;
-        self.lock_unreadable_jobs().retain(|of| all.get(of).is_some_and(|now| now.open));
+        self.unreadable_jobs.lock().retain(|of| all.get(of).is_some_and(|now| now.open));
         for (of, now) in &all {
             let (plain, id) = of;
             let Ok(group) = percent_decode_str(plain).decode_utf8() else { continue };
@@ -162,15 +163,11 @@ impl GroupJobs {
             } else if now.mine {
                 // The job ended here while the store could not record that.
                 store.release_job(plain, id)?;
-            } else if now.open && !now.owned && (now.stop || !self.lock_unreadable_jobs().contains(of)) {
+            } else if now.open && !now.owned && (now.stop || !self.unreadable_jobs.lock().contains(of)) {
                 self.take_over(store, &manager, of, now.stop)?;
             }
         }
         Ok(())
-    }
-
-    fn lock_unreadable_jobs(&self) -> MutexGuard<'_, BTreeSet<(String, String)>> {
-        self.unreadable_jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes over a job without a worker, unless another coordinator is faster. A job that this release can't read is left to
@@ -189,7 +186,7 @@ impl GroupJobs {
             }
             Err(error) => {
                 tracing::warn!("job {id} of group {plain} is left to coordinators of its release: {error}");
-                self.lock_unreadable_jobs().insert(of.clone());
+                self.unreadable_jobs.lock().insert(of.clone());
                 store.release_job(plain, id)
             }
         }
@@ -198,20 +195,20 @@ impl GroupJobs {
     /// Updates the gauges of jobs.
     pub fn set_gauges(&self, stats: &Stats) {
         let mut totals = JobTotals::default();
-        let managers: Vec<_> = self.managers.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let managers: Vec<_> = self.managers.lock().values().cloned().collect();
         managers.iter().for_each(|manager| manager.add_totals(&mut totals));
         totals.set_gauges(&stats.jobs);
     }
 
     /// Suspends the jobs; a later start resumes the jobs, or another coordinator at once.
     pub fn suspend_jobs(&self) {
-        *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.stop.lock() = true;
         self.wake.notify_all();
-        if let Some(watcher) = self.watcher.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(watcher) = self.watcher.lock().take() {
             // The thread ends after the current search, which has a deadline.
             let _ = watcher.join();
         }
-        let managers: Vec<_> = self.managers.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let managers: Vec<_> = self.managers.lock().values().cloned().collect();
         for manager in managers {
             manager.suspend();
         }
