@@ -8,4 +8,4 @@ mod workers;
 
 pub use cpus::{ThreadCpus, move_to_cpu};
 pub use permits::{WorkerPermit, WorkerPermits};
-pub use workers::PriorityWorkers;
+pub use workers::{NoAnswer, PriorityWorkers};

@@ -1,15 +1,27 @@
-//! A bounded pool of threads for urgent work (a reader waits) and work ahead of readers. Does not know the work.
+//! A bounded pool of threads for urgent work (a caller waits) and work ahead of readers. Does not know the work: a job that hangs
+//! costs one thread, not a caller past its deadline.
 
 use crate::ThreadCpus;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 /// Idle time before a thread ends.
 const IDLE_THREAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most queued jobs of [`PriorityWorkers::try_run_urgent`]: while the operating system hangs, jobs of callers that have left pile up.
+const QUEUED_URGENT_MAX: usize = 4096;
 
 type WorkerJob = Box<dyn FnOnce() + Send>;
+
+/// Why a call has no result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoAnswer {
+    /// The deadline passed before the call began: all threads are busy or hang.
+    Queued,
+    /// The deadline passed while the call ran.
+    Running,
+}
 
 /// Threads that run jobs: urgent jobs first; ahead jobs leave a quarter of the threads free for urgent jobs. Threads start on
 /// demand and end when idle.
@@ -40,7 +52,7 @@ impl PriorityWorkers {
     /// At most `most` threads called `name`, on the CPUs of the calling thread, and at most twice as many waiting
     /// ahead jobs.
     pub fn new(name: &'static str, most: usize) -> PriorityWorkers {
-        let most = most.max(2);
+        let most = most.max(1);
         PriorityWorkers {
             inner: Arc::new(WorkersInner {
                 name,
@@ -59,6 +71,50 @@ impl PriorityWorkers {
         let mut state = self.inner.state.lock();
         state.urgent.push_back(Box::new(job));
         self.inner.wake_thread(&mut state);
+    }
+
+    /// As [`PriorityWorkers::run_urgent`]; when the queue is full, drops `job` and returns false. The job runs even when its caller
+    /// has left, so the job must check for that.
+    #[must_use]
+    pub fn try_run_urgent(&self, job: impl FnOnce() + Send + 'static) -> bool {
+        let mut state = self.inner.state.lock();
+        if state.urgent.len() >= QUEUED_URGENT_MAX {
+            return false;
+        }
+        state.urgent.push_back(Box::new(job));
+        self.inner.wake_thread(&mut state);
+        true
+    }
+
+    /// Runs `call` as urgent work and waits for its result until the deadline. A call that has not begun by then does not run.
+    ///
+    /// # Errors
+    /// What the call has reached by the deadline.
+    pub fn call_until<T: Send + 'static>(
+        &self,
+        deadline: Instant,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, NoAnswer> {
+        let (sender, receiver) = mpsc::sync_channel(2);
+        let queued = self.try_run_urgent(move || {
+            // Fails for a caller that has left.
+            if sender.send(None).is_ok() {
+                let _ = sender.send(Some(call()));
+            }
+        });
+        if !queued {
+            return Err(NoAnswer::Queued);
+        }
+        let mut has_begun = false;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match receiver.recv_timeout(left) {
+                Ok(None) => has_begun = true,
+                Ok(Some(answer)) => return Ok(answer),
+                Err(_) if has_begun => return Err(NoAnswer::Running),
+                Err(_) => return Err(NoAnswer::Queued),
+            }
+        }
     }
 
     /// Queues `job` behind urgent jobs; when the queue is full, drops `job` and returns false.
@@ -195,6 +251,38 @@ mod tests {
         });
         assert!(told.recv_timeout(Duration::from_secs(10)).unwrap() == before);
         drop(starter.join());
+    }
+
+    #[test]
+    fn a_hung_job_costs_no_caller() {
+        let workers = PriorityWorkers::new("test", 2);
+        let (release, hold) = mpsc::channel::<()>();
+        let soon = || Instant::now() + Duration::from_millis(50);
+        assert_eq!(workers.call_until(soon(), move || hold.recv().is_ok()), Err(NoAnswer::Running));
+        let later = Instant::now() + Duration::from_secs(20);
+        for n in 0..10 {
+            assert_eq!(workers.call_until(later, move || n), Ok(n));
+        }
+        let (release2, hold2) = mpsc::channel::<()>();
+        assert_eq!(workers.call_until(soon(), move || hold2.recv().is_ok()), Err(NoAnswer::Running));
+        assert_eq!(workers.call_until(soon(), || 1), Err(NoAnswer::Queued));
+        // Jobs of callers that have left do not pile up without limit.
+        let refused = (0..2 * QUEUED_URGENT_MAX).filter(|_| !workers.try_run_urgent(|| {})).count();
+        assert!(refused >= QUEUED_URGENT_MAX, "{refused}");
+        assert_eq!(workers.call_until(later, || 3), Err(NoAnswer::Queued));
+        drop((release, release2));
+        while !workers.try_run_urgent(|| {}) {
+            std::thread::yield_now();
+        }
+        assert_eq!(workers.call_until(later, || 2), Ok(2));
+    }
+
+    #[test]
+    fn a_panic_is_no_answer_and_no_loss() {
+        let workers = PriorityWorkers::new("test", 1);
+        let later = Instant::now() + Duration::from_secs(20);
+        assert_eq!(workers.call_until(later, || -> u8 { panic!("on purpose") }), Err(NoAnswer::Running));
+        assert_eq!(workers.call_until(later, || 3), Ok(3));
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl CacheContext {
             origin_timeout: under_timeout,
             splice,
             stats,
-            workers: PriorityWorkers::new("fill", max_downloads),
+            workers: PriorityWorkers::new("fill", max_downloads.max(2)),
             heat: BlockHeat::new(),
             in_flight: FillBudget::default(),
             checking: Mutex::default(),

@@ -5,7 +5,6 @@ use crate::cached::split_path;
 use crate::file_stat::{ClockLag, FileStat, stat_on_server};
 use crate::open_writers::WriterCheck;
 use crate::snapshots::{ListingSnapshots, SortedNames};
-use crate::thread_pool::{NoAnswer, ThreadPool};
 use crate::writable_directory::read_growing;
 use crate::writable_file::proc_path;
 use crate::{OriginCapabilities, OriginCapacity, OriginOptions, OriginStore, SourceLocation};
@@ -13,6 +12,7 @@ use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
+use spurline_exec::{NoAnswer, PriorityWorkers};
 use spurline_types::{
     ByteSink, DirEntry, Error, ErrorKind, FileKind, ListPage, OBJECT_HEADERS_XATTR, ObjectAttr, ObjectHeaders,
     ObjectRef, Result, Stats,
@@ -34,7 +34,7 @@ const INCOMPLETE: usize = 1000;
 /// A directory read through the operating system.
 pub(crate) struct DirectoryOrigin {
     source: SourceLocation,
-    pool: ThreadPool,
+    workers: PriorityWorkers,
     stats: Arc<Stats>,
     inner: Arc<DirectoryReader>,
 }
@@ -78,7 +78,7 @@ impl DirectoryOrigin {
             writer_check: WriterCheck::default(),
             incomplete: Mutex::default(),
         });
-        DirectoryOrigin { source, pool: ThreadPool::new(config.dir_threads), stats, inner }
+        DirectoryOrigin { source, workers: PriorityWorkers::new("under-dir", config.dir_threads), stats, inner }
     }
 
     fn timeout_error(&self, what: &str, path: &[u8], why: &str) -> Error {
@@ -129,7 +129,7 @@ impl DirectoryOrigin {
         let inner = Arc::clone(&self.inner);
         let owned = path.to_vec();
         let answer = self
-            .pool
+            .workers
             .call_until(deadline, move || f(&inner, &owned))
             .unwrap_or_else(|why| Err(self.pool_error(what, path, why)));
         self.stats.metadata.ops.add(1);
@@ -265,7 +265,7 @@ impl DirectoryOrigin {
         let inner = Arc::clone(&self.inner);
         let wanted = object.clone();
         let len = sink.spare().len();
-        if !self.pool.submit(move || inner.send_pieces(&wanted, offset, len, waited, &full, &emptied)) {
+        if !self.workers.try_run_urgent(move || inner.send_pieces(&wanted, offset, len, waited, &full, &emptied)) {
             return Err(self.pool_error("reading", &object.path, NoAnswer::Queued));
         }
         let mut done = 0;

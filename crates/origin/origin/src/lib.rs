@@ -59,7 +59,6 @@ mod sigv4;
 mod snapshots;
 mod source;
 mod source_locks;
-mod thread_pool;
 mod transfer_runtimes;
 mod writable_directory;
 mod writable_file;
