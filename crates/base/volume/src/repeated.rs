@@ -5,9 +5,9 @@
 //! |---|---|---|
 //! | rename | the new name leads to the known object and the old name does not | the old name leads to it |
 //! | exchange | the new name leads to the known object | the old name leads to it |
-//! | link | the new name leads to the object | otherwise |
+//! | link, name for an open file | the new name leads to the object | otherwise |
 //! | unlink, rmdir | the name leads to nothing, or to another object than the known one | it leads to the known one |
-//! | mkdir, mknod, symlink, exclusive create | the object has the mark of this change | the name leads to nothing |
+//! | mkdir, mknod, symlink, create | the object has the mark of this change, or was made as by this change and at its time | the name leads to nothing |
 //! | append | the bytes, as far as the file goes, are at the known end: the rest is written | the file ends there |
 //!
 //! Nothing else shows whether a change was made. Attributes and extended attributes are set again.
@@ -43,7 +43,7 @@ pub struct RepeatedChange<'a> {
 pub enum RepeatedCall<'a> {
     /// [`WritableVolume::create_marked`] with `O_EXCL`.
     CreateExclusive(NamePath<'a>),
-    /// [`WritableVolume::link_open`] to this name.
+    /// [`WritableVolume::link_open`] to this name, of the known object.
     LinkOpen(NamePath<'a>),
     /// [`WritableVolume::change_marked`].
     Change(Change<'a>),
@@ -65,33 +65,46 @@ pub enum ChangeOutcome {
 /// # Errors
 /// The errors of the source.
 pub fn outcome_by_names(volume: &dyn WritableVolume, repeated: &RepeatedChange<'_>) -> Result<ChangeOutcome> {
-    let find = |at: NamePath<'_>| find_name(volume, at, repeated.caller);
-    match repeated.call {
+    let RepeatedChange { call, mark, known, caller } = *repeated;
+    outcome_by_objects(volume, call, known, caller, |found| found.atime.nanos == mark_nanos(mark))
+}
+
+/// The outcome of a change by names and identities, where `is_made` tells an object that the change has made from others.
+///
+/// # Errors
+/// The errors of the source.
+pub fn outcome_by_objects(
+    volume: &dyn WritableVolume,
+    call: RepeatedCall<'_>,
+    known: [Option<FileIdentity>; 2],
+    caller: &Caller,
+    is_made: impl Fn(&NodeAttr) -> bool,
+) -> Result<ChangeOutcome> {
+    let find = |at: NamePath<'_>| find_name(volume, at, caller);
+    match call {
         RepeatedCall::CreateExclusive(at)
         | RepeatedCall::Change(Change::Mkdir { at, .. } | Change::Mknod { at, .. } | Change::Symlink { at, .. }) => {
             Ok(match find(at)? {
                 None => ChangeOutcome::NotMade,
-                Some(found) if found.atime.nanos == mark_nanos(repeated.mark) => ChangeOutcome::Made(Some(found)),
+                Some(found) if is_made(&found) => ChangeOutcome::Made(Some(found)),
                 Some(_) => ChangeOutcome::Unclear("the name exists, without the mark of this change"),
             })
         }
         RepeatedCall::Change(Change::Link { from, to }) => {
-            let object = volume.stat(from, repeated.caller)?;
+            let object = volume.stat(from, caller)?;
             Ok(match find(to)? {
                 Some(named) if named.identity == object.identity => ChangeOutcome::Made(Some(named)),
                 _ => ChangeOutcome::NotMade,
             })
         }
-        RepeatedCall::Change(Change::Unlink { at } | Change::Rmdir { at }) => {
-            Ok(match (find(at)?, repeated.known[0]) {
-                (Some(found), Some(known)) if found.identity == known => ChangeOutcome::NotMade,
-                (_, Some(_)) => ChangeOutcome::Made(None),
-                (Some(_), None) => ChangeOutcome::NotMade,
-                (None, None) => ChangeOutcome::Unclear("the name leads to nothing, and did perhaps before"),
-            })
-        }
+        RepeatedCall::Change(Change::Unlink { at } | Change::Rmdir { at }) => Ok(match (find(at)?, known[0]) {
+            (Some(found), Some(known)) if found.identity == known => ChangeOutcome::NotMade,
+            (_, Some(_)) => ChangeOutcome::Made(None),
+            (Some(_), None) => ChangeOutcome::NotMade,
+            (None, None) => ChangeOutcome::Unclear("the name leads to nothing, and did perhaps before"),
+        }),
         RepeatedCall::Change(Change::Rename { from, to, flags }) => {
-            let Some(known) = repeated.known[0] else {
+            let Some(known) = known[0] else {
                 return Ok(ChangeOutcome::Unclear("the mount did not know the object before"));
             };
             let is_at_old = find(from)?.is_some_and(|found| found.identity == known);
@@ -104,9 +117,10 @@ pub fn outcome_by_names(volume: &dyn WritableVolume, repeated: &RepeatedChange<'
                 _ => ChangeOutcome::Unclear("neither name leads to the object"),
             })
         }
-        RepeatedCall::LinkOpen(to) => Ok(match find(to)? {
-            None => ChangeOutcome::NotMade,
-            Some(_) => ChangeOutcome::Unclear("the name exists"),
+        RepeatedCall::LinkOpen(to) => Ok(match (find(to)?, known[0]) {
+            (Some(named), Some(known)) if named.identity == known => ChangeOutcome::Made(Some(named)),
+            (None, _) | (Some(_), Some(_)) => ChangeOutcome::NotMade,
+            (Some(_), None) => ChangeOutcome::Unclear("the name exists"),
         }),
         RepeatedCall::Change(Change::SetAttr { .. } | Change::SetXattr { .. } | Change::RemoveXattr { .. }) => {
             Ok(ChangeOutcome::NotMade)
@@ -114,7 +128,11 @@ pub fn outcome_by_names(volume: &dyn WritableVolume, repeated: &RepeatedChange<'
     }
 }
 
-fn find_name(volume: &dyn WritableVolume, at: NamePath<'_>, caller: &Caller) -> Result<Option<NodeAttr>> {
+/// The object that a name leads to; `None` when it leads to nothing.
+///
+/// # Errors
+/// The errors of the source.
+pub fn find_name(volume: &dyn WritableVolume, at: NamePath<'_>, caller: &Caller) -> Result<Option<NodeAttr>> {
     match volume.lookup(at, caller) {
         Ok(attr) => Ok(Some(attr)),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),

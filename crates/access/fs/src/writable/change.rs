@@ -1,14 +1,13 @@
 //! Changes of names and attributes: each is made by the source, and then applied to the inode table.
 
-use super::life::{WantedObject, made_object};
+use super::life::made_object;
 use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error};
 use crate::errno::{FsError, FsResult};
 use crate::kept_records::MadeChange;
 use crate::service::DirName;
 use spurline_volume::capabilities::LimitedCall;
-use spurline_volume::writes::{
-    AttrChange, Change, NamePath, NodeAttr, NodePath, OpenAttrCall, S_IFDIR, S_IFLNK, S_IFMT, SourceSpace,
-};
+use spurline_volume::repeated::{ChangeOutcome, RepeatedCall};
+use spurline_volume::writes::{AttrChange, Change, NamePath, NodeAttr, NodePath, OpenAttrCall, SourceSpace};
 use std::time::Duration;
 
 /// The attribute with a file's capabilities.
@@ -38,16 +37,6 @@ pub enum NewNode<'a> {
     },
 }
 
-impl NewNode<'_> {
-    fn wanted(&self) -> WantedObject {
-        match *self {
-            NewNode::Directory { .. } => WantedObject { file_type: S_IFDIR, size: 0 },
-            NewNode::Node { mode, .. } => WantedObject { file_type: mode & S_IFMT, size: 0 },
-            NewNode::Symlink { target } => WantedObject { file_type: S_IFLNK, size: target.len() as u64 },
-        }
-    }
-}
-
 impl WritableFileSystem {
     /// Makes `new` as `name` in `parent`; raises its lookup count.
     ///
@@ -58,12 +47,7 @@ impl WritableFileSystem {
             self.can.check(LimitedCall::Symlink)?;
         }
         let _changing = self.directory_attrs.changing(parent);
-        if let Some(repeat) = self.find_repeat_by_names(caller)
-            && let Some(attr) = self.find_made(DirName { parent, name }, new.wanted(), &repeat, caller)?
-        {
-            return Ok(self.intern(parent, name, attr));
-        }
-        self.note_making(caller);
+        let repeat = self.find_repeat(caller);
         let mode = match new {
             NewNode::Directory { mode } | NewNode::Node { mode, .. } => mode,
             NewNode::Symlink { .. } => 0,
@@ -74,7 +58,7 @@ impl WritableFileSystem {
                 NewNode::Node { mode, rdev } => Change::Mknod { at, mode, rdev },
                 NewNode::Symlink { target } => Change::Symlink { at, target },
             };
-            self.change_names(&change, None, by, caller)
+            self.change_names(&change, repeat, None, by, caller)
         })?;
         let attr = with_attr(attr)?;
         self.note_names_made(caller, made_object(attr.identity));
@@ -89,10 +73,14 @@ impl WritableFileSystem {
     pub fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<NodeEntry> {
         self.can.check(LimitedCall::Link)?;
         let _changing = self.directory_attrs.changing(parent);
-        if self.find_repeat(caller).is_some()
-            && let Some(attr) = self.find_linked(ino, DirName { parent, name }, caller)?
-        {
-            return Ok(self.intern(parent, name, attr));
+        if let Some(repeat) = self.find_repeat(caller) {
+            let known = self.nodes.identity_of(ino);
+            let outcome = self.on_name(parent, name, caller, false, |at, by| {
+                self.find_outcome(RepeatedCall::LinkOpen(at), repeat, known, by)
+            })?;
+            if let ChangeOutcome::Made(Some(attr)) = outcome {
+                return Ok(self.intern(parent, name, attr));
+            }
         }
         let by_path = self.while_moving(0, || {
             let from = self.nodes.resolve(ino).ok_or_else(|| self.missing(ino))?;
@@ -122,17 +110,13 @@ impl WritableFileSystem {
     /// The source's errno.
     pub fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &FsCaller) -> FsResult<()> {
         let _changing = self.directory_attrs.changing(parent);
-        let is_made = match self.find_repeat_by_names(caller) {
-            Some(repeat) => self.was_removed(DirName { parent, name }, &repeat, caller)?,
-            None => false,
-        };
-        if !is_made {
-            self.on_name(parent, name, caller, false, |at, by| {
-                let change = if directory { Change::Rmdir { at } } else { Change::Unlink { at } };
-                self.change_names(&change, Some(DirName { parent, name }), by, caller)
-            })?;
-            self.note_names_made(caller, MadeChange::default());
-        }
+        let repeat = self.find_repeat(caller);
+        let known = self.nodes.identity_at(parent, name);
+        self.on_name(parent, name, caller, false, |at, by| {
+            let change = if directory { Change::Rmdir { at } } else { Change::Unlink { at } };
+            self.change_names(&change, repeat, known, by, caller)
+        })?;
+        self.note_names_made(caller, MadeChange::default());
         self.nodes.remove(parent, name);
         self.stats.fuse.change_ops.add(1);
         Ok(())
@@ -150,15 +134,8 @@ impl WritableFileSystem {
         let _changing = [from.parent, to.parent].map(|directory| self.directory_attrs.changing(directory));
         // Until the table has the new name, paths below the old one lead nowhere.
         let under_way = self.nodes.begin_rename();
-        if let Some(repeat) = self.find_repeat_by_names(caller)
-            && self.was_renamed(from, to, &repeat, caller)?
-        {
-            if !self.knows_name(to, caller)? {
-                self.nodes.rename(from, to, exchange);
-            }
-            return Ok(());
-        }
-        let removed = from;
+        let repeat = self.find_repeat(caller);
+        let known = self.nodes.identity_at(from.parent, from.name);
         let renamed = self.while_moving(1, || {
             let old = self.nodes.resolve(from.parent).ok_or_else(|| self.missing(from.parent))?;
             let new = self.nodes.resolve(to.parent).ok_or_else(|| self.missing(to.parent))?;
@@ -167,11 +144,14 @@ impl WritableFileSystem {
                 let new = NodePath { path: &new.path, expected: Some(new.identity) };
                 let from = NamePath { directory: old, name: from.name };
                 let to = NamePath { directory: new, name: to.name };
-                self.change_names(&Change::Rename { from, to, flags }, Some(removed), by, caller)
+                self.change_names(&Change::Rename { from, to, flags }, repeat, known, by, caller)
             })?)
         })?;
         self.note_names_made(caller, MadeChange::default());
-        self.nodes.rename(from, to, exchange);
+        // The process before may have come so far.
+        if repeat.is_none() || !self.knows_name(to, caller)? {
+            self.nodes.rename(from, to, exchange);
+        }
         if let Some(attr) = renamed
             && let Some(ino) = self.nodes.node_at(to.parent, to.name)
         {

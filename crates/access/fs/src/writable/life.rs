@@ -5,9 +5,7 @@
 //! |---|---|
 //! | any change with a record of its result | the record says so |
 //! | mkdir, mknod, symlink, create | the name leads to an object as it was to be made, from between the first attempt and the end of its process |
-//! | link | the new name leads to the object |
-//! | unlink, rmdir | the name leads to nothing, or to another object than before |
-//! | rename | the old name does not lead to the object any more, and the new name does |
+//! | link, unlink, rmdir, rename | the names lead to the objects as in the table of [`spurline_volume::repeated`] |
 //! | append | the bytes, as far as the file goes, are at the former end: the rest is written |
 //! | open | the handle has the number of the request |
 //!
@@ -27,9 +25,12 @@ use spurline_sys::random;
 use spurline_types::Result;
 use spurline_volume::kept_client::HeldFile;
 use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
-use spurline_volume::repeated::{ChangeMark, RepeatedCall, RepeatedChange};
+use spurline_volume::repeated::{
+    ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, find_name, outcome_by_objects,
+};
 use spurline_volume::writes::{
-    Caller, Change, FileIdentity, FileTime, LockFamily, NodeAttr, NodePath, S_IFDIR, S_IFMT, WritableDirectory,
+    Caller, Change, FileIdentity, FileTime, LockFamily, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG,
+    WritableDirectory,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -75,11 +76,11 @@ pub(super) struct RepeatedRequest {
 
 /// What a request was to make.
 #[derive(Clone, Copy)]
-pub(super) struct WantedObject {
+struct NewObject {
     /// The file type, as in a mode.
-    pub file_type: u32,
+    file_type: u32,
     /// The length of a symbolic link's target.
-    pub size: u64,
+    size: u64,
 }
 
 impl MountRecords {
@@ -249,27 +250,30 @@ impl WritableFileSystem {
         })
     }
 
-    /// As [`WritableFileSystem::find_repeat`], for a change of names that the names show.
-    pub(super) fn find_repeat_by_names(&self, caller: &FsCaller<'_>) -> Option<RepeatedRequest> {
-        if self.source.recognises_marks() { None } else { self.find_repeat(caller) }
-    }
-
-    /// Makes a change of names. If the source recognises marks, the mark of a first attempt shows whether a process before has made the
-    /// change; `removed` is the name that leads to another object then, or to none.
+    /// Makes a change of names, unless the change is known to be made: by its mark where the source recognises marks, or by the
+    /// names. `repeat` is the request's own, and `known` the object that the name which the change takes away led to before.
     pub(super) fn change_names(
         &self,
         change: &Change<'_>,
-        removed: Option<DirName<'_>>,
+        repeat: Option<RepeatedRequest>,
+        known: Option<FileIdentity>,
         caller: &Caller,
         request: &FsCaller<'_>,
     ) -> Result<Option<NodeAttr>> {
+        let call = RepeatedCall::Change(*change);
         if self.life.get().is_none() || !self.source.recognises_marks() {
+            if let Some(repeat) = repeat
+                && let ChangeOutcome::Made(attr) = self.find_outcome(call, repeat, known, caller)?
+            {
+                return Ok(attr);
+            }
+            if new_object(&call).is_some() {
+                self.note_making(request);
+            }
             return self.source.change(change, caller);
         }
-        if let Some(mark) = self.find_repeat(request).and_then(|repeat| repeat.before) {
+        if let Some(mark) = repeat.and_then(|repeat| repeat.before) {
             let mark = ChangeMark(u128::from(mark));
-            let call = RepeatedCall::Change(*change);
-            let known = removed.and_then(|at| self.nodes.identity_at(at.parent, at.name));
             return self.source.repeat(&RepeatedChange { call, mark, known: [known, None], caller });
         }
         let mark = random();
@@ -320,95 +324,66 @@ impl WritableFileSystem {
         }
     }
 
-    /// The attributes of the object that a repeated request has made.
-    pub(super) fn find_made(
+    /// Whether a process before has made the change of a repeated request, by the names of the source.
+    pub(super) fn find_outcome(
         &self,
-        at: DirName<'_>,
-        wanted: WantedObject,
-        repeat: &RepeatedRequest,
-        caller: &FsCaller<'_>,
-    ) -> FsResult<Option<NodeAttr>> {
-        let Some(found) = self.find_name(at, caller)? else { return Ok(None) };
-        let is_made = match (repeat.made, repeat.before) {
-            (Some(_), _) => true,
-            (None, Some(began)) => self.may_be_made(&found, wanted, began, caller),
-            (None, None) => false,
+        call: RepeatedCall<'_>,
+        repeat: RepeatedRequest,
+        known: Option<FileIdentity>,
+        caller: &Caller,
+    ) -> Result<ChangeOutcome> {
+        let new = new_object(&call);
+        if repeat.made.is_some() && new.is_none() {
+            return Ok(ChangeOutcome::Made(None));
+        }
+        let is_made = |found: &NodeAttr| {
+            let by_time = |new, began| self.may_be_made(found, new, began, caller);
+            repeat.made.is_some() || new.zip(repeat.before).is_some_and(|(new, began)| by_time(new, began))
         };
-        Ok(is_made.then_some(found))
+        let outcome = outcome_by_objects(&*self.source, call, [known, None], caller, is_made)?;
+        Ok(match (outcome, call) {
+            // The kernel removes only names that it has seen.
+            (ChangeOutcome::Unclear(_), RepeatedCall::Change(Change::Unlink { .. } | Change::Rmdir { .. })) => {
+                ChangeOutcome::Made(None)
+            }
+            (ChangeOutcome::Unclear(_), _) => ChangeOutcome::NotMade,
+            (outcome, _) => outcome,
+        })
     }
 
     /// Whether an object is as a request that began at that time was to make it.
-    fn may_be_made(&self, found: &NodeAttr, wanted: WantedObject, began: u64, caller: &FsCaller<'_>) -> bool {
+    fn may_be_made(&self, found: &NodeAttr, new: NewObject, began: u64, caller: &Caller) -> bool {
         let Some(life) = self.life.get() else { return false };
         let owner = self.config.squash.map_or(caller.uid, |squash| squash.0);
-        let is_new = wanted.file_type == S_IFDIR || found.nlink == 1 && found.size == wanted.size;
+        let is_new = new.file_type == S_IFDIR || found.nlink == 1 && found.size == new.size;
         let tick = CLOCK_TICK.as_nanos() as u64;
         let changed = since_1970(found.ctime);
         let ended_at = nanos_of(life.ended_at);
         // A process that ended before it reported itself leaves the end of the one before it.
         let in_time = changed >= began.saturating_sub(tick) && (changed <= ended_at + tick || began > ended_at);
-        found.mode & S_IFMT == wanted.file_type
+        found.mode & S_IFMT == new.file_type
             && is_new
             && (found.uid == owner || !self.source.has_host_clock())
             && (in_time || !self.source.has_host_clock())
     }
 
-    fn find_name(&self, at: DirName<'_>, caller: &FsCaller<'_>) -> FsResult<Option<NodeAttr>> {
-        match self.on_name(at.parent, at.name, caller, false, |at, caller| self.source.lookup(at, caller)) {
-            Ok(attr) => Ok(Some(attr)),
-            Err(error) if matches!(error.errno(), libc::ENOENT | libc::ENOTDIR) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Whether a repeated request has removed the name already.
-    pub(super) fn was_removed(
-        &self,
-        at: DirName<'_>,
-        repeat: &RepeatedRequest,
-        caller: &FsCaller<'_>,
-    ) -> FsResult<bool> {
-        if repeat.made.is_some() {
-            return Ok(true);
-        }
-        let known = self.nodes.identity_at(at.parent, at.name);
-        Ok(match (self.find_name(at, caller)?, known) {
-            (None, _) => true,
-            (Some(found), Some(known)) => found.identity != known,
-            (Some(_), None) => false,
-        })
-    }
-
-    /// Whether a repeated request has given the object of `ino` this name already; the object's attributes.
-    pub(super) fn find_linked(&self, ino: u64, at: DirName<'_>, caller: &FsCaller<'_>) -> FsResult<Option<NodeAttr>> {
-        let known = self.nodes.identity_of(ino);
-        Ok(self.find_name(at, caller)?.filter(|found| Some(found.identity) == known))
-    }
-
-    /// Whether a repeated request has renamed already.
-    pub(super) fn was_renamed(
-        &self,
-        from: DirName<'_>,
-        to: DirName<'_>,
-        repeat: &RepeatedRequest,
-        caller: &FsCaller<'_>,
-    ) -> FsResult<bool> {
-        if repeat.made.is_some() {
-            return Ok(true);
-        }
-        let Some(known) = self.nodes.identity_at(from.parent, from.name) else { return Ok(false) };
-        Ok(!self.leads_to(from, known, caller)? && self.leads_to(to, known, caller)?)
-    }
-
-    fn leads_to(&self, at: DirName<'_>, object: FileIdentity, caller: &FsCaller<'_>) -> FsResult<bool> {
-        Ok(self.find_name(at, caller)?.is_some_and(|found| found.identity == object))
-    }
-
     /// Whether the table of nodes has the name as the source has.
     pub(super) fn knows_name(&self, at: DirName<'_>, caller: &FsCaller<'_>) -> FsResult<bool> {
-        let found = self.find_name(at, caller)?.map(|found| found.identity);
-        Ok(found == self.nodes.identity_at(at.parent, at.name))
+        let found = self.on_name(at.parent, at.name, caller, false, |at, by| find_name(&*self.source, at, by))?;
+        Ok(found.map(|found| found.identity) == self.nodes.identity_at(at.parent, at.name))
     }
+}
+
+/// The object that a change makes.
+fn new_object(call: &RepeatedCall<'_>) -> Option<NewObject> {
+    let (file_type, size) = match *call {
+        RepeatedCall::CreateExclusive(_) => (S_IFREG, 0),
+        RepeatedCall::Change(Change::Mkdir { .. }) => (S_IFDIR, 0),
+        RepeatedCall::Change(Change::Mknod { mode, .. }) => (mode & S_IFMT, 0),
+        RepeatedCall::Change(Change::Symlink { target, .. }) => (S_IFLNK, target.len() as u64),
+        _ => return None,
+    };
+    Some(NewObject { file_type, size })
 }
 
 /// The result of a request that has made an object.

@@ -2,7 +2,7 @@
 //! cached bytes (`version_reads`); where the kernel supports it, it reads and writes the source's file itself.
 
 use super::kernel_view::KernelSize;
-use super::life::{WantedObject, made_object, unclear_append};
+use super::life::{made_object, unclear_append};
 use super::locks::HandleLocks;
 use super::opener::FileOpener;
 use super::removed::RemovedDirectory;
@@ -18,9 +18,9 @@ use spurline_types::{Error, ErrorKind, ObjectRef, Result};
 use spurline_volume::ReadData;
 use spurline_volume::capabilities::LimitedCall;
 use spurline_volume::kept_files::KeptFileKey;
+use spurline_volume::repeated::{ChangeOutcome, RepeatedCall};
 use spurline_volume::writes::{
-    CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, NodePath, S_IFREG, WritableDirectory, WritableFile,
-    WritePlace,
+    CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, NodePath, WritableDirectory, WritableFile, WritePlace,
 };
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -259,8 +259,10 @@ impl WritableFileSystem {
             // publication.
             return Ok(None);
         }
-        let wanted = WantedObject { file_type: S_IFREG, size: 0 };
-        let Some(attr) = self.find_made(at, wanted, &repeat, caller)? else { return Ok(None) };
+        let outcome = self.on_name(at.parent, at.name, caller, false, |at, by| {
+            self.find_outcome(RepeatedCall::CreateExclusive(at), repeat, None, by)
+        })?;
+        let ChangeOutcome::Made(Some(attr)) = outcome else { return Ok(None) };
         // The first open had the right that a new file need not give.
         let own = Caller { uid: self.config.owner.0, gid: self.config.owner.1, ..Caller::default() };
         let flags_now = (flags & !MAKING_FLAGS) as u32;
