@@ -4,7 +4,7 @@
 //! Many lookups in one directory within a short time lead to one listing, which answers the rest: 10,000 files opened
 //! one after the other cost tens of requests instead of tens of thousands. Concurrent equal requests are sent once.
 
-use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore, SharedBuckets};
+use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore, SharedBuckets, forward_to};
 use parking_lot::{Condvar, Mutex};
 use spurline_sys::join_path;
 use spurline_types::{ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result, Stats};
@@ -746,17 +746,14 @@ pub(crate) fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
 }
 
 impl OriginStore for CachedOrigin {
-    fn source_url(&self) -> &str {
-        self.inner.source_url()
-    }
-    fn describe(&self) -> String {
-        self.inner.describe()
-    }
-    fn capabilities(&self) -> OriginCapabilities {
-        self.inner.capabilities()
-    }
-    fn check(&self, deadline: Instant) -> Result<()> {
-        self.inner.check(deadline)
+    forward_to! { inner:
+        fn source_url(&self) -> &str;
+        fn describe(&self) -> String;
+        fn capabilities(&self) -> OriginCapabilities;
+        fn check(&self, deadline: Instant) -> Result<()>;
+        fn lists_all(&self, path: &[u8]) -> bool;
+        fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>>;
+        fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>>;
     }
 
     fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr> {
@@ -809,14 +806,6 @@ impl OriginStore for CachedOrigin {
         self.fetch_page(path, cursor, max, max_age, deadline).map(|(_, page)| ListPage::clone(&page))
     }
 
-    fn lists_all(&self, path: &[u8]) -> bool {
-        self.inner.lists_all(path)
-    }
-
-    fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
-        self.inner.readlink(path, deadline)
-    }
-
     /// Nothing is kept here, and an origin that does not respond is not requested while known names are served in its place.
     fn object_headers(&self, path: &[u8], deadline: Instant) -> Result<ObjectHeaders> {
         if !self.config.stale_if_error.is_zero() && self.state.lock().outage.is_some() {
@@ -848,9 +837,5 @@ impl OriginStore for CachedOrigin {
             }
         }
         answers
-    }
-
-    fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>> {
-        self.inner.statfs(deadline)
     }
 }

@@ -1,7 +1,7 @@
 //! An origin that fails, stalls, cuts, throttles and replaces on demand, for the tests of the layers above. It
 //! deliberately invents no data: all data comes from the wrapped origin.
 
-use crate::{OriginCapabilities, OriginCapacity, OriginStore};
+use crate::{OriginCapabilities, OriginCapacity, OriginStore, forward_to};
 use parking_lot::{Condvar, Mutex};
 use spurline_types::{ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result};
 use std::sync::Arc;
@@ -185,15 +185,14 @@ fn sleep_until_deadline(time: Duration, deadline: Instant) -> Result<()> {
 }
 
 impl OriginStore for FaultyOrigin {
-    fn source_url(&self) -> &str {
-        self.inner.source_url()
+    forward_to! { inner:
+        fn source_url(&self) -> &str;
+        fn describe(&self) -> String;
+        fn capabilities(&self) -> OriginCapabilities;
+        fn lists_all(&self, path: &[u8]) -> bool;
+        fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>>;
     }
-    fn describe(&self) -> String {
-        self.inner.describe()
-    }
-    fn capabilities(&self) -> OriginCapabilities {
-        self.inner.capabilities()
-    }
+
     fn check(&self, deadline: Instant) -> Result<()> {
         self.apply_faults(FaultTarget::Any, deadline)?;
         self.inner.check(deadline)
@@ -207,9 +206,6 @@ impl OriginStore for FaultyOrigin {
         self.lists.fetch_add(1, Ordering::Relaxed);
         self.apply_faults(FaultTarget::List, deadline)?;
         self.inner.list(path, cursor, max, deadline)
-    }
-    fn lists_all(&self, path: &[u8]) -> bool {
-        self.inner.lists_all(path)
     }
     fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
         self.apply_faults(FaultTarget::Readlink, deadline)?;
@@ -229,8 +225,5 @@ impl OriginStore for FaultyOrigin {
                 Err(planned_error(ErrorKind::Unavailable))
             }
         }
-    }
-    fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>> {
-        self.inner.statfs(deadline)
     }
 }

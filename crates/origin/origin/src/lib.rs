@@ -121,6 +121,16 @@ pub struct OriginRead<'a> {
     pub sink: &'a mut dyn ByteSink,
 }
 
+/// Methods of a wrapper that only call those of the wrapped object.
+macro_rules! forward_to {
+    ($wrapped:ident: $(fn $method:ident(&$self:ident $(, $name:ident: $type:ty)*) -> $result:ty;)+) => {
+        $(fn $method(&$self $(, $name: $type)*) -> $result {
+            $self.$wrapped.$method($($name),*)
+        })+
+    };
+}
+pub(crate) use forward_to;
+
 /// The read side of a bucket or a directory. All calls block, none past its deadline, and all may run concurrently on
 /// many threads, but not inside an async runtime. Paths are relative to the source, without a leading or trailing
 /// slash; `""` is the root.

@@ -2,7 +2,7 @@
 //! to, and not back from the store. It knows no cache and no request.
 
 use super::staged::StagedBytes;
-use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore};
+use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore, forward_to};
 use parking_lot::Mutex;
 use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectHeaders, ObjectId, ObjectRef, Result};
 use std::collections::{HashMap, VecDeque};
@@ -132,45 +132,19 @@ impl PublishingOrigin {
 }
 
 impl OriginStore for PublishingOrigin {
-    fn source_url(&self) -> &str {
-        self.store.source_url()
-    }
-    fn describe(&self) -> String {
-        self.store.describe()
-    }
-    fn capabilities(&self) -> OriginCapabilities {
-        self.store.capabilities()
-    }
-    fn check(&self, deadline: Instant) -> Result<()> {
-        self.store.check(deadline)
-    }
-    fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr> {
-        self.store.lookup(path, deadline)
-    }
-    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage> {
-        self.store.list(path, cursor, max, deadline)
-    }
-    fn lists_all(&self, path: &[u8]) -> bool {
-        self.store.lists_all(path)
-    }
-    fn lookup_within(&self, path: &[u8], max_age: Duration, deadline: Instant) -> Result<ObjectAttr> {
-        self.store.lookup_within(path, max_age, deadline)
-    }
-    fn list_within(
-        &self,
-        path: &[u8],
-        cursor: Option<&[u8]>,
-        max: usize,
-        max_age: Duration,
-        deadline: Instant,
-    ) -> Result<ListPage> {
-        self.store.list_within(path, cursor, max, max_age, deadline)
-    }
-    fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>> {
-        self.store.readlink(path, deadline)
-    }
-    fn object_headers(&self, path: &[u8], deadline: Instant) -> Result<ObjectHeaders> {
-        self.store.object_headers(path, deadline)
+    forward_to! { store:
+        fn source_url(&self) -> &str;
+        fn describe(&self) -> String;
+        fn capabilities(&self) -> OriginCapabilities;
+        fn check(&self, deadline: Instant) -> Result<()>;
+        fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr>;
+        fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage>;
+        fn lists_all(&self, path: &[u8]) -> bool;
+        fn lookup_within(&self, path: &[u8], max_age: Duration, deadline: Instant) -> Result<ObjectAttr>;
+        fn list_within(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, max_age: Duration, deadline: Instant) -> Result<ListPage>;
+        fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>>;
+        fn object_headers(&self, path: &[u8], deadline: Instant) -> Result<ObjectHeaders>;
+        fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>>;
     }
 
     fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {
@@ -190,9 +164,5 @@ impl OriginStore for PublishingOrigin {
             return self.store.read_many(reads, at_once, time);
         }
         reads.map(|read| self.read(read.object, read.offset, read.sink, Instant::now() + time)).collect()
-    }
-
-    fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>> {
-        self.store.statfs(deadline)
     }
 }
