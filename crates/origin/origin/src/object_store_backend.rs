@@ -12,11 +12,12 @@ use crate::ca_store::CaStore;
 use crate::{OriginOptions, SourceLocation, SourceScheme};
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
-use http::Method;
 use http::header::{ACCEPT_ENCODING, HeaderValue, RANGE};
+use http::{Method, StatusCode};
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
+    ReqwestConnector,
 };
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
@@ -26,31 +27,97 @@ use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Makes requests for objects accept the packed form, so that the store does not unpack what was stored with
-/// `Content-Encoding: gzip`. Requests for listings, which would then arrive packed as well, stay as they are.
-#[derive(Debug)]
-struct StoredFormConnector;
+/// Bytes of an error's body that its message has.
+const REFUSAL_BODY_MAX: usize = 4096;
 
+/// An answer that is an error without a type in the library, which shows such a status in words only.
 #[derive(Debug)]
-struct StoredFormService(HttpClient);
+struct RefusedRequest {
+    status: StatusCode,
+    body: String,
+}
 
-impl HttpConnector for StoredFormConnector {
-    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let client = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(StoredFormService(client)))
+impl RefusedRequest {
+    /// The refusal that an error of the library is about.
+    fn find_in<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a RefusedRequest> {
+        std::iter::successors(Some(error), |error| error.source()).find_map(|error| error.downcast_ref())
     }
 }
 
-impl HttpService for StoredFormService {
+impl std::fmt::Display for RefusedRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the server answered {}: {}", self.status, self.body.trim())
+    }
+}
+
+impl std::error::Error for RefusedRequest {}
+
+/// Makes clients whose refused requests have a status. With `stored_form`, requests for objects accept the packed form, so that the
+/// store does not unpack what was stored with `Content-Encoding: gzip`; requests for listings, which would then arrive packed as
+/// well, stay as they are.
+#[derive(Debug)]
+struct StatusConnector {
+    stored_form: bool,
+}
+
+#[derive(Debug)]
+struct StatusService {
+    client: HttpClient,
+    stored_form: bool,
+}
+
+impl HttpConnector for StatusConnector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let client = ReqwestConnector::default().connect(options)?;
+        Ok(HttpClient::new(StatusService { client, stored_form: self.stored_form }))
+    }
+}
+
+/// Whether an error has a type in the library. An error of a listing has none; and an absent token must not look like an
+/// absent object.
+fn is_typed_by_library(status: StatusCode, is_listing: bool) -> bool {
+    !is_listing && matches!(status, StatusCode::NOT_FOUND | StatusCode::PRECONDITION_FAILED)
+}
+
+/// Whether a request lists a bucket (Google) or a container (Azure).
+fn is_listing(request: &HttpRequest) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    query.split('&').any(|pair| pair == "list-type=2" || pair == "comp=list")
+}
+
+/// The first bytes of a body.
+async fn read_start(body: HttpResponseBody) -> String {
+    let mut start = Vec::new();
+    let mut pieces = body.bytes_stream();
+    while start.len() < REFUSAL_BODY_MAX
+        && let Some(Ok(piece)) = pieces.next().await
+    {
+        start.extend_from_slice(&piece[..piece.len().min(REFUSAL_BODY_MAX - start.len())]);
+    }
+    String::from_utf8_lossy(&start).into_owned()
+}
+
+impl HttpService for StatusService {
     fn call<'a, 'b>(&'a self, mut request: HttpRequest) -> BoxFuture<'b, Result<HttpResponse, HttpError>>
     where
         'a: 'b,
         Self: 'b,
     {
-        if request.method() == Method::HEAD || request.headers().contains_key(RANGE) {
+        if self.stored_form && (request.method() == Method::HEAD || request.headers().contains_key(RANGE)) {
             request.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
         }
-        self.0.execute(request).boxed()
+        let is_listing = is_listing(&request);
+        async move {
+            let response = self.client.execute(request).await?;
+            let status = response.status();
+            let is_error = status.is_client_error() || status.is_server_error();
+            if !is_error || is_typed_by_library(status, is_listing) {
+                return Ok(response);
+            }
+            let body = read_start(response.into_body()).await;
+            Err(HttpError::new(HttpErrorKind::Unknown, RefusedRequest { status, body }))
+        }
+        .boxed()
     }
 }
 
@@ -104,7 +171,7 @@ impl ObjectStoreBackend {
             }
             let store = builder
                 .with_bucket_name(source.bucket())
-                .with_http_connector(StoredFormConnector)
+                .with_http_connector(StatusConnector { stored_form: true })
                 .with_retry(retry)
                 .with_client_options(options(base.as_deref())?)
                 .with_skip_signature(config.anonymous)
@@ -124,6 +191,7 @@ impl ObjectStoreBackend {
             }
             let store = builder
                 .with_container_name(source.bucket())
+                .with_http_connector(StatusConnector { stored_form: false })
                 .with_retry(retry)
                 .with_client_options(options(base.as_deref())?)
                 .with_skip_signature(config.anonymous)
@@ -143,57 +211,33 @@ impl ObjectStoreBackend {
     fn classify_error(&self, what: &str, error: &object_store::Error) -> RequestFailure {
         use object_store::Error as E;
         let name = &self.name;
+        // Only the cause is used: the whole message repeats the object's name.
         let cause = root_cause(error);
-        match error {
-            E::NotFound { .. } if what.starts_with("the listing") => RequestFailure::fatal(
+        match (RefusedRequest::find_in(error).map(|refused| refused.status), error) {
+            (Some(StatusCode::NOT_FOUND), _) => RequestFailure::fatal(
                 ErrorKind::NotFound,
                 format!("{name} has no such bucket or container ({cause}); check its spelling"),
             ),
-            E::NotFound { .. } => {
+            (None, E::NotFound { .. }) => {
                 RequestFailure::fatal(ErrorKind::NotFound, format!("{what}: no such object ({cause})"))
             }
-            E::Precondition { .. } | E::NotModified { .. } => {
+            (None, E::Precondition { .. } | E::NotModified { .. }) => {
                 RequestFailure::fatal(ErrorKind::Stale, format!("{what}: the object has been replaced ({cause})"))
             }
-            E::PermissionDenied { .. } | E::Unauthenticated { .. } => RequestFailure::fatal(
+            (Some(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN), _) => RequestFailure::fatal(
                 ErrorKind::PermissionDenied,
                 format!("{name} refused {what} ({cause}); check {}", self.variables),
             ),
-            E::InvalidPath { source } => RequestFailure::fatal(
+            (Some(StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE), _) => {
+                let message = format!("{name} failed to serve {what}: {cause}");
+                let error = Error::new(ErrorKind::Throttled, message);
+                RequestFailure { error, advice: RetryHint::SlowDown(None) }
+            }
+            (_, E::InvalidPath { source }) => RequestFailure::fatal(
                 ErrorKind::Unsupported,
                 format!("{what} contains a name that can't be served here: {source}"),
             ),
-            _ => {
-                // The library reports a status only in its message. Only the cause is used: the whole message repeats
-                // the object's name.
-                let message = format!("{name} failed to serve {what}: {cause}");
-                let (status, body) = parse_status(&cause);
-                if matches!(status, "429" | "503") || ["SlowDown", "ServerBusy"].iter().any(|word| body.contains(word))
-                {
-                    let error = Error::new(ErrorKind::Throttled, message);
-                    return RequestFailure { error, advice: RetryHint::SlowDown(None) };
-                }
-                if matches!(status, "401" | "403") {
-                    let message = format!("{message}; check {}", self.variables);
-                    return RequestFailure::fatal(ErrorKind::PermissionDenied, message);
-                }
-                if status == "404" && what.starts_with("the listing") {
-                    let message = format!("{name} has no such bucket or container ({cause}); check its spelling");
-                    return RequestFailure::fatal(ErrorKind::NotFound, message);
-                }
-                RequestFailure::transient(ErrorKind::Unavailable, message)
-            }
-        }
-    }
-}
-
-/// Status and body of an error answer, from the library's message.
-fn parse_status(cause: &str) -> (&str, &str) {
-    match cause.strip_prefix("Server returned ") {
-        None => ("", ""),
-        Some(rest) => {
-            let status = rest.strip_prefix("non-2xx status code: ").and_then(|told| told.get(..3));
-            (status.unwrap_or_default(), rest)
+            _ => RequestFailure::transient(ErrorKind::Unavailable, format!("{name} failed to serve {what}: {cause}")),
         }
     }
 }

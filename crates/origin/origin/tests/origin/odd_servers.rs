@@ -307,3 +307,47 @@ fn a_server_of_another_protocol_is_named() {
         assert!(error.message().contains(part), "{error}");
     }
 }
+
+#[test]
+fn refusals_of_google_and_azure_are_known_by_their_status() {
+    for (status, kind, part) in [
+        ("401 Unauthorized", ErrorKind::PermissionDenied, "check "),
+        ("403 Forbidden", ErrorKind::PermissionDenied, "check "),
+        ("404 Not Found", ErrorKind::NotFound, "no such bucket or container"),
+    ] {
+        for url in ["gs://bucket", "az://bucket"] {
+            // A body of a proxy, which is not read to its end.
+            let (endpoint, _) = serve(move |_| whole(status, "", &format!("503 429 SlowDown{}", "x".repeat(1 << 20))));
+            let config = OriginOptions {
+                endpoint: Some(endpoint),
+                anonymous: true,
+                env: EnvironmentSource::fixed([("AZURE_STORAGE_ACCOUNT_NAME", "account")]),
+                ..OriginOptions::default()
+            };
+            let store = spurline_origin::open(url, &config, Arc::new(Stats::default())).unwrap();
+            let error = store.check(soon()).unwrap_err();
+            assert_eq!(error.kind(), kind, "{url}: {status}: {}", &error.message()[..200]);
+            assert!(error.message().contains(part) && error.message().contains(status), "{}", &error.message()[..200]);
+            assert!(error.message().len() < 8192, "{}", error.message().len());
+        }
+    }
+}
+
+#[test]
+fn a_token_that_azure_does_not_have_is_no_absent_object() {
+    let (endpoint, heads) = serve(|_| whole("404 Not Found", "", "no identity is assigned"));
+    let token_endpoint = format!("{endpoint}/token");
+    let config = OriginOptions {
+        endpoint: Some(endpoint),
+        env: EnvironmentSource::fixed([
+            ("AZURE_STORAGE_ACCOUNT_NAME", "account"),
+            ("AZURE_MSI_ENDPOINT", token_endpoint.as_str()),
+        ]),
+        ..OriginOptions::default()
+    };
+    let store = spurline_origin::open("az://bucket", &config, Arc::new(Stats::default())).unwrap();
+    let error = store.lookup(b"f", Instant::now() + Duration::from_secs(2)).unwrap_err();
+    let heads = heads.lock().unwrap();
+    assert!(!heads.is_empty() && heads.iter().all(|head| head.contains("/token")), "{heads:?}");
+    assert_ne!(error.kind(), ErrorKind::NotFound, "{error}");
+}
