@@ -181,7 +181,10 @@ fn table_row(line: &NodeReport) -> [String; 11] {
     let zone = if member.zone.is_empty() { dash() } else { member.zone.clone() };
     let Ok(NodeFigures { status, stats, sent, fetched }) = answer else {
         let mut row = [const { String::new() }; 11].map(|_| dash());
-        (row[0], row[1], row[2], row[4]) = (member.name.clone(), zone, address, "down".to_owned());
+        row[0] = member.name.clone();
+        row[1] = zone;
+        row[2] = address;
+        row[4] = "down".to_owned();
         row[6] = member.weight.to_string();
         return row;
     };

@@ -251,7 +251,8 @@ impl VirtualScheduler {
                 if let ThreadState::Waiting { until: Some(until), .. } = thread.state
                     && until <= self.now
                 {
-                    (thread.state, thread.timed_out) = (ThreadState::Ready, true);
+                    thread.state = ThreadState::Ready;
+                    thread.timed_out = true;
                 }
             }
             let now = self.now;
@@ -331,7 +332,8 @@ pub(crate) fn wait_on(me: u64, on: Option<usize>, until: Option<u64>) -> bool {
         sched.queues.entry(on).or_default().push_back(me);
     }
     if let Some(thread) = sched.threads.get_mut(&me) {
-        (thread.state, thread.timed_out) = (ThreadState::Waiting { on, until }, false);
+        thread.state = ThreadState::Waiting { on, until };
+        thread.timed_out = false;
     }
     switch_thread(me, sched);
     // Fetched anew: other threads held the baton meanwhile.

@@ -61,7 +61,10 @@ fn filtering_chain(rules: &str) -> Option<String> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             ["table", _, name, "{"] => table = name,
-            ["chain", name, "{"] => (chain, incoming) = (name, false),
+            ["chain", name, "{"] => {
+                chain = name;
+                incoming = false;
+            }
             ["type", "filter", "hook", "input", ..] => {
                 incoming = true;
                 if line.contains("policy drop") {

@@ -315,7 +315,8 @@ impl ThreadPlacement {
         self.row = if ahead == self.fixed { self.row + 1 } else { 0 };
         let Some(anywhere) = self.anywhere.filter(|_| self.row >= PLACEMENT_CHANGE_REQUESTS) else { return };
         self.set_affinity(if ahead { &anywhere } else { &self.own });
-        (self.fixed, self.row) = (!ahead, 0);
+        self.fixed = !ahead;
+        self.row = 0;
     }
 
     /// Makes a request to the file system at `path` from `cpu`, so that the entries of that CPU's queue take queued requests.

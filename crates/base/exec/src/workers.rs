@@ -89,7 +89,7 @@ impl PriorityWorkers {
     /// Runs `call` as urgent work and waits for its result until the deadline. A call that has not begun by then does not run.
     ///
     /// # Errors
-    /// What the call has reached by the deadline.
+    /// [`NoAnswer`], also for a full queue or a panic.
     pub fn call_until<T: Send + 'static>(
         &self,
         deadline: Instant,

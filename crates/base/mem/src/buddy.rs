@@ -69,7 +69,8 @@ impl BuddyAllocator {
     /// stripe.
     pub(crate) fn divide_by_stripe(&mut self, stripe: u32, parts: usize) {
         assert!(self.orders <= stripe as usize + 1, "a run must not cross two parts");
-        (self.stripe, self.parts) = (stripe, parts.max(1));
+        self.stripe = stripe;
+        self.parts = parts.max(1);
         self.heads = vec![NO_PAGE; self.orders * self.parts];
         for page in 0..self.order.len() {
             if self.order[page] != NOT_FREE {

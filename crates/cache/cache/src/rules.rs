@@ -110,7 +110,8 @@ impl RuleTable {
         apply_rules(&rules, share, store);
         self.any.store(!rules.0.is_empty(), Ordering::Release);
         let mut state = self.state.write();
-        (state.rules, state.known) = (Arc::new(rules), true);
+        state.rules = Arc::new(rules);
+        state.known = true;
     }
 
     /// Sets this process's fraction of the group's blocks.

@@ -226,7 +226,9 @@ impl ClassTable {
                     }
                 }
             }
-            (inner.known, inner.rules, inner.most) = (true, rules, most.to_vec());
+            inner.known = true;
+            inner.rules = rules;
+            inner.most = most.to_vec();
         });
         // Room is freed before room is given away, to the oldest blocks first.
         steps.sort_unstable();

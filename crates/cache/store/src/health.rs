@@ -81,8 +81,11 @@ impl DiskHealth {
     }
 
     fn enter_state(inner: &mut HealthState, state: DiskState, now: Instant) {
-        (inner.state, inner.since, inner.since_instant) = (state, SystemTime::now(), now);
-        (inner.errors, inner.good_probes) = (0, 0);
+        inner.state = state;
+        inner.since = SystemTime::now();
+        inner.since_instant = now;
+        inner.errors = 0;
+        inner.good_probes = 0;
     }
 
     /// An operation failed (`late`: missed its deadline). Returns the new state after a change.
@@ -92,7 +95,8 @@ impl DiskHealth {
             return None;
         }
         if inner.errors == 0 || now.duration_since(inner.first_error) > ERROR_WINDOW {
-            (inner.errors, inner.first_error) = (0, now);
+            inner.errors = 0;
+            inner.first_error = now;
         }
         inner.errors += 1;
         if !late && inner.errors < ERROR_LIMIT {

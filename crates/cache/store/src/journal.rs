@@ -47,7 +47,8 @@ fn replay_file(
         filled += n;
         let used = log::replay_records(&buffer[..filled], &mut f);
         buffer.copy_within(used..filled, 0);
-        (at, filled) = (at + used as u64, filled - used);
+        at += used as u64;
+        filled -= used;
         // This many bytes contain a whole record, unless the log ends here.
         if n == 0 || filled >= log::RECORD_MAX {
             return (at, None);

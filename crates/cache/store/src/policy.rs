@@ -113,7 +113,9 @@ impl<K> SlotQueues<K> {
             self.nodes[tail as usize].next = slot;
         }
         let node = &mut self.nodes[slot as usize];
-        (node.prev, node.next, node.queue) = (tail, NO_SLOT, queue);
+        node.prev = tail;
+        node.next = NO_SLOT;
+        node.queue = queue;
     }
 
     fn unlink(&mut self, slot: u32) {

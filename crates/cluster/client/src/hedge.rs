@@ -204,7 +204,10 @@ impl HedgedReads {
         if flight.breaker.as_ref().is_none_or(|known| !Arc::ptr_eq(known, breaker)) {
             flight.breaker = Some(Arc::clone(breaker));
         }
-        (flight.offset, flight.len, flight.second, flight.blamed) = (offset, len, SecondRequest::None, false);
+        flight.offset = offset;
+        flight.len = len;
+        flight.second = SecondRequest::None;
+        flight.blamed = false;
         drop(flight);
         let since = started.saturating_duration_since(self.born).as_micros() as u64;
         slot.since.store(since.max(1), Ordering::SeqCst);
@@ -520,7 +523,9 @@ impl<'a> LateReadWatcher<'a> {
             for slot in hedge.slots.iter().filter(|slot| !slot.taken.load(Ordering::Acquire)) {
                 let mut flight = slot.flight.lock();
                 if slot.since.load(Ordering::Acquire) == 0 {
-                    (flight.object, flight.peer, flight.breaker) = (None, None, None);
+                    flight.object = None;
+                    flight.peer = None;
+                    flight.breaker = None;
                 }
             }
         }

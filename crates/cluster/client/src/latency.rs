@@ -143,7 +143,8 @@ impl LatencyTracker {
         }
         let mut deprioritised = self.deprioritised.lock();
         let Some(known) = deprioritised.as_mut().filter(|known| known.trying) else { return false };
-        (known.trying, known.trusted) = (false, Some(now));
+        known.trying = false;
+        known.trusted = Some(now);
         self.is_deprioritised.store(false, Ordering::Release);
         true
     }
@@ -197,7 +198,8 @@ impl LatencyTracker {
         if self.is_deprioritised()
             && let Some(known) = self.deprioritised.lock().as_mut().filter(|known| known.trying)
         {
-            (known.until, known.trying) = (now(), false);
+            known.until = now();
+            known.trying = false;
         }
     }
 
@@ -212,7 +214,8 @@ impl LatencyTracker {
         let Some(known) = deprioritised.as_mut().filter(|known| now >= known.until) else {
             return !self.is_deprioritised();
         };
-        (known.until, known.trying) = (now + TRIAL, true);
+        known.until = now + TRIAL;
+        known.trying = true;
         true
     }
 }

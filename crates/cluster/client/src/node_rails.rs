@@ -212,7 +212,8 @@ impl NodeRails {
             Arc::new(RailSet { pool, connectors, instance: AtomicU64::new(welcome.instance) })
         });
         known.rails.clone_from(&welcome.rails);
-        (known.asked, known.heard) = (true, true);
+        known.asked = true;
+        known.heard = true;
         let (next, why) = match next {
             Ok(current) => (Some(current), None),
             Err(why) => (None, Some(why)),

@@ -115,7 +115,8 @@ impl PipelineState {
         let Some(stream) = stream else { return Ok(0..0) };
         let end = offset + piece;
         let next = stream.next.map_or(end, |next| next.max(end));
-        (stream.next, stream.used) = (Some(next), self.reads);
+        stream.next = Some(next);
+        stream.used = self.reads;
         // Do not fill the gap left by a reader that jumped.
         let from = if stream.asked > next + DEPTH * piece { next } else { stream.asked.max(next) };
         let wanted = (next + DEPTH * piece).min(stream.end).saturating_sub(from).div_ceil(piece);
@@ -146,7 +147,8 @@ impl PipelinedReads {
         let mut state = self.state.lock();
         let used = state.reads;
         if let Some(stream) = state.streams.iter_mut().find(|s| s.object == object && s.end < end) {
-            (stream.end, stream.used) = (end, used);
+            stream.end = end;
+            stream.used = used;
             return;
         }
         let stream = ReadStream { object, next: None, asked: 0, end, used };

@@ -85,7 +85,9 @@ fn cut_shares(len: usize, speeds: &[u64]) -> [usize; PARTS_MAX] {
             let share = (u128::from(*speed) * rest as u128 / u128::from(total)) as usize;
             out[i] = share / PART_ALIGN * PART_ALIGN;
             if out[i] < least {
-                (out[i], few[i], more) = (least, true, true);
+                out[i] = least;
+                few[i] = true;
+                more = true;
             }
         }
         if !more {

@@ -102,7 +102,8 @@ impl WalkCheckpoint {
             Some(last) if sums.files == 0 || last.sums.files < self.least => {
                 last.sums.add(sums);
                 last.ended += ended;
-                (last.end, last.until) = (place, until);
+                last.end = place;
+                last.until = until;
             }
             _ => self.stretches.push_back(FileStretch { end: place, until, ended, sums }),
         }
@@ -113,7 +114,8 @@ impl WalkCheckpoint {
                 if let Some(second) = all.next() {
                     first.sums.add(second.sums);
                     first.ended += second.ended;
-                    (first.end, first.until) = (second.end, second.until);
+                    first.end = second.end;
+                    first.until = second.until;
                 }
                 self.stretches.push_back(first);
             }

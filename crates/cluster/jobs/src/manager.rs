@@ -220,7 +220,12 @@ impl JobManager {
                     std::thread::sleep(SAVE_RETRY_PAUSE);
                 }
             };
-            let end = |state: JobState, why: String| run_.update_progress(|p| (p.state, p.why) = (state, why));
+            let end = |state: JobState, why: String| {
+                run_.update_progress(|progress| {
+                    progress.state = state;
+                    progress.why = why;
+                });
+            };
             let begun = Instant::now();
             let opened = loop {
                 match open(&spec.source) {

@@ -87,8 +87,10 @@ pub(crate) struct JobCheckpoint {
 impl JobCheckpoint {
     /// The same job, stopped.
     pub(crate) fn stopped(mut self) -> JobCheckpoint {
-        (self.progress.state, self.progress.why) = (JobState::Stopped, STOPPED.to_owned());
-        (self.progress.bytes_per_second, self.progress.files_per_second) = (0.0, 0.0);
+        self.progress.state = JobState::Stopped;
+        self.progress.why = STOPPED.to_owned();
+        self.progress.bytes_per_second = 0.0;
+        self.progress.files_per_second = 0.0;
         self
     }
 }
@@ -145,7 +147,8 @@ impl JobRun {
         let named = std::mem::take(&mut progress.failed).into_iter().zip(failed_by);
         let (course, failed): (_, Vec<(FailedFile, u64)>) = if progress.listed {
             // Reading back restarts: blocks may have changed meanwhile.
-            (progress.files_verified, progress.bytes_verified) = (0, 0);
+            progress.files_verified = 0;
+            progress.bytes_verified = 0;
             progress.files_failed = progress.files_failed.saturating_sub(unverified);
             let rest = progress.file_counts().zip_with(settled.sums, u64::saturating_sub);
             let ended = tally.count().saturating_sub(settled.sums.files);
@@ -159,8 +162,11 @@ impl JobRun {
             let sums = settled.sums;
             let JobProgress { seconds, submission, .. } = progress;
             progress = JobProgress { seconds, submission, ..JobProgress::from_counts(sums) };
-            (tally, list, first) = (CompletedRanges::up_to(sums.files), random(), sums.files);
-            (list_bytes, undone) = (None, NumberRanges::default());
+            tally = CompletedRanges::up_to(sums.files);
+            list = random();
+            first = sums.files;
+            list_bytes = None;
+            undone = NumberRanges::default();
             (WalkCheckpoint::from(settled), named.filter(|(_, by)| *by <= sums.files && sums.failed > 0).collect())
         };
         let failed_by;

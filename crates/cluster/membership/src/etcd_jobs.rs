@@ -254,7 +254,10 @@ impl JobStore {
             match what {
                 "open" => job.open = true,
                 "stop" => job.stop = true,
-                "owner" => (job.owned, job.mine) = (true, kv.value == self.owner.as_bytes()),
+                "owner" => {
+                    job.owned = true;
+                    job.mine = kv.value == self.owner.as_bytes();
+                }
                 _ => {}
             }
         }

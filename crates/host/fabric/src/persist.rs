@@ -55,12 +55,14 @@ pub(crate) fn matches_pattern(pattern: &str, name: &str) -> bool {
     let mut star = None;
     while n < name.len() {
         if p < pattern.len() && (pattern[p] == '?' || pattern[p] == name[n]) {
-            (p, n) = (p + 1, n + 1);
+            p += 1;
+            n += 1;
         } else if p < pattern.len() && pattern[p] == '*' {
             star = Some((p, n));
             p += 1;
         } else if let Some((at, from)) = star {
-            (p, n) = (at + 1, from + 1);
+            p = at + 1;
+            n = from + 1;
             star = Some((at, from + 1));
         } else {
             return false;

@@ -107,7 +107,10 @@ impl KernelFiles {
                 link.medium = LinkMedium::Ipoib;
                 link.mode = read_text(&dir.join("mode")).map(|mode| mode.trim().to_owned());
                 match self.rdma_rate(&dir).or_else(|| self.driver_speed(&dir)) {
-                    Some((rate, from)) => (link.rate_bits, link.evidence) = (Some(rate), from),
+                    Some((rate, from)) => {
+                        link.rate_bits = Some(rate);
+                        link.evidence = from;
+                    }
                     None => link.evidence = format!("no rate below {}/device/infiniband", dir.display()),
                 }
             }

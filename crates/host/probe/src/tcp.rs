@@ -62,7 +62,10 @@ impl TimedSocket {
             match recv(&self.socket, &mut into[filled..], RecvFlags::WAITALL) {
                 Ok((_, 0)) if filled == 0 => return Ok(false),
                 Ok((_, 0)) => return Err(Error::new(ErrorKind::Unavailable, "the connection ended early")),
-                Ok((_, n)) => (filled, since) = (filled + n, Instant::now()),
+                Ok((_, n)) => {
+                    filled += n;
+                    since = Instant::now();
+                }
                 Err(Errno::INTR) => {}
                 // Between two operations the client may pause for any time.
                 Err(Errno::AGAIN) if idle && filled == 0 && !stop.is_aborted() => since = Instant::now(),

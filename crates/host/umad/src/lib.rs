@@ -114,7 +114,10 @@ impl Umad {
         let open = self.library.open_port(&name, port as i32).map_err(|errno| open_error(device, port, errno))?;
         let agent = open.register_agent(i32::from(SUBN_LID_ROUTED))?;
         let mut mad = [0; MAD_BYTES];
-        (mad[0], mad[1], mad[2], mad[3]) = (1, SUBN_LID_ROUTED, 1, METHOD_GET);
+        mad[0] = 1;
+        mad[1] = SUBN_LID_ROUTED;
+        mad[2] = 1;
+        mad[3] = METHOD_GET;
         mad[ATTRIBUTE_OFFSET..ATTRIBUTE_OFFSET + 2].copy_from_slice(&SM_INFO.to_be_bytes());
         let answer = open.exchange_mad(agent, sm_lid as i32, &mad, TRY_MS, QUERY_ATTEMPTS)?;
         Ok(answer.map_or_else(SmResponse::Silent, |mad| parse_response(&mad)))

@@ -325,7 +325,10 @@ fn monitor_device(
             match problem {
                 // Changed addresses affect only connections that use these addresses, and such connections fail by themselves.
                 DeviceProblem::PortDown(n) if n == port => broken = Some("its port went down"),
-                DeviceProblem::Fatal => (broken, gone) = (Some("the device failed"), true),
+                DeviceProblem::Fatal => {
+                    broken = Some("the device failed");
+                    gone = true;
+                }
                 DeviceProblem::PortUp(n) if n == port => {
                     tracing::info!("{} port {port} is up", device.name());
                     device.destroy_deferred();
@@ -336,7 +339,8 @@ fn monitor_device(
         while let Ok(Some(event)) = channel.next_event(Instant::now()) {
             if let CmEventKind::DeviceRemoved = event.kind {
                 device.mark_removed();
-                (broken, gone) = (Some("the device is being removed"), true);
+                broken = Some("the device is being removed");
+                gone = true;
             }
         }
         lost |= gone;

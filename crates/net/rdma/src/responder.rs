@@ -242,7 +242,8 @@ impl<'a> RdmaResponder<'a> {
                 while !slice.is_empty() {
                     let n = slice.len().min(bounce.len() - filled);
                     bounce[filled..filled + n].copy_from_slice(&slice[..n]);
-                    (filled, slice) = (filled + n, &slice[n..]);
+                    filled += n;
+                    slice = &slice[n..];
                     if filled == bounce.len() {
                         self.write_registered(&[&bounce])?;
                         filled = 0;

@@ -41,7 +41,8 @@ impl ReaderEnd {
     }
     /// Records the number of bytes received.
     pub fn set_received(&mut self, n: usize) {
-        (self.from, self.to) = (0, n);
+        self.from = 0;
+        self.to = n;
     }
     /// Whether bytes beyond the answer were received.
     pub fn has_leftover(&self) -> bool {

@@ -169,7 +169,8 @@ impl<C: SlotHolder> ConnectionSlots<C> {
     pub fn drain(&self) -> Vec<Arc<C>> {
         let mut inner = self.inner.lock();
         (self.now)(&self.stats).set(0);
-        (inner.for_data, inner.parked) = (0, VecDeque::new());
+        inner.for_data = 0;
+        inner.parked = VecDeque::new();
         inner.conns.drain().map(|(_, conn)| conn).collect()
     }
 

@@ -278,7 +278,8 @@ impl RailPool {
             for slot in inner.slots.iter_mut().filter(|slot| slot.state.phase() == PathPhase::Up) {
                 any_up = true;
                 if self.may_grow(slot) {
-                    (slot.wanted, grows) = (true, true);
+                    slot.wanted = true;
+                    grows = true;
                 }
             }
             if !any_up {
@@ -330,7 +331,10 @@ impl RailPool {
                 match best.map_or(Order::Less, |best| {
                     self.compare_load(index, best).then_with(|| self.compare_nearness(index, best, near))
                 }) {
-                    Order::Less => (best, equals) = (Some(index), 1),
+                    Order::Less => {
+                        best = Some(index);
+                        equals = 1;
+                    }
                     Order::Equal => {
                         // The n-th of n equals replaces the choice with probability 1/n.
                         equals += 1;
@@ -407,7 +411,8 @@ impl RailPool {
 
     fn clear_path(&self, inner: &mut RailPoolState, path: usize, why: &str) -> ChannelRemains {
         let slot = &mut inner.slots[path];
-        (slot.wanted, slot.growing) = (false, false);
+        slot.wanted = false;
+        slot.growing = false;
         let mut remains = slot.channels.clear();
         remains.probe = slot.probe.take();
         self.up.fetch_sub(1, Ordering::AcqRel);

@@ -73,7 +73,8 @@ impl<T> WatchedFiles<T> {
                 match read() {
                     Ok(value) => {
                         now.value = Arc::new(value);
-                        (now.stamps, now.refused) = (found, None);
+                        now.stamps = found;
+                        now.refused = None;
                         tracing::info!("{} was read again", files[0].display());
                     }
                     Err(error) => {

@@ -165,8 +165,10 @@ impl QueuePair {
             let addr = piece.as_mut_ptr().expose_provenance() as u64;
             let mut sge = sys::IbvSge { addr, length: piece.len() as u32, lkey: memory.lkey() };
             let mut wr = sys::IbvSendWr::new(self.posted + 1, sys::WR_RDMA_READ, sys::SEND_SIGNALED);
-            (wr.remote_addr, wr.rkey) = (region.addr.wrapping_add(at as u64), region.rkey);
-            (wr.sg_list, wr.num_sge) = (&mut sge, 1);
+            wr.remote_addr = region.addr.wrapping_add(at as u64);
+            wr.rkey = region.rkey;
+            wr.sg_list = &mut sge;
+            wr.num_sge = 1;
             self.post_send(&mut wr, None)?;
         }
         self.wait_sent(self.posted, deadline)?;

@@ -72,8 +72,14 @@ impl PollPacer {
     /// Records the result of polling: the time to success, or `None`.
     pub fn record_wait(&mut self, took: Option<Duration>) {
         match took {
-            Some(took) if self.pays == 0 => (self.pays, self.took) = (2, took),
-            Some(took) => (self.pays, self.took) = ((self.pays + 2).min(8), (self.took * 7 + took) / 8),
+            Some(took) if self.pays == 0 => {
+                self.pays = 2;
+                self.took = took;
+            }
+            Some(took) => {
+                self.pays = (self.pays + 2).min(8);
+                self.took = (self.took * 7 + took) / 8;
+            }
             None => self.pays = self.pays.saturating_sub(1),
         }
     }

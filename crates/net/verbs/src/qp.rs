@@ -268,7 +268,8 @@ impl QueuePair {
         let mut param = self.conn_param(options, private)?;
         // librdmacm takes the smaller of both sides' limits for these values. More than the peer allows would be refused by the
         // peer's NIC.
-        (param.responder_resources, param.initiator_depth) = (sys::MOST_READS, sys::MOST_READS);
+        param.responder_resources = sys::MOST_READS;
+        param.initiator_depth = sys::MOST_READS;
         // SAFETY: the id came with a connect request and has a queue pair; `param` outlives the call.
         if unsafe { (self.handle.verbs.cm.rdma_accept)(self.id().raw(), &mut param) } != 0 {
             return Err(VerbsError::last_os("rdma_accept", &*self.subject));
@@ -537,7 +538,8 @@ impl QueuePair {
         let mut wr = sys::IbvSendWr::new(self.posted + 1, opcode, flags);
         wr.imm_data = immediate.unwrap_or(0).to_be();
         if let Some(region) = region {
-            (wr.remote_addr, wr.rkey) = (region.addr, region.rkey);
+            wr.remote_addr = region.addr;
+            wr.rkey = region.rkey;
         }
         wr.sg_list = &mut sge;
         wr.num_sge = 1;

@@ -322,7 +322,8 @@ impl CachedOrigin {
         outage.stale_answers += 1;
         self.stats.metadata.stale_answers.add(1);
         if !outage.probing && outage.last_probe.elapsed() >= PROBE_EVERY {
-            (outage.probing, outage.last_probe) = (true, Instant::now());
+            outage.probing = true;
+            outage.last_probe = Instant::now();
             if !self.continue_late(state, late(), true)
                 && let Some(outage) = &mut state.outage
             {
@@ -558,12 +559,15 @@ impl CachedOrigin {
             if !counted {
                 counted = true;
                 if now.duration_since(of.window_start) > WINDOW {
-                    (of.window_start, of.lookups) = (now, 0);
+                    of.window_start = now;
+                    of.lookups = 0;
                 }
                 of.lookups += 1;
                 let large = of.too_large.is_some_and(|at| at.elapsed() < TOO_LARGE);
                 if of.lookups > LIST_AFTER && !large && !of.listing && !self.config.ttl.min(max_age).is_zero() {
-                    (of.window_start, of.lookups, of.listing) = (now, 0, true);
+                    of.window_start = now;
+                    of.lookups = 0;
+                    of.listing = true;
                     drop(state);
                     self.list_for_lookups(folder, max_age, deadline);
                     state = self.state.lock();

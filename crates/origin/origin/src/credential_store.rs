@@ -161,7 +161,9 @@ impl CredentialStore {
                         let key = shown_key(&credential.access_key_id);
                         tracing::info!("using new credentials for S3: access key {key}");
                     }
-                    (state.current, state.stamps, state.failed) = (Some(Arc::clone(credential)), stamps, None);
+                    state.current = Some(Arc::clone(credential));
+                    state.stamps = stamps;
+                    state.failed = None;
                 }
                 Err(error) => {
                     if state.failed.is_none() && state.current.is_some() {

@@ -403,11 +403,7 @@ impl S3Backend {
     ) -> RequestFailure {
         let place = self.server_name();
         let bucket = &self.bucket;
-        let said = match (wire.code.as_str(), wire.message.as_str()) {
-            ("", _) => format!("HTTP {status}"),
-            (code, "") => format!("HTTP {} {code}", status.as_u16()),
-            (code, message) => format!("HTTP {} {code}: {message}", status.as_u16()),
-        };
+        let said = describe_refusal(status, wire);
         match (wire.code.as_str(), status.as_u16()) {
             ("NoSuchBucket", _) => RequestFailure::fatal(
                 // A request for an object must not make it absent.
@@ -578,6 +574,15 @@ impl S3Backend {
             *region = named.to_owned();
         }
         RequestFailure { error: Error::new(ErrorKind::Unavailable, message), advice: RetryHint::AtOnce }
+    }
+}
+
+/// A refusal in the words of the store.
+fn describe_refusal(status: StatusCode, wire: &WireError) -> String {
+    match (wire.code.as_str(), wire.message.as_str()) {
+        ("", _) => format!("HTTP {status}"),
+        (code, "") => format!("HTTP {} {code}", status.as_u16()),
+        (code, message) => format!("HTTP {} {code}: {message}", status.as_u16()),
     }
 }
 

@@ -138,7 +138,8 @@ impl WritableSource {
             if last {
                 return Ok(opened);
             }
-            (at, rest) = (Some(opened), &left[1..]);
+            at = Some(opened);
+            rest = &left[1..];
         }
     }
 

@@ -128,7 +128,8 @@ impl PlaceBuilder<'_> {
         let registry = format!("static:{addr}");
         let mounted = |name: &str| self.start_mount(source, name, Some(&net.client), &["--registry", &registry]);
         let mut place = two_mounts(PlaceKind::Node, mounted("node-a")?, mounted("node-b")?);
-        (place.node, place._net) = (Some(node), Some(net));
+        place.node = Some(node);
+        place._net = Some(net);
         Ok(place)
     }
 

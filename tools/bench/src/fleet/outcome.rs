@@ -127,7 +127,8 @@ pub fn read_over_time(dir: &Path) -> Vec<(f64, f64)> {
             let mut fields = line.split(',').map(|field| field.trim().parse::<u64>());
             if let (Some(Ok(at)), Some(Ok(rate)), Some(Ok(way))) = (fields.next(), fields.next(), fields.next()) {
                 let (sum, count) = rates.entry((at.saturating_add(250) / 500, way)).or_default();
-                (*sum, *count) = (*sum + rate as f64 * 1024.0, *count + 1.0);
+                *sum += rate as f64 * 1024.0;
+                *count += 1.0;
             }
         }
         rates.into_iter().for_each(|((half, _), (sum, count))| *sums.entry(half).or_default() += sum / count);

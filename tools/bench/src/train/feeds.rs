@@ -80,7 +80,8 @@ impl FeedWorkplace<'_> {
                 let words = ["--cache-dir", &cache, "--cache-size", "-1", "--free-space-ratio", "0"];
                 let mounted = self.start_mount("mount", None, &words)?;
                 let mut feed = self.feed_of(kind, mounted.at().to_owned());
-                (feed.mountpoint, feed.mount) = (Some(mounted.at().to_owned()), Some(mounted));
+                feed.mountpoint = Some(mounted.at().to_owned());
+                feed.mount = Some(mounted);
                 feed
             }
             FeedKind::Node => self.open_node()?,
@@ -104,8 +105,10 @@ impl FeedWorkplace<'_> {
         let registry = format!("static:{}", node.addr);
         let mounted = self.start_mount("remote", Some(&net.client), &["--registry", &registry])?;
         let mut feed = self.feed_of(FeedKind::Node, mounted.at().to_owned());
-        (feed.mountpoint, feed.mount) = (Some(mounted.at().to_owned()), Some(mounted));
-        (feed.node, feed._net) = (Some(node), Some(net));
+        feed.mountpoint = Some(mounted.at().to_owned());
+        feed.mount = Some(mounted);
+        feed.node = Some(node);
+        feed._net = Some(net);
         Ok(feed)
     }
 
@@ -118,8 +121,10 @@ impl FeedWorkplace<'_> {
         let registry = format!("static:{}", link.address());
         let mounted = self.start_mount("remote", None, &["--registry", &registry])?;
         let mut feed = self.feed_of(FeedKind::Node, mounted.at().to_owned());
-        (feed.mountpoint, feed.mount) = (Some(mounted.at().to_owned()), Some(mounted));
-        (feed.node, feed._link) = (Some(node), Some(link));
+        feed.mountpoint = Some(mounted.at().to_owned());
+        feed.mount = Some(mounted);
+        feed.node = Some(node);
+        feed._link = Some(link);
         Ok(feed)
     }
 

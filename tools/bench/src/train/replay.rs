@@ -318,7 +318,8 @@ fn measure_window<T>(
         let bytes = state.bytes.load(Ordering::Relaxed);
         let rate = (bytes - last) as f64 / now.duration_since(last_at).as_secs_f64().max(1e-9);
         over_time.push((now.duration_since(start).as_secs_f64(), rate));
-        (last, last_at) = (bytes, now);
+        last = bytes;
+        last_at = now;
     }
     let after = counted();
     let seconds = start.elapsed().as_secs_f64();

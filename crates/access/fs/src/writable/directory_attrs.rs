@@ -58,11 +58,17 @@ impl DirectoryAttrs {
         let event = entry.events;
         let known = KnownAttr { ino, attr, seen: Instant::now(), event };
         match &entry.known {
-            Some(other) if other.ino != ino => (entry.dropped, entry.known) = (event, None),
+            Some(other) if other.ino != ino => {
+                entry.dropped = event;
+                entry.known = None;
+            }
             // Both changes were under way at once.
             Some(other) if other.event > mark => match changed_at(&attr).cmp(&changed_at(&other.attr)) {
                 std::cmp::Ordering::Greater => entry.known = Some(known),
-                std::cmp::Ordering::Equal if attr != other.attr => (entry.dropped, entry.known) = (event, None),
+                std::cmp::Ordering::Equal if attr != other.attr => {
+                    entry.dropped = event;
+                    entry.known = None;
+                }
                 _ => {}
             },
             _ => entry.known = Some(known),
@@ -73,7 +79,8 @@ impl DirectoryAttrs {
     pub fn drop_attr(&self, ino: u64) {
         let mut entry = self.entry(ino).lock();
         entry.events += 1;
-        (entry.dropped, entry.known) = (entry.events, None);
+        entry.dropped = entry.events;
+        entry.known = None;
     }
 
     /// A change of the inode, if it is a directory, or of names in it. Its end, whatever the outcome, is

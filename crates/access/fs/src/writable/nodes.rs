@@ -104,7 +104,8 @@ impl TreeNode {
 
     /// These attributes go to the kernel.
     fn note_sent(&mut self, attr: &NodeAttr, now_ms: u64) {
-        (self.sent, self.used_ms) = (SeenBytes::of(attr), now_ms);
+        self.sent = SeenBytes::of(attr);
+        self.used_ms = now_ms;
         if let Some(size) = &self.kernel_size {
             size.note_sent(attr.size);
         }

@@ -504,7 +504,9 @@ fn run_transfer(
             if unsafe { uring.submission().push(&sqe) }.is_err() {
                 break;
             }
-            (next, owed, first) = (next + n, owed + 1, false);
+            next += n;
+            owed += 1;
+            first = false;
         }
         if owed == 0 {
             break;

@@ -270,6 +270,104 @@ impl GroupWrites {
         Ok(found)
     }
 
+    /// Sends or publishes the bytes that have to be in the source before a change, and adds the known objects to its request. The
+    /// path at whose home the change is made: the path of the new name, or else of the removed name.
+    fn prepare_change<'a>(&self, change: &Change<'a>, context: &mut RequestContext<'a>) -> Result<Vec<u8>> {
+        Ok(match change {
+            Change::Mkdir { at, .. } | Change::Mknod { at, .. } | Change::Symlink { at, .. } => {
+                join_path(at.directory.path, at.name)
+            }
+            Change::Unlink { at } | Change::Rmdir { at } => {
+                self.calls.report_closed();
+                context.known[0] = self.known_at(at);
+                let path = join_path(at.directory.path, at.name);
+                let is_folder = matches!(change, Change::Rmdir { .. });
+                // The process of the folder does not know of files in other processes.
+                if is_folder && self.files.publishes() && self.files.has_changed_below(&path) {
+                    return Err(Error::new(ErrorKind::Io(ENOTEMPTY), "the folder has files that are not published"));
+                }
+                path
+            }
+            Change::Rename { from, to, .. } => {
+                let old = join_path(from.directory.path, from.name);
+                if self.files.publishes() {
+                    self.files.publish_below(&old)?;
+                } else {
+                    self.files.send_bytes_below(&old)?;
+                }
+                self.calls.report_closed();
+                context.known = [self.known_at(from), self.known_at(to)];
+                join_path(to.directory.path, to.name)
+            }
+            Change::Link { from, to } => {
+                self.files.send_bytes_of(from.expected)?;
+                join_path(to.directory.path, to.name)
+            }
+            Change::SetAttr { of, .. } | Change::RemoveXattr { of, .. } => {
+                self.files.send_bytes_of(of.expected)?;
+                of.path.to_vec()
+            }
+            Change::SetXattr { of, value, .. } => {
+                self.files.send_bytes_of(of.expected)?;
+                context.payload = value;
+                of.path.to_vec()
+            }
+        })
+    }
+
+    /// The change was made: `known` are the objects that the names led to before.
+    fn note_change(&self, change: &Change<'_>, path: &[u8], answer: &WriteAnswer, known: [Option<FileIdentity>; 2]) {
+        match change {
+            Change::Unlink { .. } | Change::Rmdir { .. } => {
+                self.known.note_absence(path);
+                if self.files.publishes() {
+                    self.files.note_removed(path);
+                }
+            }
+            Change::Rename { from, flags, .. } => {
+                // From `linux/fs.h`.
+                const RENAME_EXCHANGE: u32 = 2;
+                let old = join_path(from.directory.path, from.name);
+                let exchange = flags & RENAME_EXCHANGE != 0;
+                let note = |path: &[u8], known: Option<FileIdentity>| match known {
+                    Some(identity) => self.known.note_object(path, identity),
+                    None => self.known.note_absence(path),
+                };
+                note(path, known[0]);
+                note(&old, known[1].filter(|_| exchange));
+                if self.files.publishes() {
+                    self.note(path, answer);
+                    self.files.note_removed(path);
+                }
+                self.files.move_open_files(&old, path, exchange);
+                if self.files.publishes() {
+                    self.files.follow_renamed(path);
+                }
+            }
+            // The object is another one now. A file that is published by the new length has no other changes.
+            Change::SetAttr { of, .. } | Change::SetXattr { of, .. } | Change::RemoveXattr { of, .. }
+                if self.files.publishes() =>
+            {
+                let bytes = of.expected.and_then(|identity| self.files.known_bytes_of(identity));
+                if let (Some(bytes), WriteAnswer::Attr(attr)) = (bytes, answer) {
+                    self.files.adopt_identity(&bytes, attr.identity);
+                }
+            }
+            Change::SetAttr { set, .. } => {
+                if let (Some(size), WriteAnswer::Attr(attr)) = (set.size, answer) {
+                    self.files.cut_bytes_of(attr.identity, size);
+                }
+            }
+            Change::SetXattr { of, .. } => {
+                if let Some(open) = self.files.open_bytes_of(of.expected) {
+                    open.note_bare(false);
+                }
+            }
+            Change::RemoveXattr { .. } => {}
+            _ => self.note(path, answer),
+        }
+    }
+
     /// Changes an extended attribute, if an open file has changes that are published with it.
     fn change_xattr_of_changed(&self, change: &Change<'_>, caller: &Caller) -> Result<Option<NodeAttr>> {
         let (of, call) = match *change {
@@ -568,55 +666,15 @@ impl WritableVolume for GroupWrites {
         if let Some(attr) = self.change_xattr_of_changed(change, caller)? {
             return Ok(Some(attr));
         }
+        if let Change::SetAttr { of, set } = change {
+            let writer = self.files.find_writer(of.path);
+            let changed = unless_closed_meanwhile(writer, |open| self.set_attr_of_changed(open, set, caller));
+            if let Some(attr) = changed {
+                return attr.map(Some);
+            }
+        }
         let mut context = RequestContext::of(caller);
-        // The home of a change is that of the name it makes, or else of the one it takes away.
-        let path = match change {
-            Change::Mkdir { at, .. } | Change::Mknod { at, .. } | Change::Symlink { at, .. } => {
-                join_path(at.directory.path, at.name)
-            }
-            Change::Unlink { at } | Change::Rmdir { at } => {
-                self.calls.report_closed();
-                context.known[0] = self.known_at(at);
-                let path = join_path(at.directory.path, at.name);
-                let is_folder = matches!(change, Change::Rmdir { .. });
-                // The process of the folder does not know of files in other processes.
-                if is_folder && self.files.publishes() && self.files.has_changed_below(&path) {
-                    return Err(Error::new(ErrorKind::Io(ENOTEMPTY), "the folder has files that are not published"));
-                }
-                path
-            }
-            Change::Rename { from, to, .. } => {
-                let old = join_path(from.directory.path, from.name);
-                if self.files.publishes() {
-                    self.files.publish_below(&old)?;
-                } else {
-                    self.files.send_bytes_below(&old)?;
-                }
-                self.calls.report_closed();
-                context.known = [self.known_at(from), self.known_at(to)];
-                join_path(to.directory.path, to.name)
-            }
-            Change::Link { from, to } => {
-                self.files.send_bytes_of(from.expected)?;
-                join_path(to.directory.path, to.name)
-            }
-            Change::SetAttr { of, .. } | Change::RemoveXattr { of, .. } => {
-                if let Change::SetAttr { set, .. } = change {
-                    let writer = self.files.find_writer(of.path);
-                    let changed = unless_closed_meanwhile(writer, |open| self.set_attr_of_changed(open, set, caller));
-                    if let Some(attr) = changed {
-                        return attr.map(Some);
-                    }
-                }
-                self.files.send_bytes_of(of.expected)?;
-                of.path.to_vec()
-            }
-            Change::SetXattr { of, value, .. } => {
-                self.files.send_bytes_of(of.expected)?;
-                context.payload = value;
-                of.path.to_vec()
-            }
-        };
+        let path = self.prepare_change(change, &mut context)?;
         let number = self.calls.draw_for_names(context.known);
         context.known = number.known();
         let call = WriteCall::Change(*change);
@@ -626,55 +684,7 @@ impl WritableVolume for GroupWrites {
             Err(error) if is_absent(&error) && self.is_removed_here(change, &path) => WriteAnswer::Done,
             Err(error) => return Err(error),
         };
-        match change {
-            Change::Unlink { .. } | Change::Rmdir { .. } => {
-                self.known.note_absence(&path);
-                if self.files.publishes() {
-                    self.files.note_removed(&path);
-                }
-            }
-            Change::Rename { from, flags, .. } => {
-                // From `linux/fs.h`.
-                const RENAME_EXCHANGE: u32 = 2;
-                let old = join_path(from.directory.path, from.name);
-                let exchange = flags & RENAME_EXCHANGE != 0;
-                let note = |path: &[u8], known: Option<FileIdentity>| match known {
-                    Some(identity) => self.known.note_object(path, identity),
-                    None => self.known.note_absence(path),
-                };
-                note(&path, context.known[0]);
-                note(&old, context.known[1].filter(|_| exchange));
-                if self.files.publishes() {
-                    self.note(&path, &answer);
-                    self.files.note_removed(&path);
-                }
-                self.files.move_open_files(&old, &path, exchange);
-                if self.files.publishes() {
-                    self.files.follow_renamed(&path);
-                }
-            }
-            // The object is another one now. A file that is published by the new length has no other changes.
-            Change::SetAttr { of, .. } | Change::SetXattr { of, .. } | Change::RemoveXattr { of, .. }
-                if self.files.publishes() =>
-            {
-                let known = of.expected.and_then(|identity| self.files.known_bytes_of(identity));
-                if let (Some(bytes), WriteAnswer::Attr(attr)) = (known, &answer) {
-                    self.files.adopt_identity(&bytes, attr.identity);
-                }
-            }
-            Change::SetAttr { set, .. } => {
-                if let (Some(size), WriteAnswer::Attr(attr)) = (set.size, &answer) {
-                    self.files.cut_bytes_of(attr.identity, size);
-                }
-            }
-            Change::SetXattr { of, .. } => {
-                if let Some(open) = self.files.open_bytes_of(of.expected) {
-                    open.note_bare(false);
-                }
-            }
-            Change::RemoveXattr { .. } => {}
-            _ => self.note(&path, &answer),
-        }
+        self.note_change(change, &path, &answer, context.known);
         match answer {
             WriteAnswer::Attr(attr) => Ok(Some(attr)),
             WriteAnswer::Done => Ok(None),

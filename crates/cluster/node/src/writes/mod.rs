@@ -21,7 +21,7 @@ use spurline_volume::Volume;
 use spurline_volume::repeated::{ChangeOutcome, RepeatedCall, RepeatedChange};
 use spurline_volume::writes::{
     CacheVersion, Caller, ContinuedFile, FileIdentity, FileLock, LockConflict, LockFamily, LockKind, NodeAttr,
-    NodePath, OpenAttrCall, WritableFile, WritableObject, WritableVolume, WritePlace,
+    NodePath, OpenAttrCall, PendingVersion, WritableFile, WritableObject, WritableVolume, WritePlace,
 };
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -378,21 +378,7 @@ impl ServedWrite<'_> {
             WriteCall::Open { at, flags, file } => {
                 self.keep_open(file, flags, volume.open(at, flags.bits(), &caller)?)?
             }
-            WriteCall::OpenAgain { at, flags, file, pending } => {
-                // The mount lost its connections and found this process again: the file's locks and changes stay.
-                if let Some(open) = self.file(file)?.filter(|open| open.pending_number() == pending.known) {
-                    return Ok(WriteAnswer::Attr(open.stat()?));
-                }
-                match volume.open_again(at, flags.bits(), pending, &caller)? {
-                    None => WriteAnswer::UnknownFile,
-                    Some(ContinuedFile { file: opened, has_changes: false }) => self.keep_open(file, flags, opened)?,
-                    Some(ContinuedFile { file: opened, .. }) => {
-                        let attr = opened.stat()?;
-                        self.add_object(file, OpenObject::File(opened.into()))?;
-                        WriteAnswer::Attr(attr)
-                    }
-                }
-            }
+            WriteCall::OpenAgain { at, flags, file, pending } => self.open_again(at, flags, file, pending, &caller)?,
             WriteCall::Create { at, flags, mode, file } => {
                 let created = volume.create_marked(at, flags.bits(), mode, &caller, mark)?;
                 self.add_object(file, OpenObject::File(created.file.into()))?;
@@ -427,10 +413,7 @@ impl ServedWrite<'_> {
             }
             WriteCall::FindGrant { at, family, range, kind } => {
                 // The owner's number means nothing to other mounts.
-                let lock = FileLock { family, owner: 0, range, kind };
-                let held = volume.find_lock_of_others(at.path, &lock);
-                let grants = self.known_grants(volume.lock_identity(at), &lock, Instant::now());
-                WriteAnswer::Grants(KnownGrants { held, ..grants })
+                WriteAnswer::Grants(self.find_grants(at, &FileLock { family, owner: 0, range, kind }))
             }
             WriteCall::Close { opened_below, files } => {
                 // Closing a second time changes nothing.
@@ -444,19 +427,10 @@ impl ServedWrite<'_> {
                 Some(OpenObject::File(_)) => failed(EBADF, "it is no directory"),
                 None => WriteAnswer::UnknownFile,
             },
-            WriteCall::Sync { file, data_only } => match self.session.open_object(file) {
-                Some(open) => match sync_open(&open, data_only) {
-                    // The mount opens the file anew, above its publication through another process.
-                    Err(_) if self.session.open_object(file).is_none() => WriteAnswer::UnknownFile,
-                    synced => synced?,
-                },
-                None => WriteAnswer::UnknownFile,
-            },
+            WriteCall::Sync { file, data_only } => self.sync_object(file, data_only)?,
             WriteCall::StatOpen { file } | WriteCall::SetAttrOpen { file, .. } | WriteCall::AttrOpen { file, .. } => {
-                match self.session.open_object(file) {
-                    Some(open) => self.execute_on_object(&call, open.object(), &caller)?,
-                    None => WriteAnswer::UnknownFile,
-                }
+                let Some(open) = self.session.open_object(file) else { return Ok(WriteAnswer::UnknownFile) };
+                self.execute_on_object(&call, open.object(), &caller)?
             }
             WriteCall::Read { file, .. }
             | WriteCall::Write { file, .. }
@@ -471,6 +445,45 @@ impl ServedWrite<'_> {
                 None => WriteAnswer::UnknownFile,
             },
         })
+    }
+
+    /// Opens a file that the mount had open in a lost process.
+    fn open_again(
+        &self,
+        at: NodePath<'_>,
+        flags: OpenFlags,
+        file: u64,
+        pending: PendingVersion,
+        caller: &Caller,
+    ) -> Result<WriteAnswer> {
+        // The mount lost its connections and found this process again: the file's locks and changes stay.
+        if let Some(open) = self.file(file)?.filter(|open| open.pending_number() == pending.known) {
+            return Ok(WriteAnswer::Attr(open.stat()?));
+        }
+        Ok(match self.volume.open_again(at, flags.bits(), pending, caller)? {
+            None => WriteAnswer::UnknownFile,
+            Some(ContinuedFile { file: opened, has_changes: false }) => self.keep_open(file, flags, opened)?,
+            Some(ContinuedFile { file: opened, .. }) => {
+                let attr = opened.stat()?;
+                self.add_object(file, OpenObject::File(opened.into()))?;
+                WriteAnswer::Attr(attr)
+            }
+        })
+    }
+
+    fn sync_object(&self, file: u64, data_only: bool) -> Result<WriteAnswer> {
+        let Some(open) = self.session.open_object(file) else { return Ok(WriteAnswer::UnknownFile) };
+        match sync_open(&open, data_only) {
+            // The mount opens the file anew, above its publication through another process.
+            Err(_) if self.session.open_object(file).is_none() => Ok(WriteAnswer::UnknownFile),
+            synced => synced,
+        }
+    }
+
+    fn find_grants(&self, at: NodePath<'_>, lock: &FileLock) -> KnownGrants {
+        let held = self.volume.find_lock_of_others(at.path, lock);
+        let grants = self.known_grants(self.volume.lock_identity(at), lock, Instant::now());
+        KnownGrants { held, ..grants }
     }
 
     /// What is known of locks of other mounts that exclude this one.

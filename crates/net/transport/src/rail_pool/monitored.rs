@@ -144,7 +144,8 @@ impl RailPool {
             .filter_map(|(path, slot)| {
                 let grow = slot.wanted && self.may_grow(slot);
                 if grow {
-                    (slot.wanted, slot.growing) = (false, true);
+                    slot.wanted = false;
+                    slot.growing = true;
                 }
                 grow.then_some((path, slot.channels.generation()))
             })

@@ -79,7 +79,10 @@ impl RuleFiles {
             let (group, registry) = (self.group.clone(), self.registry.clone());
             let stored = serde_json::to_vec(&StoredRules { group, registry, rules: set.clone() });
             match stored.map_err(io::Error::from).and_then(|text| replace_file(&place.file, &text, 0o600)) {
-                Ok(()) => (place.has, place.said) = (set.clone(), false),
+                Ok(()) => {
+                    place.has = set.clone();
+                    place.said = false;
+                }
                 Err(error) => {
                     if !place.said {
                         // A disk that is full or bad still serves blocks.

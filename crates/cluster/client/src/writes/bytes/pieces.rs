@@ -442,7 +442,8 @@ impl PieceList {
             }
             false
         });
-        (self.unsent_pieces, self.unsent_bytes) = (unsent_pieces, unsent_bytes);
+        self.unsent_pieces = unsent_pieces;
+        self.unsent_bytes = unsent_bytes;
         stats.writes.dirty_bytes.sub(lost);
         self.raise_sent_below();
         lost
