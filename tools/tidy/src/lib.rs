@@ -4,6 +4,7 @@
 pub mod dialect;
 pub mod names;
 pub mod prose;
+pub mod weights;
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};

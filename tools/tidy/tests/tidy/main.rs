@@ -5,3 +5,4 @@ mod house;
 mod names;
 mod prose;
 mod quotes;
+mod weights;
