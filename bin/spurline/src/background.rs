@@ -19,7 +19,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 /// Set in the background process.
-const CHILD_VARIABLE: &str = "SPURLINE_BACKGROUND_CHILD";
+pub const CHILD_VARIABLE: &str = "SPURLINE_BACKGROUND_CHILD";
 /// The line that the background process writes when ready.
 const READY_LINE: &[u8] = b"ready\n";
 /// Time for a start beyond the first answer of the origin: reading the index of a full cache.

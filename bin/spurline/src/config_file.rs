@@ -1,11 +1,12 @@
 //! The config file. Keys become defaults of the flags, so a single parser reads all three sources and the precedence holds. Knows
 //! names and types of keys from the flags alone.
 
-use crate::args::is_switch;
-use crate::habits;
+use crate::args::{OTHER_VARIABLES, env_name, is_switch};
+use crate::{background, habits};
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgMatches, Command};
 use spurline_config::values::nearest_word;
+use spurline_observe::locate::RUNTIME_DIR_ENV;
 use spurline_types::fault::Fault;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -15,6 +16,18 @@ use toml::{Table, Value};
 pub const SERVICE_COMMANDS: [&str; 6] = ["mount", "node", "gateway", "coordinator", "device-plugin", "csi-driver"];
 /// The command with further services.
 const SERVICE_GROUP: &str = "k8s";
+/// The beginning of the variables of flags.
+const VARIABLE_PREFIX: &str = "SPURLINE_";
+/// Variables that stand for no flag: of the programs themselves, and a secret that has no place in a command line.
+const VARIABLES_WITHOUT_FLAG: [&str; 5] = [
+    RUNTIME_DIR_ENV,
+    "SPURLINE_ETCD_PASSWORD",
+    background::CHILD_VARIABLE,
+    spurline_keeper::LIFE_VARIABLE,
+    spurline_keeper::STORE_VARIABLE,
+];
+/// Beginnings of variables that others read: programs in pods with RDMA devices, the Python package, and the tests of this project.
+const FOREIGN_VARIABLES: [&str; 2] = ["SPURLINE_HCAS_", "SPURLINE_TEST_"];
 /// Flags without a key: the file cannot name itself.
 const NO_KEY: [&str; 3] = ["config", "help", "version"];
 
@@ -33,6 +46,13 @@ pub enum ArgsRefusal {
 /// When a word, a variable or a key is wrong, or the file is missing; help and version return [`ArgsRefusal::Clap`].
 pub fn parse_args(command: Command, words: Vec<OsString>) -> Result<ArgMatches, ArgsRefusal> {
     let mut command = command;
+    if words
+        .get(1)
+        .and_then(|word| word.to_str())
+        .is_some_and(|word| word == SERVICE_GROUP || SERVICE_COMMANDS.contains(&word))
+    {
+        check_variables(&command).map_err(ArgsRefusal::Fault)?;
+    }
     if let Some((service, path)) = config_path(&command, &words) {
         let text = std::fs::read_to_string(&path).map_err(|e| {
             let what = format!("config file {}: {e}", path.display());
@@ -47,6 +67,40 @@ pub fn parse_args(command: Command, words: Vec<OsString>) -> Result<ArgMatches, 
             None => ArgsRefusal::Clap(Box::new(error)),
         }
     })
+}
+
+/// Checks that every variable with the prefix of flags is one: a misspelt variable would have no effect.
+fn check_variables(command: &Command) -> Result<(), Fault> {
+    let services = SERVICE_COMMANDS.iter().filter_map(|service| find_service(command, service));
+    let known: Vec<String> = services
+        .flat_map(Command::get_arguments)
+        .filter_map(|arg| arg.get_long().map(|long| (long, arg.get_all_aliases().unwrap_or_default())))
+        .flat_map(|(long, aliases)| std::iter::once(long).chain(aliases).map(env_name).collect::<Vec<_>>())
+        .chain(OTHER_VARIABLES.iter().map(|(_, name)| (*name).to_owned()))
+        .collect();
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let unknown = names.filter(|name| {
+        name.starts_with(VARIABLE_PREFIX)
+            && !known.contains(name)
+            && !VARIABLES_WITHOUT_FLAG.contains(&name.as_str())
+            && !FOREIGN_VARIABLES.iter().any(|prefix| name.starts_with(prefix))
+            && !is_service_link(name)
+    });
+    let Some(name) = unknown.min() else { return Ok(()) };
+    let remedy = match nearest_word(&name, known.iter().map(String::as_str)) {
+        Some(near) => format!("did you mean {near}?"),
+        None => "unset it; the variables are SPURLINE_ and the long flags, see CONFIGURATION.md".to_owned(),
+    };
+    Err(Fault::usage(format!("unknown variable {name}"), remedy))
+}
+
+/// Whether Kubernetes sets such a variable for a service of the namespace, here one whose name begins with `spurline`.
+fn is_service_link(name: &str) -> bool {
+    name.ends_with("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || name.ends_with("_PORT")
+            && std::env::var_os(name).is_some_and(|value| value.to_string_lossy().contains("://"))
+        || ["_TCP", "_UDP", "_SCTP"].iter().any(|protocol| name.contains(protocol))
 }
 
 /// A service's command.

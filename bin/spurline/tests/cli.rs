@@ -487,6 +487,31 @@ fn wrong_variables_are_named() {
 }
 
 #[test]
+fn unknown_variables_are_refused_like_flags() {
+    let start = |name: &str, value: &str| {
+        let mut command = spurline();
+        command.args(["mount", "/nonexistent/source", "/nonexistent/mnt"]).env(name, value).output().unwrap()
+    };
+    refused(&start("SPURLINE_CASH_SIZE", "1G"), 2, &["unknown variable SPURLINE_CASH_SIZE", "SPURLINE_CACHE_SIZE?"]);
+    refused(&start("SPURLINE_WHATEVER_ELSE", "1"), 2, &["unknown variable SPURLINE_WHATEVER_ELSE", "CONFIGURATION.md"]);
+    // Names that the program itself, its earlier releases, Kubernetes and device plugins give.
+    for (name, value) in [
+        ("SPURLINE_LOG_FILE", "/nonexistent/log"),
+        ("SPURLINE_ETCD_PASSWORD", "secret"),
+        ("SPURLINE_COORDINATOR_SERVICE_HOST", "10.0.0.1"),
+        ("SPURLINE_COORDINATOR_PORT", "tcp://10.0.0.1:7400"),
+        ("SPURLINE_COORDINATOR_PORT_7400_TCP_ADDR", "10.0.0.1"),
+        ("SPURLINE_HCAS_RDMA_IB", "mlx5_0"),
+    ] {
+        let out = start(name, value);
+        assert!(!stderr(&out).contains("unknown variable"), "{name}: {}", stderr(&out));
+    }
+    // Commands without variables of flags do not look.
+    let out = spurline().arg("--version").env("SPURLINE_CASH_SIZE", "1G").output().unwrap();
+    assert!(out.status.success());
+}
+
+#[test]
 fn completions_and_man_pages_are_made() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let out = run(&["completions", shell]);

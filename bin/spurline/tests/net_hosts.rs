@@ -87,8 +87,8 @@ fn here() -> bool {
 }
 
 fn skip(thing: &str, why: &str) {
-    let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|r| r == thing), "SPURLINE_REQUIRE lists {thing}: {why}");
+    let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|r| r == thing), "SPURLINE_TEST_REQUIRE lists {thing}: {why}");
     println!("SKIP: {why}");
 }
 

@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn it_runs_where_it_is_installed() {
         if child::find_program("fio").is_none() {
-            if std::env::var("SPURLINE_REQUIRE").is_ok_and(|r| r.split(',').any(|w| w == "fio")) {
+            if std::env::var("SPURLINE_TEST_REQUIRE").is_ok_and(|r| r.split(',').any(|w| w == "fio")) {
                 panic!("fio is required and not installed");
             }
             println!("SKIP: fio is not installed");

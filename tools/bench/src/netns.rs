@@ -212,7 +212,7 @@ mod tests {
         let pair = match NamespacePair::new() {
             Ok(pair) => pair,
             Err(BenchError::Missing(why)) => {
-                let required = std::env::var("SPURLINE_REQUIRE").is_ok_and(|r| r.split(',').any(|w| w == "netns"));
+                let required = std::env::var("SPURLINE_TEST_REQUIRE").is_ok_and(|r| r.split(',').any(|w| w == "netns"));
                 assert!(!required, "{why}");
                 println!("SKIP: {why}");
                 return;

@@ -153,7 +153,7 @@ fn spurline_or_skip() -> Option<PathBuf> {
         (!rustix::process::geteuid().is_root()).then_some("network namespaces need root"),
     ];
     let Some(why) = lacks.into_iter().flatten().next() else { return Some(program) };
-    let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
+    let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
     assert!(!required.split(',').any(|word| matches!(word, "netns" | "fuse")), "{why}");
     println!("SKIP: {why}");
     None

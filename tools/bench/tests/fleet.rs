@@ -45,7 +45,7 @@ impl TwoHosts {
         match TwoHosts::new(id) {
             Ok(hosts) => Some(hosts),
             Err(why) => {
-                let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
+                let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
                 assert!(!required.split(',').any(|word| matches!(word, "netns" | "fio")), "{why}");
                 println!("SKIP: {why}");
                 None
@@ -203,7 +203,7 @@ fn servers_are_started_over_ssh_and_end_with_the_run() {
 /// `bench fio` on this machine, whose fio server it starts; none without fio.
 fn bench_here(words: &[&str], work: &Path) -> Option<Output> {
     if Command::new("fio").arg("--version").output().is_err() {
-        let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
+        let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
         assert!(!required.split(',').any(|word| word == "fio"), "fio is not installed");
         println!("SKIP: fio is not installed");
         return None;

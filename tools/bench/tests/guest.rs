@@ -17,7 +17,7 @@ fn reports_of(script: &str, more: &[&str]) -> Option<(Value, String)> {
     command.arg("--programs").arg(programs).arg("--out").arg(out.path()).args(["--seconds", "900"]);
     let done = command.args(more).args(["--time", "1s", "--rounds", "1"]).output().unwrap();
     if done.status.code() == Some(3) {
-        let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
+        let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
         assert!(!required.split(',').any(|word| matches!(word, "nfs" | "rdma")), "{}", said(&done));
         println!("SKIP: {}", said(&done).trim());
         return None;

@@ -78,7 +78,7 @@ fn spurline_for_hosts() -> Option<PathBuf> {
 }
 
 fn skip(why: &str) {
-    let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
+    let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
     assert!(!required.split(',').any(|word| matches!(word, "fuse" | "netns")), "{why}");
     println!("SKIP: {why}");
 }

@@ -22,7 +22,7 @@ posix_fadvise = 1
 copy_file_range = 2
 ";
 
-/// How many operations `SPURLINE_FSX_OPS` asks for, in place of a test's own number.
+/// How many operations `SPURLINE_TEST_FSX_OPS` asks for, in place of a test's own number.
 pub fn more_operations() -> Option<u32> {
-    std::env::var("SPURLINE_FSX_OPS").ok()?.parse().ok()
+    std::env::var("SPURLINE_TEST_FSX_OPS").ok()?.parse().ok()
 }

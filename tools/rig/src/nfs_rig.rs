@@ -26,7 +26,7 @@ pub fn run_nfs_guest_of(kernel: GuestKernel, prefix: &str) {
 
 /// Whether this is the long form: many names, and all programs over every transport.
 pub fn is_nightly() -> bool {
-    ["SPURLINE_NFS_NAMES", "SPURLINE_NFS_ALL"].iter().any(|name| std::env::var_os(name).is_some())
+    ["SPURLINE_TEST_NFS_NAMES", "SPURLINE_TEST_NFS_ALL"].iter().any(|name| std::env::var_os(name).is_some())
 }
 
 /// Runs a script; each of its commands has to succeed.

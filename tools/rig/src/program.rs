@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 /// Longer than anything here takes on the busiest machine.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// The program `spurline` that was built with this test; `SPURLINE_PROGRAM` names another one.
+/// The program `spurline` that was built with this test; `SPURLINE_TEST_PROGRAM` names another one.
 pub fn program_path() -> PathBuf {
-    if let Some(named) = std::env::var_os("SPURLINE_PROGRAM") {
+    if let Some(named) = std::env::var_os("SPURLINE_TEST_PROGRAM") {
         return named.into();
     }
     let test = std::env::current_exe().expect("a test knows its path");
@@ -38,8 +38,8 @@ pub fn fuse() -> bool {
     } else {
         return true;
     };
-    let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|one| one == "fuse"), "SPURLINE_REQUIRE lists fuse: {reason}");
+    let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|one| one == "fuse"), "SPURLINE_TEST_REQUIRE lists fuse: {reason}");
     println!("SKIP: {reason}");
     false
 }

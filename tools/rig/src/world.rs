@@ -18,7 +18,7 @@ pub use spurline_testkit::skip;
 use spurline_testkit::{ACCESS_KEY, SECRET_KEY};
 
 /// How often processes are killed in a long form, in which they may live longer than in others.
-pub const KILLS_VARIABLE: &str = "SPURLINE_KILLS";
+pub const KILLS_VARIABLE: &str = "SPURLINE_TEST_KILLS";
 /// No wait of a test lasts longer: what hangs fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const MIB: usize = 1 << 20;

@@ -5,7 +5,7 @@ use crate::skip;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The path that `scripts/go-program NAME` prints, built if not there yet. `None`, with a SKIP that `thing` in `SPURLINE_REQUIRE`
+/// The path that `scripts/go-program NAME` prints, built if not there yet. `None`, with a SKIP that `thing` in `SPURLINE_TEST_REQUIRE`
 /// makes a failure, where the build fails.
 pub fn go_program(name: &str, thing: &str) -> Option<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/go-program");

@@ -31,12 +31,12 @@ pub const ROLE_KEY: &str = "SPURLINETESTROLE";
 /// The secret of [`ROLE_KEY`].
 pub const ROLE_SECRET: &str = "spurline-test-role-secret";
 
-/// Prints why a test can't run; fails the test instead when `SPURLINE_REQUIRE` lists `thing`.
+/// Prints why a test can't run; fails the test instead when `SPURLINE_TEST_REQUIRE` lists `thing`.
 ///
 /// # Panics
 /// When `thing` is required.
 pub fn skip(thing: &str, reason: &str) {
-    let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
+    let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
     assert!(!required.split(',').any(|r| r.trim() == thing), "{thing} is required: {reason}");
     println!("SKIP: {reason}");
 }

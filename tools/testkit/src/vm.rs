@@ -54,12 +54,12 @@ const GUEST_LIMIT: Duration = Duration::from_secs(5400);
 
 /// Whether this process runs in such a guest.
 pub fn in_guest() -> bool {
-    std::env::var_os("SPURLINE_IN_VM").is_some()
+    std::env::var_os("SPURLINE_TEST_IN_VM").is_some()
 }
 
 /// Runs the ignored tests of this very test program in a guest with the stock kernel, in turn, and prints the output: tests with
 /// the first of `prefixes` in the name, then in a separate process tests with the next. Where there can be no guest, skips (`rdma`
-/// in `SPURLINE_REQUIRE`).
+/// in `SPURLINE_TEST_REQUIRE`).
 ///
 /// # Panics
 /// When a test fails, no test has a prefix, or the guest does not end within 90 minutes.
@@ -82,7 +82,7 @@ pub fn run_in_guest_of(kernel: GuestKernel, net: GuestNet, prefixes: &[&str]) {
         command.arg("--backports");
     }
     let each = "program=$1; shift; failed=0; \
-        for prefix; do [ \"$SPURLINE_IN_VM\" != pair ] || prefix=$prefix$SPURLINE_VM_SIDE; \
+        for prefix; do [ \"$SPURLINE_TEST_IN_VM\" != pair ] || prefix=$prefix$SPURLINE_TEST_VM_SIDE; \
         \"$program\" --ignored --test-threads=1 --nocapture \"$prefix\" || failed=1; done; exit $failed";
     command.args(["bash", "-c", each, "-"]).arg(exe).args(prefixes);
     let out = command.output().expect("scripts/vm starts");

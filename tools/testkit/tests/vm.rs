@@ -9,7 +9,7 @@ fn devices_are_there_and_exit_code_output_and_files_come_out() {
     std::fs::create_dir_all(&share).unwrap();
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let inside = "cat /sys/class/infiniband/rxe?/ports/1/state; rdma link; ls /dev/infiniband/rdma_cm; \
-        touch written-in-the-guest; echo \"$1\" > $SPURLINE_VM_SHARE/file; exit 42";
+        touch written-in-the-guest; echo \"$1\" > $SPURLINE_TEST_VM_SHARE/file; exit 42";
     let out = Command::new(here.join("../../scripts/vm"))
         .current_dir(here)
         .args(["--net", "two", "--share"])

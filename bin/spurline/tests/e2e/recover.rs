@@ -186,7 +186,7 @@ fn last_pause(world: &World, at: &Path) -> u64 {
 /// then unmounts. Beside three readers of [`read_on`] there are `more`.
 fn readers_survive(world: &World, mount: Mount, seed: u64, more: &[Reader]) {
     let mut kills_left = count_of(KILLS_VARIABLE, 3);
-    let mut upgrades_left = count_of("SPURLINE_UPGRADES", 1);
+    let mut upgrades_left = count_of("SPURLINE_TEST_UPGRADES", 1);
     let ends = kills_left + upgrades_left;
     let draws = bytes(seed, ends as usize * 3);
     let at = mount.at.clone();

@@ -301,7 +301,7 @@ fn rounds_of(threads: Vec<JoinHandle<u64>>) -> Vec<u64> {
 /// Ends the mount's process under writers, with causes and moments by the seed, then checks every byte at the source. Programs in
 /// `other`, another mount of the source, count under the same locks.
 fn writers_survive(world: &World, origin: &Path, mount: Mount, other: &Mount, seed: u64) {
-    let ends: u64 = std::env::var("SPURLINE_KILLS").map_or(4, |kills| kills.parse().unwrap());
+    let ends: u64 = std::env::var("SPURLINE_TEST_KILLS").map_or(4, |kills| kills.parse().unwrap());
     let draws = bytes(seed, ends as usize * 2);
     let work = Work { at: mount.at.clone(), stop: Arc::default(), rounds: Arc::default() };
     let at = mount.at.clone();
@@ -410,7 +410,7 @@ fn writers_through_nodes_go_on_when_the_process_of_their_mount_dies() {
     other.unmount();
 }
 
-/// Random operations on one file, each read compared, while processes of the mount die. `SPURLINE_FSX_OPS` asks for more of them.
+/// Random operations on one file, each read compared, while processes of the mount die. `SPURLINE_TEST_FSX_OPS` asks for more of them.
 fn fsx_survives(nodes: usize, words: &[&str]) {
     let Some(program) = tool("fsx").filter(|_| can_mount()) else { return };
     let Some(group) = Group::start_in_memory(nodes, "64m") else { return };

@@ -230,10 +230,10 @@ fn clients_with_any_keys_write_where_the_endpoint_has_none() {
     assert!(fs::read(local).unwrap() == fs::read(data.join("big")).unwrap());
 }
 
-/// Arrow, polars and DuckDB; `SPURLINE_DATA_LIBRARIES=1` runs the test.
+/// Arrow, polars and DuckDB; `SPURLINE_TEST_DATA_LIBRARIES=1` runs the test.
 #[test]
 fn data_libraries_read_and_write() {
-    if std::env::var_os("SPURLINE_DATA_LIBRARIES").is_none() {
+    if std::env::var_os("SPURLINE_TEST_DATA_LIBRARIES").is_none() {
         return;
     }
     let Some(bin) = s3_data_libraries() else { return };

@@ -26,10 +26,10 @@ fn run_script(command: &mut Command, words: &[&str]) {
     succeed(command.arg(script).args(words));
 }
 
-/// Each tensor is compared with its file; `SPURLINE_TORCH=1` runs the test, and `PIP_EXTRA_INDEX_URL` names torch's index.
+/// Each tensor is compared with its file; `SPURLINE_TEST_TORCH=1` runs the test, and `PIP_EXTRA_INDEX_URL` names torch's index.
 #[test]
 fn a_streamer_reads_models_into_torch() {
-    if std::env::var_os("SPURLINE_TORCH").is_none() {
+    if std::env::var_os("SPURLINE_TEST_TORCH").is_none() {
         return;
     }
     let Some(bin) = installed_packages("s3-streamer", &STREAMER_PACKAGES) else { return };

@@ -10,7 +10,7 @@ const TIMEOUT: [&str; 2] = ["--timeout", "90s"];
 
 /// A file that both machines see.
 fn shared(name: &str) -> std::path::PathBuf {
-    std::path::PathBuf::from(std::env::var_os("SPURLINE_VM_SHARE").unwrap()).join(name)
+    std::path::PathBuf::from(std::env::var_os("SPURLINE_TEST_VM_SHARE").unwrap()).join(name)
 }
 
 #[test]

@@ -104,7 +104,7 @@ fn guest_clients_read_over_every_transport_and_their_handles_outlive_the_mount()
             serde_json::from_str(&output(&["stats", &rig.at(), "--json", "-c", "1"])).unwrap();
         assert_eq!((&stats["export"]["active"], &stats["export"]["clients"]), (&1.into(), &1.into()), "{stats}");
         // A folder of many names is listed in pages.
-        let count: usize = std::env::var("SPURLINE_NFS_NAMES").map_or(1_000, |n| n.parse().unwrap());
+        let count: usize = std::env::var("SPURLINE_TEST_NFS_NAMES").map_or(1_000, |n| n.parse().unwrap());
         sh(&format!(
             "cd {dir}; mkdir -p src/many; (cd src/many; seq {count} | xargs touch); sleep 1.5
             for name in {names}; do

@@ -23,8 +23,8 @@ fn find_tool(name: &str, dir: &str) -> Option<PathBuf> {
 #[test]
 #[ignore = "needs the virtual machine"]
 fn guest_posix_suites_pass_where_they_pass_on_an_exported_tmpfs() {
-    if std::env::var_os("SPURLINE_NFS_ALL").is_none() {
-        println!("SKIP: the POSIX suites of clients run every night (SPURLINE_NFS_ALL)");
+    if std::env::var_os("SPURLINE_TEST_NFS_ALL").is_none() {
+        println!("SKIP: the POSIX suites of clients run every night (SPURLINE_TEST_NFS_ALL)");
         return;
     }
     let rig = NfsRig::new("suites");

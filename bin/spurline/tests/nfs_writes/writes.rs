@@ -62,7 +62,7 @@ fn guest_programs_of_clients_write_over_every_transport() {
             );
             sh(&format!("mkdir {dir}/{name}/{name}; {place}; {CASES_OF_CLIENTS}"));
             // Each version and each transport once; the nightly form runs all.
-            if ["v4tcp", "v3rdma"].contains(&name) || std::env::var_os("SPURLINE_NFS_ALL").is_some() {
+            if ["v4tcp", "v3rdma"].contains(&name) || std::env::var_os("SPURLINE_TEST_NFS_ALL").is_some() {
                 sh(&format!(
                     "{place}
                     mkdir user shared others; chown 1234:1234 user; echo file >shared/file; echo file >others/file

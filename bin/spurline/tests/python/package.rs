@@ -150,15 +150,19 @@ fn run_with_packages(variable: &str, packages: &[&str], files: &[&str]) {
     run_beside_node(&python, files);
 }
 
-/// pandas, Arrow, Zarr, safetensors and WebDataset, and all of fsspec's suite; `SPURLINE_DATA_LIBRARIES=1` runs the test.
+/// pandas, Arrow, Zarr, safetensors and WebDataset, and all of fsspec's suite; `SPURLINE_TEST_DATA_LIBRARIES=1` runs the test.
 #[test]
 fn data_libraries() {
-    run_with_packages("SPURLINE_DATA_LIBRARIES", &LIBRARIES, &["test_libraries.py", "test_example.py"]);
-    run_with_packages("SPURLINE_DATA_LIBRARIES", &[], &["test_fsspec_suite.py"]);
+    run_with_packages("SPURLINE_TEST_DATA_LIBRARIES", &LIBRARIES, &["test_libraries.py", "test_example.py"]);
+    run_with_packages("SPURLINE_TEST_DATA_LIBRARIES", &[], &["test_fsspec_suite.py"]);
 }
 
-/// Loaders and distributed checkpoints of torch; `SPURLINE_TORCH=1` runs the test, and `PIP_EXTRA_INDEX_URL` names torch's index.
+/// Loaders and distributed checkpoints of torch; `SPURLINE_TEST_TORCH=1` runs the test, and `PIP_EXTRA_INDEX_URL` names torch's index.
 #[test]
 fn torch_reads_and_writes() {
-    run_with_packages("SPURLINE_TORCH", &TORCH_PACKAGES, &["test_data.py", "test_safetensors.py", "test_torch.py"]);
+    run_with_packages(
+        "SPURLINE_TEST_TORCH",
+        &TORCH_PACKAGES,
+        &["test_data.py", "test_safetensors.py", "test_torch.py"],
+    );
 }

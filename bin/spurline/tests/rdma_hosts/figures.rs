@@ -193,7 +193,7 @@ fn figures_of_failover_and_failback() {
 #[ignore = "a measurement, by hand"]
 fn figures_of_silence() {
     let rig = Rig::at(Path::new(DIR));
-    if std::env::var("SPURLINE_VM_SIDE").as_deref() == Ok("b") {
+    if std::env::var("SPURLINE_TEST_VM_SIDE").as_deref() == Ok("b") {
         rig.fill();
         let _node = rig.node(7000, &["--rdma-network", "rail0:rail1", "--group-network", "rail0"]);
         std::fs::write(shared("serving"), "").unwrap();

@@ -10,7 +10,7 @@ pub const DIR: &str = "/vmtmp/rig";
 const RAILS: [&str; 4] = ["--rdma-network", "rail0:rail1", "--rdma-silence", "12s"];
 
 pub fn shared(name: &str) -> PathBuf {
-    PathBuf::from(std::env::var_os("SPURLINE_VM_SHARE").unwrap()).join(name)
+    PathBuf::from(std::env::var_os("SPURLINE_TEST_VM_SHARE").unwrap()).join(name)
 }
 
 #[test]

@@ -290,7 +290,7 @@ fn find_tool(name: &str) -> Option<PathBuf> {
 }
 
 /// Tests of pjdfstest that run here each time: calls that act as their caller, and names that are made once. An emulated
-/// machine takes minutes for all of them, which `SPURLINE_PJDFSTEST=all` asks for.
+/// machine takes minutes for all of them, which `SPURLINE_TEST_PJDFSTEST=all` asks for.
 const PATTERNS: [&str; 2] = ["open::", "ftruncate::"];
 
 #[test]
@@ -310,7 +310,7 @@ fn guest_pjdfstest_passes_where_it_passes_on_the_bare_directory() {
     let _node = rig.node(7110, &[&rails[..], &["--writable"]].concat());
     let mount = rig.mount("mnt", &[7110], &[&rails[..], &["--rw", "-o", "allow_other,suid,dev"]].concat());
     mount.wait("both paths", |m| m.count("rdma", "paths_up") == 2);
-    let all = std::env::var("SPURLINE_PJDFSTEST").is_ok_and(|which| which == "all");
+    let all = std::env::var("SPURLINE_TEST_PJDFSTEST").is_ok_and(|which| which == "all");
     let patterns: &[&str] = if all { &[] } else { &PATTERNS };
     let least = if all { 50 } else { 20 };
     let (ops, tcp) = (mount.count("remotecache", "ops"), sent(&mount, "tcp"));
@@ -332,7 +332,7 @@ fn guest_pjdfstest_passes_where_it_passes_on_the_bare_directory() {
     assert_eq!(sent(&mount, "tcp"), tcp, "bytes went over TCP");
 }
 
-/// Random operations on one file, each read compared. `SPURLINE_FSX_OPS` asks for more of them.
+/// Random operations on one file, each read compared. `SPURLINE_TEST_FSX_OPS` asks for more of them.
 #[test]
 #[ignore = "runs in the virtual machine"]
 fn guest_fsx_finds_no_wrong_byte() {

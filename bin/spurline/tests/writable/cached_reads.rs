@@ -206,8 +206,8 @@ fn an_open_for_reading_finds_no_older_byte_than_the_last_close() {
     const FILES: u64 = 3;
     let Some(group) = Group::start_in_memory(2, "64m") else { return };
     let mounts = [group.mount("one", 0, &[]), group.mount("two", 1, &["--attr-cache", "0", "--entry-cache", "0"])];
-    let mut state = std::env::var("SPURLINE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(18);
-    println!("SPURLINE_SEED={state}");
+    let mut state = std::env::var("SPURLINE_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(18);
+    println!("SPURLINE_TEST_SEED={state}");
     let mut models: Vec<Vec<u8>> = (0..FILES).map(|number| bytes(number, 3 * MIB)).collect();
     for (number, model) in models.iter().enumerate() {
         fs::write(group.source.join(format!("f{number}")), model).unwrap();

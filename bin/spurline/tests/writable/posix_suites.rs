@@ -39,7 +39,7 @@ fn check_pjdfstest(ways: &[MountWay]) {
     }
 }
 
-/// Random operations on one file of each mount, each read compared. `SPURLINE_FSX_OPS` asks for more of them.
+/// Random operations on one file of each mount, each read compared. `SPURLINE_TEST_FSX_OPS` asks for more of them.
 fn check_fsx(ways: &[MountWay], operations: u32) {
     let Some(program) = tool("fsx").filter(|_| can_mount()) else { return };
     for (nodes, words) in ways {
@@ -74,8 +74,8 @@ fn fsx_finds_no_wrong_byte() {
 fn two_mounts_in_turn_find_no_wrong_byte() {
     let Some(group) = Group::start_in_memory(2, "64m") else { return };
     let mounts = [group.mount("one", 0, &[]), group.mount("two", 1, &[])];
-    let seed = std::env::var("SPURLINE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(18);
-    println!("SPURLINE_SEED={seed}");
+    let seed = std::env::var("SPURLINE_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(18);
+    println!("SPURLINE_TEST_SEED={seed}");
     let mut state: u64 = seed;
     let mut models = vec![Vec::new(); 3];
     for turn in 0..fsx::more_operations().map_or(600, |ops| ops / 5) {

@@ -161,13 +161,13 @@ fn archives_and_copies_arrive_whole() {
     });
 }
 
-/// `SPURLINE_TREE_FILES` asks for another number of files.
+/// `SPURLINE_TEST_TREE_FILES` asks for another number of files.
 #[test]
 fn a_large_source_tree_is_unpacked_whole() {
     if !has("rsync") || !has("tar") {
         return;
     }
-    let files = std::env::var("SPURLINE_TREE_FILES").ok().and_then(|files| files.parse().ok()).unwrap_or(4000);
+    let files = std::env::var("SPURLINE_TEST_TREE_FILES").ok().and_then(|files| files.parse().ok()).unwrap_or(4000);
     for (nodes, way) in [(0, WAYS[0]), (0, WAYS[1]), (2, WAYS[0])] {
         let Some(group) = Group::start(nodes) else { return };
         let mount = group.mount("mnt", 0, way);
@@ -386,11 +386,11 @@ pyarrow.parquet.write_table(table, "table.parquet", row_group_size=10000)
 assert pyarrow.parquet.read_table("table.parquet", memory_map=True).equals(table)
 "#;
 
-/// The packages are large: `SPURLINE_DATA_LIBRARIES` set to anything requests them.
+/// The packages are large: `SPURLINE_TEST_DATA_LIBRARIES` set to anything requests them.
 #[test]
 fn data_libraries_store_on_a_mount() {
-    if std::env::var_os("SPURLINE_DATA_LIBRARIES").is_none() {
-        return skip("data-libraries", "DuckDB, HDF5, Zarr and Arrow are run with SPURLINE_DATA_LIBRARIES=1");
+    if std::env::var_os("SPURLINE_TEST_DATA_LIBRARIES").is_none() {
+        return skip("data-libraries", "DuckDB, HDF5, Zarr and Arrow are run with SPURLINE_TEST_DATA_LIBRARIES=1");
     }
     let Some(beside) = Group::start(0) else { return };
     let packages = ["duckdb", "h5py", "numpy", "pyarrow", "zarr"];

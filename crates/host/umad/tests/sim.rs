@@ -12,8 +12,8 @@ const FABRIC: &str =
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn skip(why: &str) {
-    let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|r| r == "ibsim"), "SPURLINE_REQUIRE lists ibsim: {why}");
+    let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|r| r == "ibsim"), "SPURLINE_TEST_REQUIRE lists ibsim: {why}");
     println!("SKIP: {why}");
 }
 

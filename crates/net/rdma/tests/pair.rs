@@ -23,7 +23,7 @@ fn soon() -> Instant {
 }
 
 fn done() -> PathBuf {
-    PathBuf::from(std::env::var_os("SPURLINE_VM_SHARE").unwrap()).join("done")
+    PathBuf::from(std::env::var_os("SPURLINE_TEST_VM_SHARE").unwrap()).join("done")
 }
 
 fn sh(command: &str) {

@@ -312,7 +312,7 @@ mod tests {
         let flags = rustix::mount::MountFlags::empty();
         if rustix::mount::mount("tmpfs", dir.path(), "tmpfs", flags, c"size=4m").is_err() {
             assert!(
-                !std::env::var("SPURLINE_REQUIRE").unwrap_or_default().contains("mount"),
+                !std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default().contains("mount"),
                 "mounting a tmpfs failed"
             );
             return println!("SKIP: a tmpfs can't be mounted here (not root)");

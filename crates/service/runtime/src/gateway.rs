@@ -100,7 +100,7 @@ fn admin_target(
 impl RunningGateway {
     /// Logs the lines that people and scripts wait for. To be called when signals are handled.
     pub fn log_start(&self) {
-        setup::log_memory(&self.config.volume.budget, &self.config.volume.cache);
+        setup::log_memory(&self.config.volume.budget, self.config.volume.cache.size, self.volume.store.is_some());
         log_endpoint(&self.endpoint, &self.config.s3);
     }
 

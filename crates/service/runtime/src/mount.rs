@@ -231,7 +231,7 @@ impl PreparedMount {
         }
         resume_clients(config.volume.source.as_str(), session.mountpoint());
         let fuse = chosen.get_or_init(|| session.transport().map_or_else(String::new, |chosen| chosen.to_string()));
-        setup::log_memory(&config.volume.budget, &config.volume.cache);
+        setup::log_memory(&config.volume.budget, config.volume.cache.size, parts.volume.store.is_some());
         tracing::info!("{} is mounted on {}; {fuse}", config.volume.source, session.mountpoint().display());
         Ok(Some(RunningMount { session, parts, stop }))
     }

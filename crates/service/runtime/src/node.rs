@@ -430,7 +430,7 @@ impl RunningNode {
                 self.reached.join(" or ")
             );
         }
-        setup::log_memory(&self.config.budget, &self.config.cache);
+        setup::log_memory(&self.config.budget, self.config.cache.size, setup::has_disks(&self.config.cache));
         if !self.rdma_at.is_empty() {
             tracing::info!("serving on {} over rdma", self.rdma_at.join(", "));
         }

@@ -145,10 +145,10 @@ pub struct OpenCache {
     pub fresh: FreshDirs,
 }
 
-/// Logs the shares of the memory; the index of cache disks only where disks are, and at most what the size of the cache can need.
-pub(crate) fn log_memory(budget: &config::MemoryBudget, cache: &config::CacheConfig) {
-    let index_bytes = match cache.size {
-        _ if !has_disks(cache) => u64::MAX,
+/// Logs the shares of the memory; the index of cache disks only with disks, and at most what the size of the cache can need.
+pub(crate) fn log_memory(budget: &config::MemoryBudget, size: CacheSize, has_disks: bool) {
+    let index_bytes = match size {
+        _ if !has_disks => u64::MAX,
         CacheSize::Bytes(size) => budget.index_bytes.min(spurline_store::index_bytes_of_cache(size)),
         CacheSize::None | CacheSize::All => budget.index_bytes,
     };

@@ -1,5 +1,5 @@
 //! Locks and the ends of open files, which arrive in any order after close(2) has returned: calls drawn by a seed, as a kernel
-//! would make them, beside a model in which a file is closed at once. `SPURLINE_FS_SEEDS=10..500` runs other seeds.
+//! would make them, beside a model in which a file is closed at once. `SPURLINE_TEST_FS_SEEDS=10..500` runs other seeds.
 
 use crate::objects;
 use objects::{MemorySource, NoReads, writable_config};
@@ -201,7 +201,7 @@ fn run(seed: u64) {
     let mut model = LockModel { session, ino: entry.ino, open, known, opened: 0 };
     for step in 0..1000 {
         let stepped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| model.step()));
-        stepped.unwrap_or_else(|_| panic!("seed {seed}, step {step}: SPURLINE_FS_SEEDS={seed}..{}", seed + 1));
+        stepped.unwrap_or_else(|_| panic!("seed {seed}, step {step}: SPURLINE_TEST_FS_SEEDS={seed}..{}", seed + 1));
     }
     while !model.open.is_empty() {
         model.close();
@@ -220,8 +220,8 @@ fn run(seed: u64) {
 
 #[test]
 fn locks_agree_with_files_that_are_closed_at_once_in_whatever_order_their_ends_arrive() {
-    let seeds = std::env::var("SPURLINE_FS_SEEDS").unwrap_or("0..40".into());
-    let (first, last) = seeds.split_once("..").expect("SPURLINE_FS_SEEDS is FIRST..LAST");
+    let seeds = std::env::var("SPURLINE_TEST_FS_SEEDS").unwrap_or("0..40".into());
+    let (first, last) = seeds.split_once("..").expect("SPURLINE_TEST_FS_SEEDS is FIRST..LAST");
     (first.parse().unwrap()..last.parse().unwrap()).for_each(run);
 }
 

@@ -1,6 +1,6 @@
 //! The writable file system against a model: calls drawn by a seed, as a kernel would make them, on a source in memory. The
 //! model has objects and no paths; what the file system adds are paths, inode numbers and the owners of locks.
-//! `SPURLINE_FS_SEEDS=10..500` runs other seeds, `SPURLINE_FS_STEPS` longer ones.
+//! `SPURLINE_TEST_FS_SEEDS=10..500` runs other seeds, `SPURLINE_TEST_FS_STEPS` longer ones.
 
 use crate::objects;
 use objects::{MemorySource, NoReads, ObjectTree, RENAME_EXCHANGE, ROOT_OBJECT, identity_of, writable_config};
@@ -383,7 +383,7 @@ fn run(seed: u64, steps: usize) {
     let mut model = Model { fs, source, tree, known, handles, locks, forgotten_links, draw };
     for step in 0..steps {
         let stepped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| model.step()));
-        stepped.unwrap_or_else(|_| panic!("seed {seed}, step {step}: SPURLINE_FS_SEEDS={seed}..{}", seed + 1));
+        stepped.unwrap_or_else(|_| panic!("seed {seed}, step {step}: SPURLINE_TEST_FS_SEEDS={seed}..{}", seed + 1));
     }
     // Nothing is left when the kernel has forgotten everything.
     for handle in model.handles.drain(..) {
@@ -400,9 +400,9 @@ fn run(seed: u64, steps: usize) {
 #[test]
 fn the_file_system_agrees_with_a_model_without_paths() {
     let from_environment = |name| std::env::var(name).ok();
-    let seeds = from_environment("SPURLINE_FS_SEEDS").unwrap_or("0..40".into());
-    let (first, last) = seeds.split_once("..").expect("SPURLINE_FS_SEEDS is FIRST..LAST");
-    let steps = from_environment("SPURLINE_FS_STEPS").map_or(2000, |steps| steps.parse().unwrap());
+    let seeds = from_environment("SPURLINE_TEST_FS_SEEDS").unwrap_or("0..40".into());
+    let (first, last) = seeds.split_once("..").expect("SPURLINE_TEST_FS_SEEDS is FIRST..LAST");
+    let steps = from_environment("SPURLINE_TEST_FS_STEPS").map_or(2000, |steps| steps.parse().unwrap());
     (first.parse().unwrap()..last.parse().unwrap()).for_each(|seed| run(seed, steps));
 }
 

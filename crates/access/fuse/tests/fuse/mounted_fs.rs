@@ -28,7 +28,7 @@ struct Mount {
     dir: tempfile::TempDir,
 }
 
-/// Mounts `tree`; `None` where this machine can't, unless `SPURLINE_REQUIRE` says that it has to.
+/// Mounts `tree`; `None` where this machine can't, unless `SPURLINE_TEST_REQUIRE` says that it has to.
 fn mount(io: FuseIo, config: FsConfig, passthrough: bool) -> Option<Mount> {
     let tree = Tree::new();
     let dir = tempfile::tempdir().unwrap();
@@ -39,7 +39,7 @@ fn mount(io: FuseIo, config: FsConfig, passthrough: bool) -> Option<Mount> {
     let mounted = FuseSession::mount(Arc::clone(&fs), dir.path(), session)
         .and_then(|session| session.wait_ready(Duration::from_secs(10)).map(|()| session));
     let required =
-        |what: &str| std::env::var("SPURLINE_REQUIRE").is_ok_and(|all| all.split(',').any(|one| one == what));
+        |what: &str| std::env::var("SPURLINE_TEST_REQUIRE").is_ok_and(|all| all.split(',').any(|one| one == what));
     match mounted {
         Ok(session) if session.transport().is_none_or(|chosen| chosen.io != io) => {
             let chosen = session.transport().map(|chosen| chosen.to_string()).unwrap_or_default();

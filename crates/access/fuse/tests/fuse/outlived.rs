@@ -56,7 +56,7 @@ impl Kept {
     fn new() -> Option<Kept> {
         // SAFETY: geteuid has no conditions.
         if unsafe { libc::geteuid() } != 0 || !Path::new("/dev/fuse").exists() {
-            let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
+            let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
             assert!(!required.split(',').any(|word| word == "fuse"), "no root or no /dev/fuse");
             println!("SKIP: mounting needs root and /dev/fuse");
             return None;

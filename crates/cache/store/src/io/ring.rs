@@ -546,7 +546,7 @@ mod tests {
 
     fn available(rings: &RingSet) -> bool {
         let Some(ring) = rings.take_ring() else {
-            assert!(!std::env::var("SPURLINE_REQUIRE").unwrap_or_default().contains("io_uring"), "no io_uring");
+            assert!(!std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default().contains("io_uring"), "no io_uring");
             println!("SKIP: no io_uring here");
             return false;
         };

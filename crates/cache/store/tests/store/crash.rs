@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-const CHILD: &str = "SPURLINE_STORE_CRASH_CHILD";
+const CHILD: &str = "SPURLINE_TEST_STORE_CRASH_CHILD";
 const OBJECTS: u64 = 40;
 const ROUNDS: u64 = 24;
 

@@ -612,7 +612,10 @@ fn a_small_file_system_that_fills_up() {
         .output()
         .is_ok_and(|o| o.status.success());
     if !mounted {
-        assert!(!std::env::var("SPURLINE_REQUIRE").unwrap_or_default().contains("mount"), "mounting a tmpfs failed");
+        assert!(
+            !std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default().contains("mount"),
+            "mounting a tmpfs failed"
+        );
         println!("SKIP: a tmpfs can't be mounted here (not root)");
         return;
     }

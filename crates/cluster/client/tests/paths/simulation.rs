@@ -18,7 +18,7 @@ impl Dice {
 }
 
 fn run(seed: u64) {
-    println!("seed {seed} (SPURLINE_SEED={seed} runs it again)");
+    println!("seed {seed} (SPURLINE_TEST_SEED={seed} runs it again)");
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let rails = 1 + dice.below(3) as usize;
     let speeds = (0..rails).map(|_| 25_000 << dice.below(4)).collect();
@@ -67,7 +67,7 @@ fn run(seed: u64) {
 
 #[test]
 fn whatever_happens_to_the_rails() {
-    match std::env::var("SPURLINE_SEED").ok().and_then(|seed| seed.parse().ok()) {
+    match std::env::var("SPURLINE_TEST_SEED").ok().and_then(|seed| seed.parse().ok()) {
         Some(seed) => run(seed),
         None => (1..=6).for_each(run),
     }

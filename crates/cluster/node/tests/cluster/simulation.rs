@@ -1,7 +1,7 @@
 //! Seeded runs of all failures of a group, under readers that compare every byte. The seed decides the events and
 //! their order; thread scheduling differs. A failure prints its command.
 //!
-//! `SPURLINE_SEED=n` runs one seed, `SPURLINE_SEEDS=n` the first n instead of a few dozen.
+//! `SPURLINE_TEST_SEED=n` runs one seed, `SPURLINE_TEST_SEEDS=n` the first n instead of a few dozen.
 
 use crate::sim::{BLOCK, Cluster, Mount, Waits, object};
 use spurline_client::placement::{ReaderLocation, WantedBlock};
@@ -177,7 +177,7 @@ fn run_all(seeds: std::ops::RangeInclusive<u64>) {
                     }
                     if std::panic::catch_unwind(|| run(seed)).is_err() {
                         let command = "cargo test -p spurline-node --test cluster whatever";
-                        panic!("seed {seed} failed; this runs it again: SPURLINE_SEED={seed} {command}");
+                        panic!("seed {seed} failed; this runs it again: SPURLINE_TEST_SEED={seed} {command}");
                     }
                 }
             });
@@ -188,8 +188,8 @@ fn run_all(seeds: std::ops::RangeInclusive<u64>) {
 #[test]
 fn whatever_happens_to_a_group() {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    match number("SPURLINE_SEED") {
+    match number("SPURLINE_TEST_SEED") {
         Some(seed) => run(seed),
-        None => run_all(1..=number("SPURLINE_SEEDS").unwrap_or(24)),
+        None => run_all(1..=number("SPURLINE_TEST_SEEDS").unwrap_or(24)),
     }
 }

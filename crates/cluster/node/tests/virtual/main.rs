@@ -20,10 +20,11 @@ use world::Outcome;
 
 /// Runs one seed; prints how to repeat it when it fails.
 fn run(seed: u64) -> (Outcome, spurline_vtime::RunReport) {
-    let ran =
-        std::panic::catch_unwind(|| spurline_vtime::run(seed, || script::run(seed, number("SPURLINE_SEED").is_some())));
+    let ran = std::panic::catch_unwind(|| {
+        spurline_vtime::run(seed, || script::run(seed, number("SPURLINE_TEST_SEED").is_some()))
+    });
     ran.unwrap_or_else(|_| {
-        panic!("seed {seed} failed; this runs it again: SPURLINE_SEED={seed} cargo test -p spurline-node --test virtual whatever")
+        panic!("seed {seed} failed; this runs it again: SPURLINE_TEST_SEED={seed} cargo test -p spurline-node --test virtual whatever")
     })
 }
 
@@ -31,18 +32,18 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
-/// The seeds in `SPURLINE_SEEDS`: the first n, or n to m for `n..m`; the first `few` without it.
+/// The seeds in `SPURLINE_TEST_SEEDS`: the first n, or n to m for `n..m`; the first `few` without it.
 fn seeds(few: u64) -> std::ops::RangeInclusive<u64> {
-    let text = std::env::var("SPURLINE_SEEDS").unwrap_or_default();
+    let text = std::env::var("SPURLINE_TEST_SEEDS").unwrap_or_default();
     let (from, to) = text.split_once("..").unwrap_or(("1", &text));
     from.parse().unwrap_or(1)..=to.parse().unwrap_or(few)
 }
 
-/// A few dozen seeds. `SPURLINE_SEEDS=n` runs the first n, `SPURLINE_SEEDS=n..m` others, `SPURLINE_SEED=n` one with a
+/// A few dozen seeds. `SPURLINE_TEST_SEEDS=n` runs the first n, `SPURLINE_TEST_SEEDS=n..m` others, `SPURLINE_TEST_SEED=n` one with a
 /// log of its events.
 #[test]
 fn whatever_happens_no_read_fails_waits_long_or_is_wrong() {
-    let seeds = match number("SPURLINE_SEED") {
+    let seeds = match number("SPURLINE_TEST_SEED") {
         Some(seed) => seed..=seed,
         None => seeds(24),
     };

@@ -191,13 +191,13 @@ fn close_to_open(seed: u64, steps: usize) {
     }
 }
 
-/// `SPURLINE_WRITE_SEEDS=10..500` runs other seeds.
+/// `SPURLINE_TEST_WRITE_SEEDS=10..500` runs other seeds.
 #[test]
 fn two_mounts_agree_with_a_close_to_open_model() {
-    let seeds = std::env::var("SPURLINE_WRITE_SEEDS").unwrap_or("0..4".into());
-    let (first, last) = seeds.split_once("..").expect("SPURLINE_WRITE_SEEDS is FIRST..LAST");
+    let seeds = std::env::var("SPURLINE_TEST_WRITE_SEEDS").unwrap_or("0..4".into());
+    let (first, last) = seeds.split_once("..").expect("SPURLINE_TEST_WRITE_SEEDS is FIRST..LAST");
     for seed in first.parse().unwrap()..last.parse().unwrap() {
-        println!("SPURLINE_WRITE_SEEDS={seed}..{}", seed + 1);
+        println!("SPURLINE_TEST_WRITE_SEEDS={seed}..{}", seed + 1);
         close_to_open(seed, 200);
     }
 }

@@ -121,8 +121,8 @@ fn conforms_over_tls() {
 fn conforms_over_ipv6() {
     if let Err(e) = TcpListener::bind("[::1]:0") {
         println!("SKIP: no IPv6 loopback here: {e}");
-        let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
-        assert!(!required.split(',').any(|part| part == "ipv6"), "SPURLINE_REQUIRE lists ipv6");
+        let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
+        assert!(!required.split(',').any(|part| part == "ipv6"), "SPURLINE_TEST_REQUIRE lists ipv6");
         return;
     }
     run_suite(&Tcp("[::1]:0", Shown::Nothing));

@@ -316,9 +316,9 @@ impl Drop for Mount {
     }
 }
 
-/// Says why a test can't run, or fails where `SPURLINE_REQUIRE` lists `thing`.
+/// Says why a test can't run, or fails where `SPURLINE_TEST_REQUIRE` lists `thing`.
 pub fn skip(thing: &str, why: &str) {
-    let required = std::env::var("SPURLINE_REQUIRE").unwrap_or_default();
+    let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
     assert!(!required.split(',').any(|t| t.trim() == thing), "{thing} is required, but {why}");
     println!("SKIP: {why}");
 }

@@ -51,7 +51,7 @@ fn run_here(seed: u64, run: fn(u64, &Arc<Shared>)) {
 
 /// Runs the seeds of a test, each in a process of its own. Returns the counts of all together.
 fn run_seeds(test: SeededTest) -> RunCounts {
-    let one = crate::number("SPURLINE_SEED");
+    let one = crate::number("SPURLINE_TEST_SEED");
     let seeds = one.map_or_else(|| crate::seeds(test.seeds), |seed| seed..=seed);
     let mut total = RunCounts::default();
     let mut longest_seed = 0;
@@ -77,7 +77,7 @@ fn run_seeds(test: SeededTest) -> RunCounts {
     total
 }
 
-/// Three hundred seeds. `SPURLINE_SEEDS=n` runs the first n, `SPURLINE_SEEDS=n..m` others, `SPURLINE_SEED=n` one with all its calls.
+/// Three hundred seeds. `SPURLINE_TEST_SEEDS=n` runs the first n, `SPURLINE_TEST_SEEDS=n..m` others, `SPURLINE_TEST_SEED=n` one with all its calls.
 #[test]
 fn writers_lose_nothing_and_share_no_lock_whatever_happens() {
     if let Some(seed) = seed_of_process() {

@@ -4,7 +4,7 @@
 use std::process::{Command, Output};
 
 /// Set in the process that runs one seed.
-const SEED_OF_PROCESS: &str = "SPURLINE_SEED_OF_PROCESS";
+const SEED_OF_PROCESS: &str = "SPURLINE_TEST_SEED_OF_PROCESS";
 /// The beginning of the line with the counts.
 const COUNTS: &str = "counts of the run:";
 
@@ -14,7 +14,7 @@ pub struct SeededTest {
     pub name: &'static str,
     /// The word that selects the test on a command line.
     pub filter: &'static str,
-    /// Seeds of a run without `SPURLINE_SEEDS`.
+    /// Seeds of a run without `SPURLINE_TEST_SEEDS`.
     pub seeds: u64,
 }
 
@@ -79,7 +79,7 @@ pub fn run_in_process(test: SeededTest, seed: u64, shown: bool) -> RunCounts {
     assert!(
         status.success(),
         "seed {seed} failed ({status}), its events are above; this runs it again: \
-         SPURLINE_SEED={seed} cargo test -p spurline-node --test virtual {} -- --nocapture",
+         SPURLINE_TEST_SEED={seed} cargo test -p spurline-node --test virtual {} -- --nocapture",
         test.filter
     );
     text.lines().find_map(RunCounts::parse).expect("a run prints its counts")

@@ -118,7 +118,7 @@ impl SourceOfProcess for BucketOfProcess {
     }
 }
 
-/// Thirty seeds. `SPURLINE_SEEDS=n` runs the first n, `SPURLINE_SEEDS=n..m` others, `SPURLINE_SEED=n` one with all its calls.
+/// Thirty seeds. `SPURLINE_TEST_SEEDS=n` runs the first n, `SPURLINE_TEST_SEEDS=n..m` others, `SPURLINE_TEST_SEED=n` one with all its calls.
 #[test]
 fn a_bucket_has_what_was_published_through_all_trouble() {
     if let Some(seed) = seed_of_process() {
