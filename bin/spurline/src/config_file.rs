@@ -62,7 +62,7 @@ pub fn parse_args(command: Command, words: Vec<OsString>) -> Result<ArgMatches, 
     }
     let copy = command.clone();
     command.try_get_matches_from(&words).map_err(|error| {
-        match environment_fault(&copy, &error).or_else(|| habits::explain_foreign_word(&copy, &words, &error)) {
+        match environment_fault(&copy, &words, &error).or_else(|| habits::explain_foreign_word(&copy, &words, &error)) {
             Some(fault) => ArgsRefusal::Fault(fault),
             None => ArgsRefusal::Clap(Box::new(error)),
         }
@@ -301,8 +301,16 @@ fn clap_reason(error: &clap::Error) -> String {
     if more.is_empty() { first } else { format!("{first} {}", more.join(" ")) }
 }
 
-/// If clap refused the value of an environment variable, an error that names the variable.
-fn environment_fault(command: &Command, error: &clap::Error) -> Option<Fault> {
+/// Whether a word of the command line is this flag.
+fn gives_flag(arg: &Arg, word: &str) -> bool {
+    let name = word.split_once('=').map_or(word, |(name, _)| name);
+    let long = name.strip_prefix("--").is_some_and(|name| habits::long_names(arg).any(|long| long == name));
+    let short = arg.get_short().is_some_and(|short| name.strip_prefix('-').is_some_and(|name| name.starts_with(short)));
+    long || short
+}
+
+/// If clap refused the value of an environment variable, and not that of the flag beside it, an error that names the variable.
+fn environment_fault(command: &Command, words: &[OsString], error: &clap::Error) -> Option<Fault> {
     use clap::error::ErrorKind as Kind;
     if !matches!(error.kind(), Kind::ValueValidation | Kind::InvalidValue) {
         return None;
@@ -318,6 +326,7 @@ fn environment_fault(command: &Command, error: &clap::Error) -> Option<Fault> {
             let holds = value.to_string_lossy().contains(refused.as_str());
             if here
                 && holds
+                && !words.iter().any(|word| gives_flag(arg, &word.to_string_lossy()))
                 && let Err(why) = check_word(arg, &value)
             {
                 let what = format!("environment variable {}: {why}", name.to_string_lossy());

@@ -482,7 +482,7 @@ pub fn unknown_option(flags: &Command, option: &str, place: OptionPlace) -> Faul
 }
 
 /// All names of a flag.
-fn long_names(arg: &clap::Arg) -> impl Iterator<Item = &str> {
+pub fn long_names(arg: &clap::Arg) -> impl Iterator<Item = &str> {
     arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default())
 }
 

@@ -446,6 +446,11 @@ fn wrong_variables_are_named() {
         |name: &str, value: &str| spurline().args(["mount", "/tmp", "/mnt/x"]).env(name, value).output().unwrap();
     refused(&with("SPURLINE_CACHE_SIZE", "1X"), 2, &["environment variable SPURLINE_CACHE_SIZE", "is not a size"]);
     refused(&with("SPURLINE_TRANSPORT", "pigeon"), 2, &["environment variable SPURLINE_TRANSPORT", "auto, tcp, rdma"]);
+    // The flag beats the variable, and is named.
+    let words = ["mount", "/tmp", "/mnt/x", "--cache-size=1X"];
+    let out = spurline().args(words).env("SPURLINE_CACHE_SIZE", "1X").output().unwrap();
+    refused(&out, 2, &["--cache-size", "is not a size"]);
+    assert!(!stderr(&out).contains("SPURLINE_CACHE_SIZE"), "{}", stderr(&out));
     // A variable of another system is honoured, unless there is our own.
     let retry = |ours: Option<&str>| {
         let mut command = spurline();

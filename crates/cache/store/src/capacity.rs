@@ -37,8 +37,8 @@ fn disk_rooms(config: &StoreConfig, disks: &[Arc<CacheDisk>]) -> Vec<u64> {
 
 fn requested_bytes(capacity: CacheCapacity, sum: u64) -> u64 {
     match capacity {
-        CacheCapacity::Bytes(bytes) => bytes,
-        _ => sum,
+        CacheCapacity::Bytes(bytes) | CacheCapacity::Default(bytes) => bytes,
+        CacheCapacity::All | CacheCapacity::None => sum,
     }
 }
 
@@ -57,7 +57,8 @@ pub fn distribute(config: &StoreConfig, disks: &[Arc<CacheDisk>]) -> Vec<StoreFi
     let rooms = disk_rooms(config, disks);
     let sum: u64 = rooms.iter().sum();
     let asked = requested_bytes(config.capacity, sum);
-    if asked > sum && !disks.is_empty() {
+    let is_default = matches!(config.capacity, CacheCapacity::Default(_));
+    if asked > sum && !is_default && !disks.is_empty() {
         findings.push(StoreFinding {
             subject: "--cache-size".into(),
             evidence: format!(
@@ -119,6 +120,17 @@ pub fn redistribute(config: &StoreConfig, capacity: CacheCapacity, resized: bool
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Store;
+
+    #[test]
+    fn only_a_size_that_was_requested_is_found_too_large() {
+        for (capacity, findings) in [(CacheCapacity::Bytes(1 << 60), 1), (CacheCapacity::Default(1 << 60), 0)] {
+            let dir = tempfile::tempdir().unwrap();
+            let config = StoreConfig::new(vec![dir.path().into()], capacity);
+            let store = Store::open(config, Arc::default()).unwrap();
+            assert_eq!(store.findings().len(), findings, "{capacity:?}");
+        }
+    }
 
     #[test]
     fn directories_of_one_file_system_share_it() {

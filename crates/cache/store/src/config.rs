@@ -11,6 +11,8 @@ use std::time::Duration;
 pub enum CacheCapacity {
     /// At most this many bytes.
     Bytes(u64),
+    /// The same by default: less room is no finding.
+    Default(u64),
     /// All space, short of the free-space ratio.
     All,
     /// Nothing: no disk is used.

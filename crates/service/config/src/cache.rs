@@ -50,6 +50,8 @@ pub struct CacheConfig {
     pub is_default: bool,
     /// Capacity over all directories.
     pub size: CacheSize,
+    /// Whether that is the default size.
+    pub is_default_size: bool,
     /// The fraction of each disk to leave free; 0 to 0.99.
     pub free_space_ratio: f64,
     /// Block size in bytes: a power of two from 64 KiB to 64 MiB.
@@ -157,6 +159,7 @@ impl RawCache {
             is_default: used && self.cache_dir.is_empty(),
             dirs,
             size: if used { self.cache_size } else { CacheSize::None },
+            is_default_size: self.cache_size == RawCache::default().cache_size,
             free_space_ratio: ratio,
             block_size: block,
             iorpc_mode: self.iorpc_mode,

@@ -167,6 +167,7 @@ pub fn open_store(
 ) -> Result<OpenCache, Fault> {
     let capacity = match config.size {
         CacheSize::None => return Ok(OpenCache::default()),
+        CacheSize::Bytes(bytes) if config.is_default_size => CacheCapacity::Default(bytes),
         CacheSize::Bytes(bytes) => CacheCapacity::Bytes(bytes),
         CacheSize::All => CacheCapacity::All,
     };
