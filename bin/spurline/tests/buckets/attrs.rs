@@ -6,7 +6,7 @@ use spurline_rig::pjdfstest;
 use spurline_rig::world::*;
 use spurline_rig::writable_group::{has, shell};
 use spurline_testkit::S3Server;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::time::{Duration, SystemTime};
@@ -118,6 +118,27 @@ fn attributes_of_other_programs_are_read_and_keep_their_form() {
     assert_ne!(metadata("rclone", "mtime").as_deref(), Some("1000000000.25"));
     assert_eq!(metadata("fsx", "file-permissions").as_deref(), Some("0100600"));
     mount.unmount();
+}
+
+/// The store checks signatures, which cover a run of blanks as a single one.
+#[test]
+fn metadata_with_runs_of_blanks_stay_through_every_change() {
+    let Some(rig) = BucketRig::start() else { return };
+    for (name, flags) in [("plain", &[][..]), ("attrs", ATTRS)] {
+        let note = "two  and   three";
+        rig.server.put_with_metadata(BUCKET, &format!("p/{name}"), b"one", &[("note", note)]);
+        let mount = rig.mount(&format!("mnt-{name}"), flags);
+        let file = mount.path(name);
+        let renamed = mount.path("renamed");
+        OpenOptions::new().append(true).open(&file).unwrap().write_all(b" two").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::rename(&file, &renamed).unwrap();
+        OpenOptions::new().append(true).open(&renamed).unwrap().write_all(b" three").unwrap();
+        assert_eq!(rig.object("p/renamed").unwrap(), b"one two three");
+        assert_eq!(rig.server.metadata(BUCKET, "p/renamed", "note").as_deref(), Some(note));
+        fs::remove_file(&renamed).unwrap();
+        mount.unmount();
+    }
 }
 
 #[test]

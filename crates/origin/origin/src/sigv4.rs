@@ -10,7 +10,6 @@ use reqsign_aws_v4::{Credential, EMPTY_STRING_SHA256};
 use reqsign_core::hash::{hex_hmac_sha256, hex_sha256, hmac_sha256};
 use spurline_types::{Error, ErrorKind, Result};
 use std::borrow::Cow;
-use std::fmt::Write as _;
 use std::time::SystemTime;
 
 const CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256");
@@ -69,17 +68,20 @@ pub(crate) fn sign_request(
 
     let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).filter(|name| is_signed(name)).collect();
     names.sort_unstable();
-    let mut canonical = format!("{method}\n{}\n{}\n", uri.path(), uri.query().unwrap_or_default());
+    let mut canonical = format!("{method}\n{}\n{}\n", uri.path(), uri.query().unwrap_or_default()).into_bytes();
     for name in &names {
-        // Of values that are not text the server sees the same bytes.
-        let value = headers.get(*name).map_or_else(Default::default, |value| String::from_utf8_lossy(value.as_bytes()));
-        let _ = writeln!(canonical, "{name}:{}", value.trim());
+        canonical.extend_from_slice(name.as_bytes());
+        for (index, value) in headers.get_all(*name).iter().enumerate() {
+            canonical.push(if index == 0 { b':' } else { b',' });
+            push_signed_value(value.as_bytes(), &mut canonical);
+        }
+        canonical.push(b'\n');
     }
     let signed = names.join(";");
-    let _ = write!(canonical, "\n{signed}\n{content_sha256}");
+    canonical.extend_from_slice(format!("\n{signed}\n{content_sha256}").as_bytes());
 
     let scope = format!("{day}/{region}/s3/aws4_request");
-    let to_sign = format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{}", hex_sha256(canonical.as_bytes()));
+    let to_sign = format!("AWS4-HMAC-SHA256\n{time}\n{scope}\n{}", hex_sha256(&canonical));
     let mut key = format!("AWS4{}", credential.secret_access_key).into_bytes();
     for part in [day, region, "s3", "aws4_request"] {
         key = hmac_sha256(&key, part.as_bytes());
@@ -92,6 +94,18 @@ pub(crate) fn sign_request(
     value.set_sensitive(true);
     headers.insert(AUTHORIZATION, value);
     Ok(())
+}
+
+/// Appends a value as a signature covers it: without blanks at the ends, and with a single space in place of each run of blanks. The
+/// request itself keeps the value. The reference names spaces only; AWS's libraries and servers treat tabs alike.
+fn push_signed_value(value: &[u8], canonical: &mut Vec<u8>) {
+    let words = value.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+    for (index, word) in words.enumerate() {
+        if index > 0 {
+            canonical.push(b' ');
+        }
+        canonical.extend_from_slice(word);
+    }
 }
 
 fn is_signed(name: &str) -> bool {
@@ -126,5 +140,45 @@ mod tests {
         assert_eq!(headers[&DATE], "20130524T000000Z");
         let signature = "Signature=34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7";
         assert!(headers[AUTHORIZATION].to_str().unwrap().ends_with(signature), "{headers:?}");
+    }
+
+    /// The rules of the canonical request in the reference ("Trimall"): blanks at the ends are left out, and a run of blanks is one.
+    #[test]
+    fn values_are_signed_without_runs_of_blanks() {
+        for (value, signed) in [
+            ("plain", "plain"),
+            ("two  blanks", "two blanks"),
+            (" \t four    and\t tab \t", "four and tab"),
+            ("\u{a0}no  blank\u{a0}", "\u{a0}no blank\u{a0}"),
+            ("  ", ""),
+            ("", ""),
+        ] {
+            let mut canonical = Vec::new();
+            push_signed_value(value.as_bytes(), &mut canonical);
+            assert_eq!(String::from_utf8(canonical).unwrap(), signed, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn all_values_of_a_name_are_signed() {
+        let signature_of = |values: &[&str]| {
+            let credential = Credential {
+                access_key_id: "id".into(),
+                secret_access_key: "secret".into(),
+                session_token: None,
+                expires_in: None,
+            };
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append("x-amz-meta-a", HeaderValue::from_str(value).unwrap());
+            }
+            let uri: Uri = "http://store/bucket/key".parse().unwrap();
+            let body = SignedBody::Empty;
+            sign_request(&Method::PUT, &uri, &mut headers, body, &credential, "r", SystemTime::UNIX_EPOCH).unwrap();
+            headers[AUTHORIZATION].to_str().unwrap().to_owned()
+        };
+        assert_eq!(signature_of(&["1", "2"]), signature_of(&["1,2"]));
+        assert_eq!(signature_of(&["1  2"]), signature_of(&["1 2"]));
+        assert_ne!(signature_of(&["1", "2"]), signature_of(&["1"]));
     }
 }
