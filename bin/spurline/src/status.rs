@@ -146,6 +146,9 @@ impl ProcessAnswer {
                 "  origin: does not respond; last known names and attributes served so far: {stale} (--stale-if-error)"
             );
         }
+        if stats.metadata.etagless_buckets.get() > 0 {
+            print_fact("versions", "of size and time in whole seconds, since the store's listings have no ETags");
+        }
         print_facts(&status);
         match &status.role {
             ProcessRole::Mount(mount) => print_mount(mount, &stats),

@@ -6,3 +6,4 @@ mod hostile;
 mod rig;
 mod strangers;
 mod streamer;
+mod untagged;

@@ -176,6 +176,7 @@ sections! {
         cache_hits: Counter "operations" "Lookups answered from cached metadata.",
         stale_answers: Counter "operations" "Lookups and listings answered past their lifetime, because the origin did not respond (--stale-if-error).",
         silent_origins: Gauge "origins" "Origins that do not respond to lookups and listings now.",
+        etagless_buckets: Gauge "buckets" "Buckets whose listings have no ETags: versions are made of size and time.",
         skipped_names: Counter "names" "Names left out of listings: no file can have such a name, or it is a mount of an unreachable server.",
     }
     /// The block store on disks and in memory.

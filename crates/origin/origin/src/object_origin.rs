@@ -5,15 +5,16 @@ use crate::backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure,
 use crate::bucket::rename_record::HIDDEN_NAME;
 use crate::bucket::requests::without_mark;
 use crate::directory::{show_path, validate_path};
+use crate::listed_etags::ListingEtags;
 use crate::listing::ListCursor;
 use crate::retry::RetryState;
 use crate::s3_wire::bare_etag;
 use crate::shared_buckets::SharedBucket;
 use crate::write_backend::StoredObject;
 use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore, SourceLocation};
+use futures::StreamExt as _;
 use futures::future::{BoxFuture, Either, select};
 use futures::stream::FuturesUnordered;
-use futures::{StreamExt as _, TryStreamExt as _};
 use spurline_types::{
     ByteSink, DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result, Version,
 };
@@ -26,8 +27,6 @@ use tokio::time::timeout;
 
 /// Most keys of one listing, on every known store.
 const PAGE: usize = 1000;
-/// Concurrent heads for a listing without etags.
-const HEADS: usize = 16;
 /// Attempts of the check at start: a wrong endpoint must show at once.
 const CHECK_ATTEMPTS: u32 = 3;
 /// Concurrent attempts of one request without an answer.
@@ -58,6 +57,8 @@ pub(crate) struct ObjectOrigin {
     /// The source's prefix with a trailing slash, or empty.
     root: String,
     bucket: Arc<SharedBucket>,
+    /// Files have the etags of heads as versions, whatever listings have.
+    versions_of_heads: bool,
 }
 
 impl Deref for ObjectOrigin {
@@ -70,7 +71,18 @@ impl Deref for ObjectOrigin {
 impl ObjectOrigin {
     pub(crate) fn new(source: SourceLocation, bucket: Arc<SharedBucket>) -> Self {
         let root = if source.prefix().is_empty() { String::new() } else { format!("{}/", source.prefix()) };
-        ObjectOrigin { source, root, bucket }
+        ObjectOrigin { source, root, bucket, versions_of_heads: false }
+    }
+
+    /// The same for changes, whose conditions require etags. An entry of a listing may then have another version than a lookup
+    /// ([`ObjectOrigin::has_own_versions`]).
+    pub(crate) fn for_changes(self) -> Self {
+        ObjectOrigin { versions_of_heads: true, ..self }
+    }
+
+    /// Whether the version of an entry of a listing is not that of a lookup.
+    pub(crate) fn has_own_versions(&self, entry: &ObjectAttr) -> bool {
+        self.versions_of_heads && is_weak(&entry.version) && self.listed_etags.state() == ListingEtags::Missing
     }
 
     /// The source's prefix with a trailing slash, or empty.
@@ -289,7 +301,64 @@ impl ObjectOrigin {
 
     async fn lookup_key(&self, backend: &dyn ObjectBackend, key: &str, deadline: Instant) -> Result<ObjectAttr> {
         let object = self.find_object(backend, key, deadline, self.head_raw(backend, key, deadline)).await?;
-        Ok(object.map_or_else(folder_attr, |object| file_attr(&object)))
+        match object {
+            Some(object) if self.versions_of_heads => Ok(file_attr(&object)),
+            Some(object) => self.attr_as_listed(backend, object, deadline).await,
+            None => Ok(folder_attr()),
+        }
+    }
+
+    /// The attributes of an object that a head has shown, with the version that a listing gives it.
+    async fn attr_as_listed(
+        &self,
+        backend: &dyn ObjectBackend,
+        object: RawObject,
+        deadline: Instant,
+    ) -> Result<ObjectAttr> {
+        if object.etag.is_some() && self.listed_etags.state() == ListingEtags::Unknown {
+            let prefix = object.key.as_str();
+            let listed = self.retry_until_answered(self.new_retry(deadline), || backend.list(prefix, None, 1)).await?;
+            match listed.objects.first().filter(|listed| listed.key == object.key) {
+                Some(RawObject { etag: None, .. }) => self.listed_etags.note_missing(&backend.describe()),
+                // Nothing is known of a store that does not list the object now.
+                _ => self.listed_etags.note_as_in_heads(),
+            }
+        }
+        Ok(self.listed_attr(object))
+    }
+
+    /// The attributes of an object, once it is known what listings have.
+    fn listed_attr(&self, object: RawObject) -> ObjectAttr {
+        match self.listed_etags.state() {
+            ListingEtags::Missing => file_attr(&RawObject { etag: None, ..object }),
+            ListingEtags::Unknown | ListingEtags::AsInHeads => file_attr(&object),
+        }
+    }
+
+    /// Compares an object of a page without an etag with the head: a store may leave out the etags that it has.
+    async fn note_listed_etags(
+        &self,
+        backend: &dyn ObjectBackend,
+        objects: &[RawObject],
+        deadline: Instant,
+    ) -> Result<()> {
+        if self.listed_etags.state() == ListingEtags::Missing {
+            return Ok(());
+        }
+        let Some(without) = objects.iter().find(|object| object.etag.is_none()) else {
+            if !objects.is_empty() {
+                self.listed_etags.note_as_in_heads();
+            }
+            return Ok(());
+        };
+        match self.head_raw(backend, &without.key, deadline).await {
+            Ok(head) if head.etag.is_some() => self.listed_etags.note_missing(&backend.describe()),
+            Ok(_) => self.listed_etags.note_as_in_heads(),
+            // Removed since the listing.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// What `path` leads to, with the attributes that are stored with it.
@@ -380,6 +449,7 @@ impl ObjectOrigin {
             return Err(Error::new(kind, format!("there is no folder '{}'", show_path(path))));
         }
 
+        self.note_listed_etags(backend, &raw.objects, deadline).await?;
         let mut skipped = 0;
         let mut page = ListPage { entries: Vec::with_capacity(raw.objects.len() + raw.prefixes.len()), next: None };
         let mut folders = HashSet::with_capacity(raw.prefixes.len());
@@ -424,25 +494,12 @@ impl ObjectOrigin {
                 files.push((name, object));
             }
         }
-        let attrs: Vec<Option<ObjectAttr>> = futures::stream::iter(files.iter().map(|(_, object)| async move {
-            // The version must be the same from a listing and from a head.
-            match object.etag {
-                Some(_) => Ok(Some(file_attr(object))),
-                None => match self.head_raw(backend, &object.key, deadline).await {
-                    Ok(object) => Ok(Some(file_attr(&object))),
-                    Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-                    Err(error) => Err(error),
-                },
-            }
-        }))
-        .buffered(HEADS)
-        .try_collect()
-        .await?;
-        let named = files
-            .iter()
-            .zip(attrs)
-            .filter_map(|((name, _), attr)| Some(DirEntry { name: name.as_bytes().to_vec(), attr: attr? }));
-        page.entries.extend(named);
+        page.entries.extend(
+            files.into_iter().map(|(name, object)| DirEntry {
+                name: name.as_bytes().to_vec(),
+                attr: self.listed_attr(object.clone()),
+            }),
+        );
         page.next = next.to_bytes();
         self.stats.metadata.skipped_names.add(skipped);
         Ok(page)
@@ -663,8 +720,12 @@ fn weak_version(mtime: SystemTime, size: u64) -> Version {
     Version::new(&format!("{WEAK}{seconds:x}-{size:x}"))
 }
 
+fn is_weak(version: &Version) -> bool {
+    version.as_str().starts_with(WEAK)
+}
+
 fn expected_etag(version: &Version) -> Option<&str> {
-    Some(version.as_str()).filter(|v| !v.starts_with(WEAK))
+    Some(version.as_str()).filter(|_| !is_weak(version))
 }
 
 /// The answer must state the version, the total length and the range that were requested, whatever its status and whether

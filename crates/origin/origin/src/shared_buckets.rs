@@ -2,6 +2,7 @@
 //! threads and permits of each bucket, and one count of held names. It knows no prefix and no name.
 
 use crate::backend::ObjectBackend;
+use crate::listed_etags::ListedEtags;
 use crate::transfer_runtimes::{IDLE, TransferRuntimes};
 use crate::{OriginOptions, SourceLocation, SourceScheme};
 use parking_lot::Mutex;
@@ -108,6 +109,7 @@ impl SharedBuckets {
 pub(crate) struct SharedBucket {
     pub backend: Box<dyn ObjectBackend>,
     pub config: OriginOptions,
+    pub listed_etags: ListedEtags,
     pub stats: Arc<Stats>,
     /// Permits of reads; metadata requests have their own, so that no lookup waits for a slow transfer.
     pub read_permits: Semaphore,
@@ -143,6 +145,7 @@ impl SharedBucket {
         let bucket = Arc::new(SharedBucket {
             backend,
             config: config.clone(),
+            listed_etags: ListedEtags::new(Arc::clone(&stats)),
             stats,
             read_permits: Semaphore::new(places),
             metadata_permits: Semaphore::new(places),

@@ -29,7 +29,7 @@ impl CheckedBucket {
     ) -> Result<CheckedBucket> {
         let source = SourceLocation::parse(url)?;
         let bucket = crate::open_bucket(&source, config, stats)?;
-        let origin = ObjectOrigin::new(source, Arc::clone(&bucket));
+        let origin = ObjectOrigin::new(source, Arc::clone(&bucket)).for_changes();
         let requests = Arc::new(BucketRequests::new(bucket, origin.root())?);
         let mut options = BucketWriteOptions { root: origin.root().to_owned(), ..options };
         // A mount that may go on without conditions needs the result each time.

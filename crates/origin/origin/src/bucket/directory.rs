@@ -8,7 +8,7 @@ use super::volume::BucketFiles;
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, FileKind, Result};
 use spurline_volume::writes::{
-    AttrChange, Caller, ListedName, NodeAttr, OpenAttrCall, S_IFDIR, S_IFMT, WritableDirectory, WritableObject,
+    AttrChange, Caller, ListedName, NodeAttr, OpenAttrCall, S_IFDIR, S_IFMT, S_IFREG, WritableDirectory, WritableObject,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -79,6 +79,11 @@ impl BucketFolder {
                 // Whether an object is a symbolic link is in its metadata, which no listing has.
                 let file_type = if entry.attr.kind == FileKind::Directory { S_IFDIR } else { 0 };
                 self.add_name(listing, entry.name, file_type, None);
+                continue;
+            }
+            // The lookup of a name that a program wants to know more of has the version.
+            if self.files.origin.has_own_versions(&entry.attr) {
+                self.add_name(listing, entry.name, S_IFREG, None);
                 continue;
             }
             let path = self.files.join(&self.path, &entry.name);

@@ -41,6 +41,10 @@ fn answer_once(mut stream: TcpStream, log: &Mutex<Vec<String>>, answer: &dyn Fn(
 }
 
 fn open(url: &str, endpoint: &str) -> Arc<dyn OriginStore> {
+    open_with(url, endpoint, &Arc::default())
+}
+
+fn open_with(url: &str, endpoint: &str, stats: &Arc<Stats>) -> Arc<dyn OriginStore> {
     let config = OriginOptions {
         endpoint: Some(endpoint.to_owned()),
         anonymous: true,
@@ -48,7 +52,7 @@ fn open(url: &str, endpoint: &str) -> Arc<dyn OriginStore> {
         connect_timeout: Duration::from_secs(1),
         ..OriginOptions::default()
     };
-    spurline_origin::open(url, &config, Arc::new(Stats::default())).unwrap()
+    spurline_origin::open(url, &config, Arc::clone(stats)).unwrap()
 }
 
 fn whole(status: &str, headers: &str, body: &str) -> String {
@@ -350,4 +354,66 @@ fn a_token_that_azure_does_not_have_is_no_absent_object() {
     let heads = heads.lock().unwrap();
     assert!(!heads.is_empty() && heads.iter().all(|head| head.contains("/token")), "{heads:?}");
     assert_ne!(error.kind(), ErrorKind::NotFound, "{error}");
+}
+
+/// The bytes of each object of a store whose listings have no ETags.
+const UNTAGGED: &str = "0123456789";
+
+/// Such a store, with objects whose names begin with `f`. Heads and reads have ETags, or have none either.
+fn untagged_server(heads_have_etags: bool) -> (String, RequestHeads) {
+    serve(move |head| {
+        let identity = "Last-Modified: Fri, 02 Jan 2026 03:04:05 GMT\r\n";
+        let etag = if heads_have_etags { "ETag: \"e\"\r\n" } else { "" };
+        let identity = format!("{etag}{identity}");
+        if head.contains("list-type=2") {
+            let prefix = parameter(head, "prefix");
+            let names = (0..5).map(|number| format!("f{number}")).filter(|name| name.starts_with(prefix));
+            let objects = names.map(|name| {
+                let time = "<LastModified>2026-01-02T03:04:05.678Z</LastModified>";
+                format!("<Contents><Key>{name}</Key>{time}<Size>{}</Size></Contents>", UNTAGGED.len())
+            });
+            let end = "<IsTruncated>false</IsTruncated></ListBucketResult>";
+            return whole("200 OK", "", &format!("<ListBucketResult>{}{end}", objects.collect::<String>()));
+        }
+        if !head.contains("/bucket/f") {
+            return absent();
+        }
+        if head.starts_with("HEAD") {
+            return format!(
+                "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n{identity}\r\n",
+                UNTAGGED.len()
+            );
+        }
+        whole("206 Partial Content", &format!("{identity}Content-Range: bytes 0-9/10\r\n"), UNTAGGED)
+    })
+}
+
+/// A listing costs no head for each name, and its versions are those of lookups, whichever comes first.
+#[test]
+fn a_listing_without_etags_costs_no_head_for_each_name() {
+    for (heads_have_etags, lists_first) in [(true, true), (true, false), (false, true), (false, false)] {
+        let (endpoint, heads) = untagged_server(heads_have_etags);
+        let stats = Arc::new(Stats::default());
+        let store = open_with("s3://bucket", &endpoint, &stats);
+        let list = || store.list(b"", None, 1000, soon()).unwrap().entries;
+        let looked_up = || store.lookup(b"f3", soon()).unwrap();
+        let first = if lists_first { None } else { Some(looked_up()) };
+        let listed = list();
+        assert_eq!(listed.len(), 5);
+        let listed = &listed[3].attr;
+        assert_eq!((listed.size, &listed.etag), (10, &None));
+        assert_eq!(first.as_ref().unwrap_or(&looked_up()), listed);
+        assert_eq!(&looked_up(), listed);
+        let object = ObjectRef::new(store.source_url(), b"f3", listed.version.clone(), listed.size);
+        assert_eq!(read_ten(&*store, &object).unwrap(), UNTAGGED.as_bytes());
+        let before = heads.lock().unwrap().len();
+        list();
+        let more: Vec<String> = heads.lock().unwrap()[before..].to_vec();
+        let asked = more.iter().filter(|head| head.starts_with("head")).count();
+        // A page of a store without any ETags is compared with a single head.
+        assert_eq!(asked, usize::from(!heads_have_etags), "{more:?}");
+        assert_eq!(stats.metadata.etagless_buckets.get(), u64::from(heads_have_etags));
+        drop(store);
+        assert_eq!(stats.metadata.etagless_buckets.get(), 0);
+    }
 }
