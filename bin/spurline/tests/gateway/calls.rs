@@ -131,6 +131,97 @@ fn objects_of_a_bucket_keep_their_etags() {
     at.get("/source/x").expect(404, "NoSuchBucket");
 }
 
+/// The keys of a listing, and those of the page behind the first.
+fn listed_keys(at: &Endpoint, bucket: &str, prefix: &str) -> Vec<String> {
+    let mut keys = Vec::new();
+    let mut token = String::new();
+    loop {
+        let page = at.get(&format!("/{bucket}?list-type=2&max-keys=2&prefix={prefix}{token}")).expect(200, "");
+        keys.extend(page.elements("Key"));
+        match page.elements("NextContinuationToken").first() {
+            Some(next) => token = format!("&continuation-token={next}"),
+            None => return keys,
+        }
+    }
+}
+
+/// Markers of folders, in an endpoint of the bucket `source` with a marker of another program.
+fn change_markers(at: &Endpoint, server: &S3Server) {
+    let list = |prefix: &str| listed_keys(at, "source", prefix);
+    assert_eq!(list(""), ["others/", "others/x"]);
+    assert_eq!(list("others/"), ["others/", "others/x"]);
+    at.put("/source/a/b/c/x", b"x").expect(200, "");
+    let stored = server.keys("source");
+    assert_eq!(stored, ["a/b/c/x", "others/", "others/x"], "a folder on the way to an object leaves no marker");
+    at.send("HEAD /source/a/b/", &[], b"").expect(404, "");
+    at.get("/source/a/b/").expect(404, "NoSuchKey");
+    let put = at.put("/source/a/b/", b"").expect(200, "");
+    let etag = put.header("etag").unwrap().to_owned();
+    let shown = at.send("HEAD /source/a/b/", &[], b"").expect(200, "");
+    assert_eq!((shown.header("etag"), shown.header("content-length")), (Some(etag.as_str()), Some("0")));
+    assert!(!shown.header("last-modified").unwrap().contains("1970"), "{shown:?}");
+    at.put("/source/e1/", b"").expect(200, "");
+    assert_eq!(list(""), ["a/b/", "a/b/c/x", "e1/", "others/", "others/x"]);
+    assert_eq!(list("e1/"), ["e1/"]);
+    let page = at.get("/source?list-type=2&prefix=a/b/&delimiter=/").expect(200, "");
+    assert_eq!((page.elements("Key"), page.elements("ETag")), (vec!["a/b/".to_owned()], vec![etag.clone()]));
+    assert_eq!(page.elements("Prefix"), ["a/b/", "a/b/c/"]);
+    at.send("PUT /source/e1/", &[("If-None-Match", "*")], b"").expect(412, "PreconditionFailed");
+    at.send("PUT /source/a/", &[("If-None-Match", "*")], b"").expect(200, "");
+    at.send("DELETE /source/a/", &[("If-Match", "\"other\"")], b"").expect(412, "PreconditionFailed");
+    // A removed marker is not the folder, and a removed object takes no marker along.
+    at.delete("/source/a/").expect(204, "");
+    at.delete("/source/a/b/").expect(204, "");
+    at.delete("/source/others/x").expect(204, "");
+    assert_eq!(at.get("/source/a/b/c/x").body, b"x");
+    assert_eq!(list(""), ["a/b/c/x", "e1/", "others/"]);
+    for key in ["a/b/c/x", "e1/"] {
+        at.delete(&format!("/source/{key}")).expect(204, "");
+    }
+    assert_eq!(server.keys("source"), ["others/"]);
+    put_at_once(at, server);
+    at.put("/source/others/x", b"x").expect(200, "");
+}
+
+/// Objects that several clients put at once into folders that are not there yet, as Hadoop's committers do.
+fn put_at_once(at: &Endpoint, server: &S3Server) {
+    const CLIENTS: usize = 8;
+    const FOLDERS: usize = 5;
+    std::thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            scope.spawn(move || {
+                for folder in 0..FOLDERS {
+                    at.put(&format!("/source/new/{folder}/a/{client}"), b"x").expect(200, "");
+                }
+            });
+        }
+    });
+    let keys = server.keys("source");
+    assert_eq!(keys.len(), CLIENTS * FOLDERS + 1, "{keys:?}");
+    for key in keys.iter().filter(|key| key.starts_with("new/")) {
+        at.delete(&format!("/source/{key}")).expect(204, "");
+    }
+    assert_eq!(listed_keys(at, "source", ""), ["others/"]);
+}
+
+#[test]
+fn markers_of_a_bucket_are_objects_alone_and_through_a_node() {
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.put("source", "others/", b"");
+    server.put("source", "others/x", b"x");
+    let flags = ["--writable", "--endpoint-url", &server.endpoint()];
+    change_markers(&Endpoint::gateway(&world, "s3://source", &flags), &server);
+    let node = world.node(&["s3://source"], 0, &flags);
+    let registry = format!("static:{}", node.address);
+    change_markers(&Endpoint::gateway(&world, "s3://source", &["--writable", "--registry", &registry]), &server);
+    let at = Endpoint::gateway(&world, "s3://source", &["--registry", &registry]);
+    eventually("the names that the node keeps are old", || listed_keys(&at, "source", "") == ["others/", "others/x"]);
+    let at = Endpoint::gateway(&world, "s3://source", &flags[1..]);
+    assert_eq!(listed_keys(&at, "source", "others/"), ["others/", "others/x"]);
+    at.send("HEAD /source/others/", &[], b"").expect(200, "");
+}
+
 /// Puts, copies, conditions and removals; `other` sees the same objects as files or objects.
 fn change_objects(at: &Endpoint, bucket: &str, other: &dyn Fn(&str) -> Option<Vec<u8>>) {
     let path = |key: &str| format!("/{bucket}/{key}");

@@ -5,6 +5,7 @@ use crate::rig::*;
 use spurline_rig::installed_tool::tool;
 use spurline_rig::s3_clients::*;
 use spurline_rig::world::*;
+use spurline_testkit::S3Server;
 use std::fs;
 use std::path::Path;
 
@@ -277,6 +278,21 @@ fn clients_of_others_read_and_write() {
     succeed(s3_client(&python, &endpoint, ClientKeys { id: KEY, secret: SECRET }).args(["-c", BY_LIBRARIES]));
     assert!(fs::read(data.join("by-obstore/two")).unwrap() == big);
     assert!(!data.join("by-s3fs").exists() && !data.join("by-obstore/one").exists());
+}
+
+#[test]
+fn markers_of_a_bucket_are_removed_with_all_below() {
+    let Some(bin) = s3_clients() else { return };
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("source");
+    let at = Endpoint::gateway(&world, "s3://source", &["--writable", "--endpoint-url", &server.endpoint()]);
+    for key in ["e1/", "e1/d/", "e1/d/x", "e1/empty/", "e10"] {
+        at.put(&format!("/source/{key}"), b"").expect(200, "");
+    }
+    let mut aws = s3_client(&bin.join("aws"), &at.url(), ClientKeys { id: "any", secret: "any" });
+    succeed(aws.args(["s3", "rm", "--quiet", "--recursive", "s3://source/e1/"]));
+    assert_eq!(server.keys("source"), ["e10"]);
 }
 
 #[test]

@@ -38,7 +38,7 @@ impl Volume for AtOnce {
         let end = (first + max as u64).min(100_000);
         let entry = |i| spurline_types::DirEntry { name: format!("file-{i:08}").into(), attr: self.file.clone() };
         let next = (end < 100_000).then(|| end.to_be_bytes().to_vec());
-        Ok(ListPage { entries: (first..end).map(entry).collect(), next })
+        Ok(ListPage { entries: (first..end).map(entry).collect(), next, marker: None })
     }
     fn readlink(&self, _path: &[u8]) -> Result<Vec<u8>> {
         Ok(Vec::new())

@@ -50,8 +50,16 @@ impl<'a> HeldInode<'a> {
         }
     }
 
-    fn make_folder(&self, name: &[u8], caller: &FsCaller<'_>) -> FsResult<HeldInode<'a>> {
-        match self.files.make(self.ino, name, NewNode::Directory { mode: NEW_FOLDER_MODE }, caller) {
+    /// Makes a folder in this folder, or finds the folder that another caller has made.
+    ///
+    /// # Errors
+    /// The source's.
+    pub fn make_folder(&self, name: &[u8], caller: &FsCaller<'_>) -> FsResult<HeldInode<'a>> {
+        self.make(name, NewNode::Directory { mode: NEW_FOLDER_MODE }, caller)
+    }
+
+    fn make(&self, name: &[u8], folder: NewNode<'_>, caller: &FsCaller<'_>) -> FsResult<HeldInode<'a>> {
+        match self.files.make(self.ino, name, folder, caller) {
             Ok(entry) => Ok(HeldInode::of_entry(self.files, &entry)),
             // Another client was faster.
             Err(error) if error.errno() == EEXIST => self.lookup(name, caller)?.ok_or(error),
@@ -75,6 +83,8 @@ pub enum MissingFolders {
     Fail,
     /// They are made.
     Make,
+    /// They are made on the way to a new file: a bucket keeps nothing of them.
+    Imply,
 }
 
 /// The folder at a path below the root.
@@ -92,8 +102,15 @@ pub fn find_folder<'a>(
         folder = match folder.lookup(name, caller)? {
             Some(found) if found.is_folder() => found,
             Some(_) => return Err(FsError::NotADirectory),
-            None if missing == MissingFolders::Make => folder.make_folder(name, caller)?,
-            None => return Err(Error::new(ErrorKind::Io(ENOENT), "there is no such folder").into()),
+            None => match missing {
+                MissingFolders::Make => folder.make_folder(name, caller)?,
+                MissingFolders::Imply => {
+                    folder.make(name, NewNode::ImpliedDirectory { mode: NEW_FOLDER_MODE }, caller)?
+                }
+                MissingFolders::Fail => {
+                    return Err(Error::new(ErrorKind::Io(ENOENT), "there is no such folder").into());
+                }
+            },
         };
     }
     Ok(folder)

@@ -75,7 +75,7 @@ impl Volume for DataSet {
         };
         let to = (from + max).min(all);
         let next = (to < all).then(|| to.to_string().into_bytes());
-        Ok(ListPage { entries: (from..to).map(entry).collect(), next })
+        Ok(ListPage { entries: (from..to).map(entry).collect(), next, marker: None })
     }
 
     fn readlink(&self, _path: &[u8]) -> Result<Vec<u8>> {

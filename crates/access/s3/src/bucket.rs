@@ -1,10 +1,11 @@
 //! A source as a bucket: the volume for reads, the files for changes, and how old names and attributes may be.
 //! Knows no request.
 
+use crate::keys::KeyPath;
 use crate::metadata::KeptHeaders;
 use parking_lot::{Mutex, MutexGuard};
 use spurline_fs::FileService;
-use spurline_types::{ListPage, ObjectAttr, ObjectId, ObjectRef, Result, Version};
+use spurline_types::{Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectId, ObjectRef, Result, Version};
 use spurline_volume::Volume;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -74,7 +75,7 @@ impl OpenBucket {
         self.key_locks[hash % KEY_LOCKS].lock()
     }
 
-    /// Whether empty folders exist. A bucket has markers of folders, and a new object leaves markers.
+    /// Whether folders exist without objects. In a bucket a folder follows from keys, and may have a marker, which is an object.
     pub fn is_directory(&self) -> bool {
         self.volume.source().starts_with("file://")
     }
@@ -90,6 +91,34 @@ impl OpenBucket {
     /// The errors of the volume.
     pub fn lookup(&self, path: &str) -> Result<ObjectAttr> {
         self.volume.lookup_within(path.as_bytes(), self.max_age())
+    }
+
+    /// The attributes of the object that a folder is: of the folder itself in a directory, of the marker in a bucket.
+    ///
+    /// # Errors
+    /// `NotFound` for a folder without a marker; the errors of the volume.
+    pub fn lookup_folder(&self, path: &str) -> Result<ObjectAttr> {
+        if self.is_directory() {
+            return self.lookup(path);
+        }
+        let marker = self.volume.lookup_within(format!("{path}/").as_bytes(), self.max_age())?;
+        Ok(ObjectAttr { kind: FileKind::Directory, size: 0, ..marker })
+    }
+
+    /// The attributes of the object that a key leads to.
+    ///
+    /// # Errors
+    /// `NotFound` for a key of a file that is that of a folder, and the reverse; the errors of the volume.
+    pub fn lookup_key(&self, key: KeyPath<'_>) -> Result<ObjectAttr> {
+        let found = match key {
+            KeyPath::File(path) => self.lookup(path).map(|attr| (attr, FileKind::File)),
+            KeyPath::Folder(path) => self.lookup_folder(path).map(|attr| (attr, FileKind::Directory)),
+            KeyPath::Nowhere => Err(Error::new(ErrorKind::NotFound, "no object has such a key")),
+        };
+        match found? {
+            (attr, wanted) if attr.kind == wanted => Ok(attr),
+            _ => Err(Error::new(ErrorKind::NotFound, "the key leads to no object")),
+        }
     }
 
     /// A page of a folder.

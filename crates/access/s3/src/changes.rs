@@ -99,25 +99,26 @@ impl<'a> BucketChanges<'a> {
             KeyPath::Nowhere => return Err(s3_error!(InvalidArgument, "the source can't have a file of this name")),
         };
         let _alone = self.bucket.lock_key(path);
-        self.check_condition(path, &object.condition)?;
+        let place = KeyPath::File(path);
+        self.check_condition(place, &object.condition)?;
         let written = self.write_file(path, object);
         self.bucket.note_change();
         written?;
-        self.etag_of(path)
+        self.etag_of(place)
     }
 
-    fn etag_of(&self, path: &str) -> S3Result<String> {
-        let attr = self.bucket.lookup(path).map_err(|error| volume_error(&error))?;
-        Ok(self.bucket.etag(path.as_bytes(), &attr))
+    fn etag_of(&self, key: KeyPath<'_>) -> S3Result<String> {
+        let attr = self.bucket.lookup_key(key).map_err(|error| volume_error(&error))?;
+        Ok(self.bucket.etag(key.path().as_bytes(), &attr))
     }
 
     /// Checks the condition before the bytes are written; a condition of absence is checked once more with the change.
-    fn check_condition(&self, path: &str, condition: &WriteCondition) -> S3Result<()> {
+    fn check_condition(&self, key: KeyPath<'_>, condition: &WriteCondition) -> S3Result<()> {
         if !condition.absent && condition.etag.is_none() {
             return Ok(());
         }
         self.bucket.note_change();
-        let found = self.etag_of(path);
+        let found = self.etag_of(key);
         match (&condition.etag, found) {
             (Some(wanted), Ok(etag)) if !crate::conditions::names_etag(wanted, &etag) => {
                 Err(S3ErrorCode::PreconditionFailed.into())
@@ -134,18 +135,28 @@ impl<'a> BucketChanges<'a> {
             return Err(s3_error!(InvalidRequest, "a key that ends with a slash is a folder, and has no bytes"));
         }
         let _alone = self.bucket.lock_key(path);
-        self.check_condition(path, &object.condition)?;
+        let place = KeyPath::Folder(path);
+        self.check_condition(place, &object.condition)?;
         let made = self.make_folder(path, &object.headers);
         self.bucket.note_change();
         made?;
-        self.etag_of(path)
+        self.etag_of(place)
     }
 
-    /// Makes a folder, if there is none, and replaces the headers.
+    /// Makes a folder, if there is none, and replaces the headers; in a bucket these are the marker's, which a folder may lack.
     fn make_folder(&self, path: &str, headers: &ObjectHeaders) -> Result<(), WriteFailure> {
-        let folder = self.folder(path)?;
+        let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let parent = self.folder(above)?;
+        let folder = match parent.lookup(name.as_bytes(), &self.caller)? {
+            Some(found) if found.is_folder() => found,
+            Some(_) => return Err(FsError::NotADirectory.into()),
+            None => {
+                let made = parent.make_folder(name.as_bytes(), &self.caller)?;
+                return self.store_headers(made.ino(), FOLDER_TYPE, headers);
+            }
+        };
         let stored = self.headers_at(folder.ino()).unwrap_or_default();
-        if is_plain(&stored, FOLDER_TYPE) {
+        if is_plain(&stored, FOLDER_TYPE) && !self.publishes {
             return self.store_headers(folder.ino(), FOLDER_TYPE, headers);
         }
         Ok(self.set_headers(folder.ino(), FOLDER_TYPE, headers)?)
@@ -155,15 +166,14 @@ impl<'a> BucketChanges<'a> {
         let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
         let mut attempt = 1;
         loop {
-            let parent = self.folder(folder).map_err(|error| change_error(&error))?;
-            let written = if self.publishes {
-                self.write_published(&parent, name, object)
-            } else {
-                self.write_renamed(&parent, name, object)
+            let written = match self.folder(folder) {
+                Ok(parent) if self.publishes => self.write_published(&parent, name, object),
+                Ok(parent) => self.write_renamed(&parent, name, object),
+                Err(error) => Err(WriteFailure::Folder(error)),
             };
             match written {
                 // Another client has removed the last object of the folder, and the folder with it.
-                Err(WriteFailure::Made(error))
+                Err(WriteFailure::Made(error) | WriteFailure::Folder(error))
                     if matches!(error.errno(), libc::ENOENT | libc::ESTALE) && attempt < FOLDER_ATTEMPTS =>
                 {
                     attempt += 1;
@@ -346,9 +356,9 @@ impl<'a> BucketChanges<'a> {
         }
     }
 
-    /// The folder at a path, with all folders above; those that are missing are made.
+    /// The folder at a path, with all folders above; those that are missing are made, and leave no marker in a bucket.
     fn folder(&self, path: &str) -> FsResult<HeldInode<'a>> {
-        find_folder(self.files, path.as_bytes(), MissingFolders::Make, &self.caller)
+        find_folder(self.files, path.as_bytes(), MissingFolders::Imply, &self.caller)
     }
 
     /// The folders on the way to a path, from the root on; `None` if one is missing.
@@ -376,7 +386,8 @@ impl<'a> BucketChanges<'a> {
         };
         let _alone = self.bucket.lock_key(path);
         if let Some(wanted) = etag {
-            self.check_condition(path, &WriteCondition { absent: false, etag: Some(wanted.clone()) })?;
+            let place = if is_folder { KeyPath::Folder(path) } else { KeyPath::File(path) };
+            self.check_condition(place, &WriteCondition { absent: false, etag: Some(wanted.clone()) })?;
         }
         let removed = self.remove(path, is_folder);
         self.bucket.note_change();
@@ -387,15 +398,20 @@ impl<'a> BucketChanges<'a> {
         let Some(folders) = self.folders_to(path)? else { return Ok(()) };
         let names: Vec<&str> = path.split('/').collect();
         let (Some(parent), Some(name)) = (folders.last(), names.last()) else { return Ok(()) };
-        match parent.lookup(name.as_bytes(), &self.caller)? {
-            Some(found) if found.is_folder() == is_folder => {}
+        let found = match parent.lookup(name.as_bytes(), &self.caller)? {
+            Some(found) if found.is_folder() == is_folder => found,
             // A folder is not the object without the slash.
             _ => return Ok(()),
-        }
+        };
         match self.files.remove(parent.ino(), name.as_bytes(), is_folder, &self.caller) {
             Err(error) if error.errno() == libc::ENOENT => return Ok(()),
-            // The marker of a folder with objects: there is nothing else to remove.
-            Err(error) if is_folder && matches!(error.errno(), libc::ENOTEMPTY | libc::EEXIST) => return Ok(()),
+            // Objects below the folder stay, and so does the folder of a directory.
+            Err(error) if is_folder && matches!(error.errno(), libc::ENOTEMPTY | libc::EEXIST) => {
+                if self.publishes {
+                    self.files.removexattr(found.ino(), OBJECT_HEADERS_XATTR, &self.caller)?;
+                }
+                return Ok(());
+            }
             removed => removed?,
         }
         if self.publishes {
@@ -418,6 +434,8 @@ fn is_plain(headers: &ObjectHeaders, default_type: &str) -> bool {
 
 /// Why an object was not written.
 enum WriteFailure {
+    /// The folder of the file was not found or made.
+    Folder(FsError),
     /// The file could not be made.
     Made(FsError),
     /// The source's error.
@@ -441,7 +459,9 @@ impl From<S3Error> for WriteFailure {
 impl From<WriteFailure> for S3Error {
     fn from(failure: WriteFailure) -> Self {
         match failure {
-            WriteFailure::Made(error) | WriteFailure::Source(error) => change_error(&error),
+            WriteFailure::Folder(error) | WriteFailure::Made(error) | WriteFailure::Source(error) => {
+                change_error(&error)
+            }
             WriteFailure::Bytes(error) => error,
         }
     }

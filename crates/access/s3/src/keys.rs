@@ -1,4 +1,4 @@
-//! The paths that the keys of objects lead to. Knows no request and no volume.
+//! The paths that the keys of objects lead to, and the prefixes that keys have in common. Knows no request and no volume.
 
 use spurline_fs::NAME_MAX;
 use std::time::{Duration, SystemTime};
@@ -21,6 +21,14 @@ pub(crate) enum KeyPath<'a> {
 }
 
 impl<'a> KeyPath<'a> {
+    /// The path of the file or folder; empty for a key without one.
+    pub fn path(self) -> &'a str {
+        match self {
+            KeyPath::File(path) | KeyPath::Folder(path) => path,
+            KeyPath::Nowhere => "",
+        }
+    }
+
     /// The place of the object `key`.
     pub fn of_key(key: &'a str) -> Self {
         let folder = key.strip_suffix('/');
@@ -47,6 +55,16 @@ pub(crate) fn is_left_behind(name: &str, modified: SystemTime) -> bool {
 /// Whether a listing shows this name.
 pub(crate) fn is_listed(name: &[u8]) -> bool {
     !name.starts_with(UPLOAD_PREFIX.as_bytes())
+}
+
+/// The part of a key up to the first delimiter behind the prefix. A folder has it only if the delimiter is in the folder's key.
+pub(crate) fn common_prefix(key: &str, prefix: &str, delimiter: &str) -> Option<String> {
+    if delimiter.is_empty() {
+        return None;
+    }
+    let rest = key.strip_prefix(prefix)?;
+    let at = rest.find(delimiter)?;
+    Some(key[..prefix.len() + at + delimiter.len()].to_owned())
 }
 
 #[cfg(test)]

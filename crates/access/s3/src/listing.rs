@@ -1,10 +1,10 @@
 //! Listings of a bucket in the order of keys, page by page, from listings of folders in the order of names. A folder `a` has the
 //! key `a/`, which comes after `a-b`: a folder waits until no earlier name can follow. An empty folder of a directory is
-//! an object. Memory: one page of each folder on the way down. Knows no XML.
+//! an object, and so is the marker of a bucket's folder. Memory: one page of each folder on the way down. Knows no XML.
 
 use crate::bucket::OpenBucket;
 use crate::changes::BucketChanges;
-use crate::keys::{KeyPath, is_left_behind, is_listed};
+use crate::keys::{KeyPath, common_prefix, is_left_behind, is_listed};
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use spurline_types::{ErrorKind, FileKind, ObjectAttr, Result};
@@ -120,12 +120,16 @@ struct WalkedFolder {
     /// `None` for the folder of the prefix, which may not exist.
     attr: Option<ObjectAttr>,
     has_names: bool,
+    /// There is nothing below the key.
+    is_absent: bool,
     /// By key: a folder's with a slash.
     waiting: BTreeMap<String, WaitingName>,
     /// All names up to here were read.
     read_to: String,
     /// `None` after the last page.
     next: Option<FolderPage>,
+    /// The marker of a bucket's folder is the first object, and was looked for.
+    marker_taken: bool,
     /// The page of the name that was taken last.
     taken_from: FolderPage,
 }
@@ -138,9 +142,12 @@ impl WalkedFolder {
             attr,
             // Pages before the cursor have names.
             has_names: first.cursor.is_some(),
+            is_absent: false,
             waiting: BTreeMap::new(),
             read_to: String::new(),
             next: Some(first.clone()),
+            // A page behind the first begins behind the marker.
+            marker_taken: first.cursor.is_some(),
             taken_from: first,
         }
     }
@@ -166,6 +173,34 @@ impl WalkedFolder {
         }
     }
 
+    /// The marker of a bucket's folder, once.
+    ///
+    /// # Errors
+    /// The errors of the volume.
+    fn take_marker(&mut self, bucket: &OpenBucket, wanted: &WantedKeys<'_>) -> Result<Option<ListedObject>> {
+        let is_open = !std::mem::replace(&mut self.marker_taken, true);
+        if !is_open || self.key.is_empty() || bucket.is_directory() || !wanted.has(&self.key) {
+            return Ok(None);
+        }
+        // The first page tells whether there is a marker, and costs no request of its own.
+        if self.next.is_some() && self.waiting.is_empty() {
+            self.read_page(bucket, wanted)?;
+        }
+        if self.is_absent {
+            return Ok(None);
+        }
+        let path = self.key.trim_end_matches('/');
+        match bucket.lookup_folder(path) {
+            Ok(attr) => {
+                let etag = bucket.etag(path.as_bytes(), &attr);
+                Ok(Some(ListedObject { key: self.key.clone(), attr, etag }))
+            }
+            // A node of an older release knows no markers.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Unsupported) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// The object that a folder without names is.
     fn into_object(self, bucket: &OpenBucket) -> Option<ListedObject> {
         let is_empty = bucket.is_directory() && !self.has_names;
@@ -181,7 +216,10 @@ impl WalkedFolder {
         let page = match bucket.list(path.as_bytes(), this.cursor.as_deref(), PAGE_NAMES) {
             Ok(page) => page,
             // Removed since its name was read, or never there.
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(()),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                self.is_absent = true;
+                return Ok(());
+            }
             Err(error) => return Err(error),
         };
         self.next = page.next.map(|cursor| FolderPage { number: this.number + 1, cursor: Some(cursor) });
@@ -267,6 +305,14 @@ pub(crate) fn list_objects(bucket: &OpenBucket, request: &ListRequest) -> Result
     }
     let mut folders = vec![WalkedFolder::new(top.to_owned(), None, known_cursor(request, 0))];
     while let Some(folder) = folders.last_mut() {
+        if let Some(marker) = folder.take_marker(bucket, &wanted)? {
+            if page.items.len() == request.max_keys {
+                page.next = Some(token_of(&page.items, &folders));
+                return Ok(page);
+            }
+            page.items.push(ListedItem::Object(marker));
+            continue;
+        }
         let Some((key, attr)) = folder.next_name(bucket, &wanted)? else {
             let ended = folders.pop().filter(|folder| wanted.has(&folder.key));
             if let Some(object) = ended.and_then(|folder| folder.into_object(bucket)) {
@@ -316,16 +362,6 @@ pub(crate) fn list_objects(bucket: &OpenBucket, request: &ListRequest) -> Result
     Ok(page)
 }
 
-/// The part of a key up to the first delimiter behind the prefix. A folder has it only if the delimiter is in the folder's key.
-fn common_prefix(key: &str, prefix: &str, delimiter: &str) -> Option<String> {
-    if delimiter.is_empty() {
-        return None;
-    }
-    let rest = key.strip_prefix(prefix)?;
-    let at = rest.find(delimiter)?;
-    Some(key[..prefix.len() + at + delimiter.len()].to_owned())
-}
-
 /// The key of the folder that a prefix leads to.
 fn folder_of(prefix: &str) -> &str {
     prefix.rfind('/').map_or("", |at| &prefix[..=at])
@@ -354,7 +390,7 @@ mod tests {
     use super::*;
     use crate::bucket::SourceBucket;
     use proptest::prelude::*;
-    use spurline_types::{DirEntry, ListPage, ObjectRef, Version};
+    use spurline_types::{DirEntry, Error, ListPage, ObjectRef, Version};
     use spurline_volume::info::FileInfo;
     use spurline_volume::{ReadData, Volume, VolumeSpace};
     use std::collections::BTreeSet;
@@ -363,8 +399,11 @@ mod tests {
 
     /// Keys as a tree, whose folders are listed by name a few names at a time.
     struct KeyTree {
+        source: &'static str,
         /// The names of each folder, by path; true for a name of a folder.
         folders: BTreeMap<String, BTreeMap<Vec<u8>, bool>>,
+        /// Keys with a slash at the end: folders of a directory, markers of a bucket.
+        markers: BTreeSet<String>,
         page_names: usize,
     }
 
@@ -379,7 +418,8 @@ mod tests {
                     path = if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
                 }
             }
-            KeyTree { folders, page_names }
+            let markers = keys.iter().filter(|key| key.ends_with('/')).cloned().collect();
+            KeyTree { source: "file:///tree", folders, markers, page_names }
         }
     }
 
@@ -390,21 +430,25 @@ mod tests {
 
     impl Volume for KeyTree {
         fn source(&self) -> &str {
-            "file:///tree"
+            self.source
         }
         fn block_size(&self) -> u64 {
             1 << 20
         }
         fn lookup(&self, path: &[u8]) -> Result<ObjectAttr> {
             let path = std::str::from_utf8(path).unwrap();
+            if path.ends_with('/') {
+                let is_marker = self.markers.contains(path);
+                return is_marker.then(|| attr(FileKind::File)).ok_or_else(|| Error::new(ErrorKind::NotFound, path));
+            }
             let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
             let found = self.folders.get(folder).and_then(|names| names.get(name.as_bytes()));
-            let found = found.ok_or_else(|| spurline_types::Error::new(ErrorKind::NotFound, path))?;
+            let found = found.ok_or_else(|| Error::new(ErrorKind::NotFound, path))?;
             Ok(attr(if *found { FileKind::Directory } else { FileKind::File }))
         }
         fn list(&self, path: &[u8], cursor: Option<&[u8]>, _: usize) -> Result<ListPage> {
             let Some(folder) = self.folders.get(std::str::from_utf8(path).unwrap()) else {
-                return Ok(ListPage { entries: Vec::new(), next: None });
+                return Ok(ListPage::default());
             };
             let after = cursor.map_or(Bound::Unbounded, Bound::Excluded);
             let mut names = folder.range::<[u8], _>((after, Bound::Unbounded));
@@ -417,7 +461,7 @@ mod tests {
                 })
                 .collect();
             let next = names.next().and(entries.last()).map(|entry| entry.name.clone());
-            Ok(ListPage { entries, next })
+            Ok(ListPage { entries, next, marker: None })
         }
         fn readlink(&self, _: &[u8]) -> Result<Vec<u8>> {
             unreachable!("there is no link")
@@ -472,17 +516,35 @@ mod tests {
         assert_eq!(listed_here(KeyTree::new(&keys, 4), request), ["a-", "b"]);
     }
 
-    /// Keys that sources have: without names that no file has, without a file that is also a folder, and with empty folders only.
-    fn key_sets() -> impl Strategy<Value = BTreeSet<String>> {
+    /// Keys that sources have: without names that no file has, and without a file that is also a folder.
+    fn keys_of_buckets() -> impl Strategy<Value = BTreeSet<String>> {
         proptest::collection::btree_set("[ab\\-.]{1,2}(/[ab\\-.0]{1,2}){0,3}/?", 0..40).prop_map(|keys| {
             let keys: BTreeSet<String> =
                 keys.into_iter().filter(|key| KeyPath::of_key(key) != KeyPath::Nowhere).collect();
-            let is_folder = |key: &String| {
-                let below = if key.ends_with('/') { key.clone() } else { format!("{key}/") };
-                keys.iter().any(|other| other != key && other.starts_with(&below))
-            };
-            keys.iter().filter(|key| !is_folder(key)).cloned().collect()
+            let is_folder = |key: &String| keys.iter().any(|other| other.starts_with(&format!("{key}/")));
+            keys.iter().filter(|key| key.ends_with('/') || !is_folder(key)).cloned().collect()
         })
+    }
+
+    /// The same, with empty folders only.
+    fn keys_of_directories() -> impl Strategy<Value = BTreeSet<String>> {
+        keys_of_buckets().prop_map(|keys| {
+            let is_above = |key: &String| keys.iter().any(|other| other != key && other.starts_with(key.as_str()));
+            keys.iter().filter(|key| !key.ends_with('/') || !is_above(key)).cloned().collect()
+        })
+    }
+
+    fn list_requests() -> impl Strategy<Value = ListRequest> {
+        let delimiters = prop_oneof![Just(""), Just("/"), Just("-"), Just("b/")];
+        ("/?([ab\\-.]{1,2}/{0,2}){0,2}", "([ab\\-./]{0,4})", delimiters, 1usize..8).prop_map(
+            |(prefix, start_after, delimiter, max_keys)| ListRequest {
+                prefix,
+                start_after,
+                delimiter: delimiter.to_owned(),
+                token: None,
+                max_keys,
+            },
+        )
     }
 
     proptest! {
@@ -498,17 +560,23 @@ mod tests {
 
         #[test]
         fn pages_have_the_order_of_s3(
-            keys in key_sets(),
-            prefix in "/?([ab\\-.]{1,2}/{0,2}){0,2}",
-            start_after in "([ab\\-./]{0,4})",
-            delimiter in prop_oneof![Just(""), Just("/"), Just("-"), Just("b/")],
-            max_keys in 1usize..8,
+            keys in keys_of_directories(),
+            request in list_requests(),
             page_names in 1usize..5,
         ) {
-            let delimiter = delimiter.to_owned();
-            let request = ListRequest { prefix, delimiter, start_after, token: None, max_keys };
             let wanted = listed_by_s3(&keys, &request);
             prop_assert_eq!(listed_here(KeyTree::new(&keys, page_names), request), wanted);
+        }
+
+        #[test]
+        fn markers_of_buckets_are_objects_beside_those_below(
+            keys in keys_of_buckets(),
+            request in list_requests(),
+            page_names in 1usize..5,
+        ) {
+            let wanted = listed_by_s3(&keys, &request);
+            let tree = KeyTree { source: "s3://tree", ..KeyTree::new(&keys, page_names) };
+            prop_assert_eq!(listed_here(tree, request), wanted);
         }
 
         #[test]

@@ -73,15 +73,9 @@ impl FoundObject<'_> {
 }
 
 fn find<'a>(bucket: &OpenBucket, key: &'a str) -> S3Result<FoundObject<'a>> {
-    let (path, wanted) = match KeyPath::of_key(key) {
-        KeyPath::File(path) => (path, FileKind::File),
-        KeyPath::Folder(path) => (path, FileKind::Directory),
-        KeyPath::Nowhere => return Err(S3ErrorCode::NoSuchKey.into()),
-    };
-    let attr = bucket.lookup(path).map_err(|error| volume_error(&error))?;
-    if attr.kind != wanted {
-        return Err(S3ErrorCode::NoSuchKey.into());
-    }
+    let key = KeyPath::of_key(key);
+    let attr = bucket.lookup_key(key).map_err(|error| volume_error(&error))?;
+    let path = key.path();
     let etag = strong_etag(&bucket.etag(path.as_bytes(), &attr));
     Ok(FoundObject { path, attr, etag })
 }

@@ -48,6 +48,8 @@ pub struct ListPage {
     pub entries: Vec<DirEntry>,
     /// Where the next page starts; `None` on the last.
     pub next: Option<Vec<u8>>,
+    /// The marker of the folder itself, on the first page of a bucket's folder. It stays within a process: nodes answer lookups of it.
+    pub marker: Option<ObjectAttr>,
 }
 
 /// A time as seconds since the epoch, rounded down, and nanoseconds on top: a unique representation, also before

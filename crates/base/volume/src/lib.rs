@@ -83,7 +83,7 @@ pub trait Volume: Send + Sync {
     /// The unit of caching and prefetching, in bytes.
     fn block_size(&self) -> u64;
 
-    /// Attributes of `path`, not older than the attribute cache time.
+    /// Attributes of `path`, not older than the attribute cache time. A path with a slash at the end is the marker of a bucket's folder.
     ///
     /// # Errors
     /// `NotFound`, `NotADirectory`, or the origin's failure.

@@ -220,6 +220,8 @@ pub enum Change<'a> {
         at: NamePath<'a>,
         /// The permission bits.
         mode: u32,
+        /// The directory is only on the way to a new name below: a bucket, where folders follow from names, keeps nothing.
+        implied: bool,
     },
     /// Makes a file, a device, a pipe or a socket.
     Mknod {

@@ -319,9 +319,15 @@ impl Volume for GroupVolume {
 
     fn lookup_within(&self, path: &[u8], max_age: Duration) -> Result<ObjectAttr> {
         let max_age_ms = self.client.max_age_ms(max_age);
-        self.client.call_for_path(path, |lease, body, deadline| {
+        // By the folder's path, so that the node answers that has listed the folder.
+        let folder = path.strip_suffix(b"/");
+        self.client.call_for_path(folder.unwrap_or(path), |lease, body, deadline| {
             let volume = lease.welcome().volume;
-            lease.call_for(&NodeRequest::Lookup { volume, path, max_age_ms }, body, deadline)
+            let request = match folder {
+                Some(path) => NodeRequest::FolderMarker { volume, path, max_age_ms },
+                None => NodeRequest::Lookup { volume, path, max_age_ms },
+            };
+            lease.call_for(&request, body, deadline)
         })
     }
 

@@ -107,7 +107,7 @@ impl JobTarget for Group {
         let entries: Vec<_> =
             rest.by_ref().take(3).map(|(name, attr)| DirEntry { name: name.into_bytes(), attr }).collect();
         let next = rest.next().is_some().then(|| entries.last().unwrap().name.clone());
-        Ok(ListPage { entries, next })
+        Ok(ListPage { entries, next, marker: None })
     }
     fn warm_parts(&self, parts: &[FilePart], _: Option<u32>, _: usize) -> Vec<Result<WorkDone>> {
         drop(self.gate.lock());

@@ -538,6 +538,10 @@ impl CacheNode {
             NodeRequest::Lookup { volume, path, max_age_ms } => {
                 Self::send_body(&self.volume_by_id(volume)?.lookup_within(path, max_age(max_age_ms))?, responder)
             }
+            NodeRequest::FolderMarker { volume, path, max_age_ms } => {
+                let marker = [path, b"/"].concat();
+                Self::send_body(&self.volume_by_id(volume)?.lookup_within(&marker, max_age(max_age_ms))?, responder)
+            }
             NodeRequest::List { volume, path, cursor, max, max_age_ms } => {
                 let max = (max as usize).clamp(1, LIST_MAX);
                 let page: ListPage = self.volume_by_id(volume)?.list_within(path, cursor, max, max_age(max_age_ms))?;

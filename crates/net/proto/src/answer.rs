@@ -149,7 +149,7 @@ impl AnswerBody for ListPage {
         }
         let next = take.take_option("a cursor")?.map(<[u8]>::to_vec);
         take.expect_end()?;
-        Ok(ListPage { entries, next })
+        Ok(ListPage { entries, next, marker: None })
     }
 }
 

@@ -16,6 +16,8 @@ pub enum FrameOp {
     Prove,
     /// Attributes of one path.
     Lookup,
+    /// Attributes of the object that is the marker of a folder.
+    FolderMarker,
     /// A page of a directory.
     List,
     /// Target of a symbolic link.
@@ -51,7 +53,7 @@ pub enum FrameOp {
 }
 
 impl FrameOp {
-    const NAMED: [(FrameOp, u16); 20] = [
+    const NAMED: [(FrameOp, u16); 21] = [
         (FrameOp::Hello, 1),
         (FrameOp::Ping, 2),
         (FrameOp::Challenge, 3),
@@ -71,6 +73,7 @@ impl FrameOp {
         (FrameOp::HeldObjects, 28),
         (FrameOp::DropAll, 29),
         (FrameOp::ObjectHeaders, 30),
+        (FrameOp::FolderMarker, 31),
         (FrameOp::Write, 32),
     ];
 
@@ -96,6 +99,7 @@ impl FrameOp {
             FrameOp::HeldObjects => 28,
             FrameOp::DropAll => 29,
             FrameOp::ObjectHeaders => 30,
+            FrameOp::FolderMarker => 31,
             FrameOp::Write => 32,
             FrameOp::Unknown(code) => code,
         }

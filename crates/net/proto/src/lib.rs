@@ -56,10 +56,10 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"SPUR");
 /// The oldest protocol version this build speaks.
 pub const MIN_VERSION: u16 = 3;
 /// The newest protocol version this build speaks.
-pub const MAX_VERSION: u16 = 6;
+pub const MAX_VERSION: u16 = 7;
 /// The oldest version whose peers write: other operations kept their form since [`MIN_VERSION`], those on writable volumes did
 /// not.
-pub const MIN_WRITE_VERSION: u16 = 6;
+pub const MIN_WRITE_VERSION: u16 = 7;
 /// The version of the frames themselves: header, order of parts, padding. The handshake agrees on the format of
 /// bodies, so every peer understands a handshake.
 pub const FRAME_VERSION: u16 = 1;

@@ -126,6 +126,15 @@ pub enum NodeRequest<'a> {
         /// Limit of the answer's age since the origin was queried, in milliseconds.
         max_age_ms: u32,
     },
+    /// Answered by an `Attr`.
+    FolderMarker {
+        /// The volume.
+        volume: VolumeId,
+        /// The folder of a bucket.
+        path: &'a [u8],
+        /// Limit of the answer's age since the origin was queried, in milliseconds.
+        max_age_ms: u32,
+    },
     /// Answered by a `ListPage`.
     List {
         /// The volume.
@@ -244,6 +253,7 @@ impl<'a> NodeRequest<'a> {
             NodeRequest::Challenge(_) => FrameOp::Challenge,
             NodeRequest::Prove(_) => FrameOp::Prove,
             NodeRequest::Lookup { .. } => FrameOp::Lookup,
+            NodeRequest::FolderMarker { .. } => FrameOp::FolderMarker,
             NodeRequest::List { .. } => FrameOp::List,
             NodeRequest::ReadLink { .. } => FrameOp::ReadLink,
             NodeRequest::ObjectHeaders { .. } => FrameOp::ObjectHeaders,
@@ -322,7 +332,8 @@ impl<'a> NodeRequest<'a> {
             }
             NodeRequest::Challenge(challenge) => challenge.encode(out),
             NodeRequest::Prove(proof) => out.extend_from_slice(&proof.0),
-            NodeRequest::Lookup { volume, path, max_age_ms } => {
+            NodeRequest::Lookup { volume, path, max_age_ms }
+            | NodeRequest::FolderMarker { volume, path, max_age_ms } => {
                 out.put_u32(volume.0);
                 out.put_bytes(path);
                 out.put_u32(max_age_ms);
@@ -390,6 +401,11 @@ impl<'a> NodeRequest<'a> {
                 path: take_path(&mut take)?,
                 max_age_ms: take.take_u32("an age")?,
             },
+            FrameOp::FolderMarker => NodeRequest::FolderMarker {
+                volume: take_volume(&mut take)?,
+                path: take_path(&mut take)?,
+                max_age_ms: take.take_u32("an age")?,
+            },
             FrameOp::List => NodeRequest::List {
                 volume: take_volume(&mut take)?,
                 path: take_path(&mut take)?,
@@ -446,6 +462,7 @@ impl fmt::Display for NodeRequest<'_> {
             NodeRequest::Challenge(_) => f.write_str("challenge"),
             NodeRequest::Prove(_) => f.write_str("proof of the group token"),
             NodeRequest::Lookup { path, .. } => write!(f, "lookup of {}", quoted_path(path)),
+            NodeRequest::FolderMarker { path, .. } => write!(f, "lookup of the marker of {}", quoted_path(path)),
             NodeRequest::List { path, .. } => write!(f, "listing of {}", quoted_path(path)),
             NodeRequest::ReadLink { path, .. } => write!(f, "target of link {}", quoted_path(path)),
             NodeRequest::ObjectHeaders { path, .. } => write!(f, "headers of {}", quoted_path(path)),

@@ -481,7 +481,7 @@ wire_enum! { 'a OpenAttrCall<'a>, "a call about attributes":
 }
 
 wire_enum! { 'a Change<'a>, "a change":
-    1 Mkdir { at, mode },
+    1 Mkdir { at, mode, implied },
     2 Mknod { at, mode, rdev },
     3 Symlink { at, target },
     4 Link { from, to },

@@ -52,7 +52,7 @@ fn attr() -> impl Strategy<Value = ObjectAttr> {
 fn page() -> impl Strategy<Value = ListPage> {
     let entry = (name(), attr()).prop_map(|(name, attr)| DirEntry { name, attr });
     (prop::collection::vec(entry, 0..8), prop::option::of(prop::collection::vec(any::<u8>(), 0..20)))
-        .prop_map(|(entries, next)| ListPage { entries, next })
+        .prop_map(|(entries, next)| ListPage { entries, next, marker: None })
 }
 
 fn rail() -> impl Strategy<Value = RailInfo> {
@@ -122,6 +122,7 @@ proptest! {
         body_round_trip(&ChallengeAnswer { nonce, node: text.clone() });
         body_round_trip(&TokenProof([id as u8; PROOF_LEN]));
         round_trip(NodeRequest::Lookup { volume, path, max_age_ms: max }, id);
+        round_trip(NodeRequest::FolderMarker { volume, path, max_age_ms: max }, id);
         round_trip(NodeRequest::List { volume, path, cursor: cursor.as_deref(), max, max_age_ms: !max }, id);
         round_trip(NodeRequest::ReadLink { volume, path }, id);
         round_trip(NodeRequest::ObjectHeaders { volume, path }, id);
@@ -161,7 +162,7 @@ proptest! {
         let mut numbers = Vec::new();
         let files = NumberList::new(&[file, long, offset], &mut numbers);
         let changes = [
-            Change::Mkdir { at, mode }, Change::Mknod { at, mode, rdev: long }, Change::Symlink { at, target: &name },
+            Change::Mkdir { at, mode, implied: yes }, Change::Mknod { at, mode, rdev: long }, Change::Symlink { at, target: &name },
             Change::Link { from: node, to: at }, Change::Unlink { at }, Change::Rmdir { at },
             Change::Rename { from: at, to: at, flags }, Change::SetAttr { of: node, set },
             Change::SetXattr { of: node, name: &name, value: &[], flags }, Change::RemoveXattr { of: node, name: &name },
@@ -400,15 +401,16 @@ fn limits_hold() {
     }
     // Names that would lead outside.
     for name in ["", ".", "..", "a/b", "a\0"] {
-        let page = ListPage { entries: vec![DirEntry { name: name.into(), attr: attr.clone() }], next: None };
+        let page =
+            ListPage { entries: vec![DirEntry { name: name.into(), attr: attr.clone() }], next: None, marker: None };
         let mut body = Vec::new();
         page.encode(&mut body);
         assert!(matches!(ListPage::decode(&body), Err(FrameError::Path(_))), "{name:?}");
     }
     let hello =
         |min_version, max_version| HelloRequest { min_version, max_version, peer: "", source: "" }.negotiate_version();
-    assert_eq!((hello(3, 3), hello(1, 3), hello(3, 9)), (Ok(3), Ok(3), Ok(6)));
-    assert!(hello(1, 2).is_err() && hello(7, 9).is_err() && hello(0, 0).is_err() && hello(9, 3).is_err());
+    assert_eq!((hello(3, 3), hello(1, 3), hello(3, 9)), (Ok(3), Ok(3), Ok(7)));
+    assert!(hello(1, 2).is_err() && hello(8, 9).is_err() && hello(0, 0).is_err() && hello(9, 3).is_err());
 }
 
 #[test]

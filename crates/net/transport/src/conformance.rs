@@ -138,7 +138,7 @@ fn test_attr(path: &[u8]) -> ObjectAttr {
 
 fn test_page(path: &[u8], cursor: Option<&[u8]>, max: u32) -> ListPage {
     let entries = (0..max).map(|i| DirEntry { name: format!("n{i}").into(), attr: test_attr(path) }).collect();
-    ListPage { entries, next: cursor.map(<[u8]>::to_vec) }
+    ListPage { entries, next: cursor.map(<[u8]>::to_vec), marker: None }
 }
 
 impl Service for TestService {

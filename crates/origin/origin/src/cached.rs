@@ -111,6 +111,8 @@ struct MetadataState {
     outage: Option<Outage>,
     /// Requests that continue in the background.
     late_requests: usize,
+    /// The origin is a bucket.
+    has_markers: bool,
 }
 
 /// A time in which the origin does not respond.
@@ -134,8 +136,12 @@ fn is_unanswered(error: &Error) -> bool {
     matches!(error.kind(), Timeout | Unavailable | Throttled | OriginFailed)
 }
 
-/// Stores a page and its names, requested at `at`.
+/// Stores a page and its names, requested at `at`; the first page of a bucket's folder also tells whether the folder has a marker.
 fn store_page(state: &mut MetadataState, key: PageKey, at: Instant, page: &Arc<ListPage>) {
+    if state.has_markers && !key.0.is_empty() && key.1.is_none() {
+        let marker = page.marker.clone().ok_or_else(|| Error::new(ErrorKind::NotFound, "the folder has no marker"));
+        state.names.insert([&key.0[..], b"/"].concat().into(), (at, marker));
+    }
     for entry in &page.entries {
         state.names.insert(join_path(&key.0, &entry.name).into(), (at, Ok(entry.attr.clone())));
     }
@@ -208,7 +214,8 @@ impl CachedOrigin {
         config: MetadataConfig,
         stats: Arc<Stats>,
     ) -> Self {
-        let state: Arc<Mutex<MetadataState>> = Arc::default();
+        let has_markers = inner.capabilities().etags;
+        let state = Arc::new(Mutex::new(MetadataState { has_markers, ..MetadataState::default() }));
         let held = Arc::downgrade(&state);
         let ttl = config.ttl;
         in_common.register_holder(Box::new(move |in_common| {

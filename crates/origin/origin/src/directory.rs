@@ -408,7 +408,7 @@ impl DirectoryReader {
         stats.metadata.skipped_names.add(left_out.of_no_kind + left_out.unreadable);
         self.note_skipped(path, &left_out, end - start == names.len());
         let more = end < names.len();
-        let page = ListPage { entries, next: more.then(|| names.get(end - 1).to_vec()) };
+        let page = ListPage { entries, next: more.then(|| names.get(end - 1).to_vec()), marker: None };
         self.snapshots.keep_listed(path, names, more);
         Ok(page)
     }

@@ -152,7 +152,8 @@ pub trait OriginStore: Send + Sync {
     /// `PermissionDenied`, `Unavailable`, `NotFound`, `NotADirectory`, `Timeout`: each with its evidence and remedy.
     fn check(&self, deadline: Instant) -> Result<()>;
 
-    /// The attributes of the name at `path`.
+    /// The attributes of the name at `path`. A path with a slash at the end is the marker of a folder: the object with this key in a
+    /// bucket.
     ///
     /// # Errors
     /// `NotFound` and `NotADirectory` for absent names; otherwise the origin's error.

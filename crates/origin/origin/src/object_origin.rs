@@ -300,6 +300,9 @@ impl ObjectOrigin {
     }
 
     async fn lookup_key(&self, backend: &dyn ObjectBackend, key: &str, deadline: Instant) -> Result<ObjectAttr> {
+        if key.ends_with('/') {
+            return Ok(file_attr(&self.head_raw(backend, key, deadline).await?));
+        }
         let object = self.find_object(backend, key, deadline, self.head_raw(backend, key, deadline)).await?;
         match object {
             Some(object) if self.versions_of_heads => Ok(file_attr(&object)),
@@ -451,7 +454,12 @@ impl ObjectOrigin {
 
         self.note_listed_etags(backend, &raw.objects, deadline).await?;
         let mut skipped = 0;
-        let mut page = ListPage { entries: Vec::with_capacity(raw.objects.len() + raw.prefixes.len()), next: None };
+        let marker = raw.objects.iter().find(|object| object.key == prefix && !path.is_empty());
+        let mut page = ListPage {
+            entries: Vec::with_capacity(raw.objects.len() + raw.prefixes.len()),
+            next: None,
+            marker: marker.map(|marker| self.listed_attr(marker.clone())),
+        };
         let mut folders = HashSet::with_capacity(raw.prefixes.len());
         for folder in &raw.prefixes {
             match folder.strip_prefix(prefix.as_str()).and_then(|n| n.strip_suffix('/')).filter(|n| is_name(n)) {
@@ -604,10 +612,10 @@ impl OriginStore for ObjectOrigin {
     }
 
     fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr> {
-        validate_path(path)?;
         if path.is_empty() {
             return Ok(folder_attr());
         }
+        validate_path(path.strip_suffix(b"/").unwrap_or(path))?;
         let key = self.object_key(path).ok_or_else(|| not_utf8(path))?;
         self.counted_query(deadline, async |backend| self.lookup_key(backend, &key, deadline).await)
     }

@@ -286,6 +286,12 @@ impl ObjectBackend for ObjectStoreBackend {
 
     fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<RawObject, RequestFailure>> {
         async move {
+            // The library can't name the marker of a folder, but lists it.
+            if key.ends_with('/') {
+                let marker = self.list(key, None, 1).await?.objects.into_iter().find(|object| object.key == key);
+                let absent = || RequestFailure::fatal(ErrorKind::NotFound, format!("no object '{key}'"));
+                return marker.ok_or_else(absent);
+            }
             let options = GetOptions { head: true, ..GetOptions::default() };
             let answer = self.store.get_opts(&self.parse_path(key)?, options).await;
             Ok(raw_object(&answer.map_err(|e| self.classify_error(&format!("the head of '{key}'"), &e))?.meta))

@@ -246,7 +246,7 @@ impl WritableSource {
 
     fn make_change(&self, change: &Change<'_>, caller: &Caller) -> Result<Option<NodeAttr>> {
         match *change {
-            Change::Mkdir { at, mode } => self.make("mkdir", &at, caller, || {
+            Change::Mkdir { at, mode, .. } => self.make("mkdir", &at, caller, || {
                 let dir = self.open_folder(at.directory)?;
                 rustix::fs::mkdirat(&dir, at.name, Mode::from_raw_mode(mode & 0o7777))?;
                 self.stat_name(dir.as_fd(), at.name).map(Some)

@@ -23,6 +23,11 @@ pub enum NewNode<'a> {
         /// Its permission bits.
         mode: u32,
     },
+    /// A directory that is only on the way to a new file: a bucket keeps nothing of it.
+    ImpliedDirectory {
+        /// Its permission bits.
+        mode: u32,
+    },
     /// A file, a device, a pipe or a socket.
     Node {
         /// Its type and permission bits.
@@ -49,12 +54,13 @@ impl WritableFileSystem {
         let _changing = self.directory_attrs.changing(parent);
         let repeat = self.find_repeat(caller);
         let mode = match new {
-            NewNode::Directory { mode } | NewNode::Node { mode, .. } => mode,
+            NewNode::Directory { mode } | NewNode::ImpliedDirectory { mode } | NewNode::Node { mode, .. } => mode,
             NewNode::Symlink { .. } => 0,
         };
         let attr = self.on_name(parent, name, caller, mode & libc::S_ISGID != 0, |at, by| {
             let change = match new {
-                NewNode::Directory { mode } => Change::Mkdir { at, mode },
+                NewNode::Directory { mode } => Change::Mkdir { at, mode, implied: false },
+                NewNode::ImpliedDirectory { mode } => Change::Mkdir { at, mode, implied: true },
                 NewNode::Node { mode, rdev } => Change::Mknod { at, mode, rdev },
                 NewNode::Symlink { target } => Change::Symlink { at, target },
             };
@@ -63,7 +69,11 @@ impl WritableFileSystem {
         let attr = with_attr(attr)?;
         self.note_names_made(caller, made_object(attr.identity));
         self.stats.fuse.change_ops.add(1);
-        Ok(self.intern(parent, name, attr))
+        let entry = self.intern(parent, name, attr);
+        if self.can.publishes && matches!(new, NewNode::ImpliedDirectory { .. }) {
+            self.nodes.note_implied(entry.ino);
+        }
+        Ok(entry)
     }
 
     /// Gives the object of `ino` the name `name` in `parent`; raises its lookup count.

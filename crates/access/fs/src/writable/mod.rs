@@ -339,6 +339,9 @@ impl WritableFileSystem {
         match self.on_name(parent, name, caller, false, |at, caller| self.source.lookup(at, caller)) {
             Ok(attr) => Ok(NodeLookup::Found(self.intern(parent, name, attr))),
             Err(error) if error.errno() == libc::ENOENT => {
+                if let Some(attr) = self.nodes.implied_attr(parent, name) {
+                    return Ok(NodeLookup::Found(self.intern(parent, name, attr)));
+                }
                 self.nodes.unbind(parent, name);
                 Ok(NodeLookup::Absent { ttl: self.config.negative_ttl })
             }

@@ -59,6 +59,8 @@ struct TreeNode {
     last_attr: Option<Box<NodeAttr>>,
     /// This mount has removed or replaced the directory.
     removed: bool,
+    /// The directory is on the way to a new file, and the source may not show it yet.
+    implied: bool,
     /// References held by the kernel.
     lookups: u64,
     /// Its names. Any of them leads to it.
@@ -91,6 +93,7 @@ impl TreeNode {
             known_generation: None,
             last_attr: None,
             removed: false,
+            implied: false,
             lookups: 0,
             names: Vec::new(),
             record: 0,
@@ -416,6 +419,20 @@ impl NodeTable {
     /// The node that a name leads to.
     pub fn node_at(&self, parent: u64, name: &[u8]) -> Option<u64> {
         self.tree.read().child(parent, name)
+    }
+
+    /// The directory is there as long as its node is, whatever the source shows.
+    pub fn note_implied(&self, ino: u64) {
+        if let Some(node) = self.tree.write().nodes.get_mut(&ino) {
+            node.implied = true;
+        }
+    }
+
+    /// The attributes of such a directory.
+    pub fn implied_attr(&self, parent: u64, name: &[u8]) -> Option<NodeAttr> {
+        let tree = self.tree.read();
+        let node = tree.nodes.get(&tree.child(parent, name)?).filter(|node| node.implied)?;
+        node.last_attr.as_deref().copied()
     }
 
     /// Removes a name.

@@ -213,7 +213,7 @@ impl Volume for Many {
         let entry =
             |i: u64| spurline_types::DirEntry { name: format!("file-{i:08}").into(), attr: attr(FileKind::File) };
         let next = (end < self.files).then(|| end.to_be_bytes().to_vec());
-        Ok(ListPage { entries: (first..end).map(entry).collect(), next })
+        Ok(ListPage { entries: (first..end).map(entry).collect(), next, marker: None })
     }
     fn readlink(&self, _path: &[u8]) -> Result<Vec<u8>> {
         unreachable!("there are no links")
@@ -358,7 +358,7 @@ fn a_listing_that_never_ends_is_an_error() {
             self.0.lookup(path)
         }
         fn list(&self, _path: &[u8], _cursor: Option<&[u8]>, _max: usize) -> Result<ListPage> {
-            Ok(ListPage { entries: Vec::new(), next: Some(b"again".to_vec()) })
+            Ok(ListPage { next: Some(b"again".to_vec()), ..ListPage::default() })
         }
         fn readlink(&self, path: &[u8]) -> Result<Vec<u8>> {
             self.0.readlink(path)

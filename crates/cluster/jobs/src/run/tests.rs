@@ -88,7 +88,7 @@ impl JobTarget for ScriptedSource {
         let entries: Vec<DirEntry> = page.collect();
         let repeated = cursor.filter(|_| path.ends_with("stuck")).map(<[u8]>::to_vec);
         let next = rest.next().is_some().then(|| entries.last().unwrap().name.clone());
-        Ok(ListPage { entries, next: repeated.or(next) })
+        Ok(ListPage { entries, next: repeated.or(next), marker: None })
     }
     fn warm_parts(&self, parts: &[FilePart], _: Option<u32>, _: usize) -> Vec<Result<WorkDone>> {
         self.request();
@@ -302,7 +302,7 @@ impl JobTarget for BatchingTarget {
                 .iter()
                 .map(|(name, size)| DirEntry { name: name.clone().into_bytes(), attr: attr(FileKind::File, *size) })
                 .collect(),
-            next: None,
+            ..ListPage::default()
         })
     }
     fn parallel_short(&self, _: usize) -> usize {

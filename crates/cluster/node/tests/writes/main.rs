@@ -68,7 +68,7 @@ fn names_and_bytes_are_changed_through_a_node() {
     let node = Node::start(source.path(), true);
     let (_volume, writes) = mount(source.path(), &[&node], None).unwrap();
     assert!(writes.capabilities().hard_links);
-    writes.change(&Change::Mkdir { at: name(b"", b"d"), mode: 0o755 }, &root()).unwrap();
+    writes.change(&Change::Mkdir { at: name(b"", b"d"), mode: 0o755, implied: false }, &root()).unwrap();
     let file = create(&*writes, "d/f", O_EXCL).unwrap();
     // Within a request, in a buffer of its own, and both around the node's borders.
     let mut at = 0;
@@ -149,7 +149,9 @@ fn lost_answers_repeat_nothing() {
         writes.change(&link, &root()).unwrap();
         writes.change(&Change::Unlink { at: name(b"", b.as_bytes()) }, &root()).unwrap();
         let folder = format!("d{round}");
-        writes.change(&Change::Mkdir { at: name(b"", folder.as_bytes()), mode: 0o755 }, &root()).unwrap();
+        writes
+            .change(&Change::Mkdir { at: name(b"", folder.as_bytes()), mode: 0o755, implied: false }, &root())
+            .unwrap();
         writes.change(&Change::Rmdir { at: name(b"", folder.as_bytes()) }, &root()).unwrap();
     }
     plan.set_rates(FaultRates::default());

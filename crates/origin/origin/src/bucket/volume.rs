@@ -319,6 +319,20 @@ impl BucketFiles {
         Ok(self.folder_attr(&path, Some(&FoundObject { attr, attributes: Some(attributes) })))
     }
 
+    /// A folder on the way to a new file: there once the file is.
+    fn imply_folder(&self, at: &NamePath<'_>) -> Result<NodeAttr> {
+        let path = path_of(at);
+        self.check_absent(&path)?;
+        Ok(self.folder_attr(&path, None))
+    }
+
+    /// Removes the marker of a folder, and nothing below.
+    fn remove_marker(&self, path: &[u8]) -> Result<NodeAttr> {
+        let key = format!("{}/", key_of(&self.options.root, path)?);
+        self.requests.run(self.requests.delete(&key, &WriteCondition::None))?;
+        Ok(self.folder_attr(path, None))
+    }
+
     fn make_link(
         &self,
         at: &NamePath<'_>,
@@ -506,7 +520,8 @@ impl WritableBucket {
     fn make_change(&self, change: &Change<'_>, caller: &Caller, mark: Option<ChangeMark>) -> Result<Option<NodeAttr>> {
         let files = &self.files;
         match change {
-            Change::Mkdir { at, mode } => {
+            Change::Mkdir { at, implied: true, .. } => files.imply_folder(at).map(Some),
+            Change::Mkdir { at, mode, .. } => {
                 files.make_folder(at, &files.new_attrs(S_IFDIR, *mode, caller), mark).map(Some)
             }
             Change::Mknod { at, mode, .. } if mode & S_IFMT == S_IFREG => {
@@ -527,6 +542,16 @@ impl WritableBucket {
             Change::SetAttr { of, set } => self.files.set_attr(of.path, set).map(Some),
             Change::SetXattr { of, name, value, flags } => {
                 self.files.change_xattrs(of.path, name, &|attrs| attrs.set_xattr(name, value, *flags)).map(Some)
+            }
+            // The headers of a folder are those of its marker.
+            Change::RemoveXattr { of, name } if *name == OBJECT_HEADERS_XATTR && !of.path.is_empty() => {
+                match files.find(of.path)? {
+                    FoundNode::Folder(_) => files.remove_marker(of.path).map(Some),
+                    _ => Err(Error::new(
+                        ErrorKind::Unsupported,
+                        "the headers of an object are replaced, and not removed",
+                    )),
+                }
             }
             Change::RemoveXattr { of, name } => {
                 self.files.change_xattrs(of.path, name, &|attrs| attrs.remove_xattr(name)).map(Some)

@@ -182,7 +182,7 @@ impl WriteCalls {
         let at = NamePath { directory: ROOT, name: name.as_bytes() };
         let root = Caller::default();
         let target = CallTarget::Unproven(witness);
-        let call = WriteCall::Change(Change::Mkdir { at, mode: 0o700 });
+        let call = WriteCall::Change(Change::Mkdir { at, mode: 0o700, implied: false });
         let made = settle_answer(self.change(target, &call, RequestContext::of(&root), deadline)?.answer)?;
         let made = attr_of(made)?;
         let seen = self.find_identity(other, &WriteCall::Lookup(at), deadline);

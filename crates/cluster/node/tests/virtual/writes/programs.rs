@@ -523,7 +523,7 @@ impl<'a> Program<'a> {
         let of = self.look_up(b)?;
         let from = NodePath { path: b.as_bytes(), expected: Some(of.identity) };
         self.change(format_args!("link {b} {c}"), &Change::Link { from, to: name(c) })?;
-        self.change(format_args!("mkdir {d}"), &Change::Mkdir { at: name(d), mode: 0o755 })?;
+        self.change(format_args!("mkdir {d}"), &Change::Mkdir { at: name(d), mode: 0o755, implied: false })?;
         self.look_up(d)?;
         self.change(format_args!("rmdir {d}"), &Change::Rmdir { at: name(d) })?;
         self.look_up(b)?;

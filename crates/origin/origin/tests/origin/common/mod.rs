@@ -158,7 +158,16 @@ fn folders(store: &dyn OriginStore, fixture: &dyn Fixture) {
     }
     assert_eq!(store.list(b"tree/nothing", None, 10, soon()).unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(store.list(b"tree/a/d", None, 10, soon()).unwrap_err().kind(), ErrorKind::NotADirectory);
-    for path in [&b"/tree"[..], b"tree/", b"a//b", b"..", b"a/../b", b".", b"a\0b"] {
+    // The marker of a folder, which a bucket may have.
+    let marker = store.lookup(b"tree/empty/", soon());
+    if store.capabilities().etags {
+        assert_eq!(marker.map(|attr| (attr.kind, attr.size)).unwrap(), (FileKind::File, 0));
+        assert_eq!(store.lookup(b"tree/nothing/", soon()).unwrap_err().kind(), ErrorKind::NotFound);
+    } else {
+        assert_eq!(marker.unwrap_err().kind(), ErrorKind::Invalid);
+    }
+    assert_eq!(store.list(b"tree/", None, 10, soon()).unwrap_err().kind(), ErrorKind::Invalid);
+    for path in [&b"/tree"[..], b"a//b", b"..", b"a/../b", b".", b"a\0b"] {
         assert_eq!(store.lookup(path, soon()).unwrap_err().kind(), ErrorKind::Invalid);
         assert_eq!(store.list(path, None, 10, soon()).unwrap_err().kind(), ErrorKind::Invalid);
     }

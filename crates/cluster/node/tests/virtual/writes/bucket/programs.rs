@@ -412,7 +412,7 @@ impl<'a> BucketProgram<'a> {
         self.base.pause(1000);
         self.close(b, open.take())?;
         self.look_up(b)?;
-        self.change(format_args!("mkdir {d}"), &Change::Mkdir { at: name(d), mode: 0o755 })?;
+        self.change(format_args!("mkdir {d}"), &Change::Mkdir { at: name(d), mode: 0o755, implied: false })?;
         self.look_up(d)?;
         self.change(format_args!("rmdir {d}"), &Change::Rmdir { at: name(d) })?;
         let open = self.made(format_args!("open {b}"), || volume.open(path(b), O_RDWR, &root()))?;
