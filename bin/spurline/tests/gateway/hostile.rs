@@ -242,3 +242,52 @@ fn idle_clients_make_place_for_new_clients_and_busy_clients_do_not() {
     drop(busy);
     eventually("there is place again", || at.get("/data/x").status == 200);
 }
+
+mod test_all {
+    use super::*;
+    use std::time::Duration;
+
+    /// Calls of a client that takes or sends a byte now and then; far more than in the time that it has.
+    const CALLS_MAX: usize = 50_000;
+    const PAUSE: Duration = Duration::from_millis(20);
+
+    fn has_ended(stream: &TcpStream) -> bool {
+        // Bytes that have arrived before the end can still be read.
+        stream.take_error().unwrap().is_some()
+    }
+
+    #[test]
+    fn clients_that_trickle_lose_their_connections() {
+        let world = World::new();
+        let data = world.dir("data");
+        make_files(&data, &[("big", &vec![7; 64 * MIB])]);
+        let at = Endpoint::gateway(&world, data.to_str().unwrap(), &["--writable"]);
+        let mut reader = TcpStream::connect(&at.address).unwrap();
+        write!(reader, "GET /data/big HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut writer = TcpStream::connect(&at.address).unwrap();
+        write!(writer, "PUT /data/slow HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", 64 * MIB).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..CALLS_MAX {
+                    let taken = reader.read(&mut [0; 1]);
+                    if has_ended(&reader) || !matches!(taken, Ok(1)) {
+                        return;
+                    }
+                    std::thread::sleep(PAUSE);
+                }
+                panic!("a slow reader holds its connection");
+            });
+            scope.spawn(|| {
+                for _ in 0..CALLS_MAX {
+                    if writer.write_all(b"x").is_err() {
+                        return;
+                    }
+                    std::thread::sleep(PAUSE);
+                }
+                panic!("a slow writer holds its connection");
+            });
+        });
+        assert!(!data.join("slow").exists());
+        assert_eq!(at.get("/data/big").expect(200, "").body.len(), 64 * MIB);
+    }
+}

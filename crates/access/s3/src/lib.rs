@@ -7,6 +7,8 @@ mod aws_chunked;
 mod bucket;
 mod changes;
 mod chunks;
+mod client_pace;
+mod client_socket;
 mod conditions;
 mod connections;
 mod error_documents;

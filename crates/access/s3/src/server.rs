@@ -3,6 +3,7 @@
 use crate::access_keys::AccessKeys;
 use crate::bucket::{OpenBucket, SourceBucket};
 use crate::chunks::PieceMemory;
+use crate::client_socket::ClientSocket;
 use crate::connections::{
     ClientConnection, ClientConnections, ConnectionPlace, ReadToEnd, RequestUnderWay, WatchedBody,
     end_after_unread_body,
@@ -29,23 +30,19 @@ use spurline_types::{Error, Result, Stats};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
-use tokio::time::Sleep;
 use tokio_rustls::TlsAcceptor;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-amz-request-id");
 /// How long a client may take for the head of a request, and how long an idle connection stays.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// A client that takes no byte of an answer for this long loses the connection.
-const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the handshake of TLS may take.
 const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the refusal of a client may take.
@@ -270,7 +267,7 @@ async fn serve_client(
     stopped: watch::Receiver<bool>,
 ) -> io::Result<()> {
     socket.set_nodelay(true)?;
-    let socket = ClientSocket { socket, stalled: None };
+    let socket = ClientSocket::new(socket);
     match acceptor {
         None => serve_requests(socket, requests, &place.connection, stopped).await,
         Some(acceptor) => {
@@ -419,65 +416,5 @@ pub(crate) fn remove_signature<B>(request: &mut Request<B>) {
     let left: Vec<&str> = query.split('&').filter(|pair| !is_signature(pair)).collect();
     if let Ok(unsigned) = format!("{}?{}", uri.path(), left.join("&")).parse::<Uri>() {
         *request.uri_mut() = unsigned;
-    }
-}
-
-/// The socket of a client that has to take bytes now and then.
-struct ClientSocket {
-    socket: TcpStream,
-    /// Set while the client takes nothing.
-    stalled: Option<Pin<Box<Sleep>>>,
-}
-
-impl ClientSocket {
-    /// Ends a write that waits for too long.
-    fn watch<T>(&mut self, written: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
-        if written.is_ready() {
-            self.stalled = None;
-            return written;
-        }
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALL_TIMEOUT)));
-        match stalled.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-            Poll::Pending => Poll::Pending,
-        }
-    }
-}
-
-impl AsyncRead for ClientSocket {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for ClientSocket {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.socket).poll_write(context, bytes);
-        self.watch(written, context)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.socket).poll_write_vectored(context, slices);
-        self.watch(written, context)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(context)
     }
 }

@@ -2,6 +2,7 @@
 //! kernel removes with this process. Uploads in parts, with a file for each. Knows no source.
 
 use crate::aws_chunked::BodyFraming;
+use crate::client_pace::ClientPace;
 use crate::errors::lost_thread;
 use crate::upload_checksums::check_part;
 use futures::StreamExt as _;
@@ -26,8 +27,6 @@ use std::time::{Duration, Instant, SystemTime};
 const GATHERED_BYTES: usize = 128 << 10;
 /// Bytes that are read from a file at a time.
 const STAGED_PIECE_BYTES: usize = 1 << 20;
-/// A client that sends no byte of a body for this long loses the request.
-const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// The least length of a part that is not the last, as in S3.
 const PART_MIN_BYTES: u64 = 5 << 20;
 /// The most parts of an upload.
@@ -216,12 +215,15 @@ pub(crate) async fn receive(
     let mut received = 0;
     let mut written = 0;
     if let Some(mut body) = body {
+        let mut pace = ClientPace::default();
         loop {
-            let next = tokio::time::timeout(BODY_TIMEOUT, body.next()).await;
+            let begun = Instant::now();
+            let next = tokio::time::timeout(pace.wait_left(), body.next()).await;
             let next =
-                next.map_err(|_| s3_error!(RequestTimeout, "the client sent no byte of the body for a minute"))?;
+                next.map_err(|_| s3_error!(RequestTimeout, "the client sent almost nothing of the body in a minute"))?;
             let Some(chunk) = next else { break };
             let mut chunk = chunk.map_err(body_error)?;
+            pace.note(begun.elapsed(), chunk.len());
             while let Some(piece) = framing.next_piece(&mut chunk)? {
                 received += piece.len() as u64;
                 if received > len {
