@@ -412,6 +412,9 @@ fn objects_of_a_directory_are_written_whole() {
     assert!(why.contains("the name of a folder"), "{why}");
     let why = at.put("/data/parts/whole/below", b"x").expect(400, "InvalidRequest").text();
     assert!(why.contains("the name of a file"), "{why}");
+    // Any text, as S3 stores it.
+    at.send("PUT /data/old", &[("Expires", "0")], b"x").expect(200, "");
+    assert_eq!(at.send("HEAD /data/old", &[], b"").header("expires"), Some("0"));
     // What other programs write is read, without a wait for the time that names are kept: the source is asked.
     fs::write(data.join("parts/whole"), b"by another program").unwrap();
     assert_eq!(at.get("/data/parts/whole").body, b"by another program");

@@ -35,14 +35,22 @@ fn requests_without_a_valid_signature_are_refused() {
     let zeros = "0".repeat(64);
     signed("client", "20200101", &zeros).expect(403, "RequestTimeTooSkewed");
     signed("client", "20990101", &zeros).expect(403, "RequestTimeTooSkewed");
-    for wrong in ["", "AWS4-HMAC-SHA256", "Basic Y2xpZW50OnNlY3JldA==", "AWS4-HMAC-SHA256 Credential=a/b/c"] {
-        let answer = at.send("GET /data/x", &[("Authorization", wrong)], b"");
-        assert!(matches!(answer.status, 400 | 403), "{wrong}: {answer:?}");
+    for (wrong, code) in [
+        ("", "InvalidArgument"),
+        ("Basic Y2xpZW50OnNlY3JldA==", "InvalidArgument"),
+        ("AWS4-HMAC-SHA256", "AuthorizationHeaderMalformed"),
+        ("AWS4-HMAC-SHA256 x", "AuthorizationHeaderMalformed"),
+        ("AWS4-HMAC-SHA256 Credential=a/b/c", "AuthorizationHeaderMalformed"),
+        ("AWS4-HMAC-SHA256 Credential=none,SignedHeaders=host,Signature=0a", "AuthorizationHeaderMalformed"),
+    ] {
+        let answer = at.send("GET /data/x", &[("Authorization", wrong)], b"").expect(400, code);
         assert!(!answer.text().contains("secret"));
     }
     let expired = "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=client%2F20200101%2Fus-east-1%2Fs3%2Faws4_request\
                    &X-Amz-Date=20200101T000000Z&X-Amz-Expires=60&X-Amz-SignedHeaders=host&X-Amz-Signature=";
     at.get(&format!("/data/x?{expired}{zeros}")).expect(403, "AccessDenied");
+    let too_long = expired.replace("X-Amz-Expires=60", "X-Amz-Expires=604801");
+    at.get(&format!("/data/x?{too_long}{zeros}")).expect(400, "AuthorizationQueryParametersError");
     assert!(!world.path("data/new").exists());
 }
 

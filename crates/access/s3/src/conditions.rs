@@ -41,19 +41,25 @@ impl ReadConditions {
     }
 }
 
-/// Whether a condition names this version.
+/// Whether a condition names this version; a condition may have several etags, which the library takes for one.
 pub(crate) fn names_etag(condition: &ETagCondition, etag: &str) -> bool {
     match condition {
         ETagCondition::Any => true,
-        ETagCondition::ETag(wanted) => wanted.value() == etag,
+        ETagCondition::ETag(wanted) => {
+            let mut etags = wanted.value().split(',');
+            wanted.value() == etag || etags.any(|one| one.trim().trim_start_matches("W/").trim_matches('"') == etag)
+        }
     }
 }
 
-/// Times of HTTP have whole seconds.
+/// A time as HTTP has it.
+pub(crate) fn whole_seconds(time: SystemTime) -> SystemTime {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since_epoch| since_epoch.as_secs());
+    UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
 fn is_after(modified: SystemTime, since: &Timestamp) -> bool {
-    let since = time_of(since);
-    let seconds = modified.duration_since(UNIX_EPOCH).map_or(0, |since_epoch| since_epoch.as_secs());
-    UNIX_EPOCH + Duration::from_secs(seconds) > since
+    whole_seconds(modified) > time_of(since)
 }
 
 fn time_of(timestamp: &Timestamp) -> SystemTime {
@@ -104,6 +110,10 @@ mod tests {
         assert_eq!(status(&ReadConditions { if_match: Some(ETagCondition::Any), ..none() }), None);
         assert_eq!(status(&ReadConditions { if_match: etag("f"), ..none() }), Some(412));
         assert_eq!(status(&ReadConditions { if_none_match: etag("e"), ..none() }), Some(304));
+        for several in [r#"f", "e"#, r#"e", W/"f"#, r#"f", W/"e"#] {
+            assert_eq!(status(&ReadConditions { if_none_match: etag(several), ..none() }), Some(304), "{several}");
+            assert_eq!(status(&ReadConditions { if_match: etag(several), ..none() }), None, "{several}");
+        }
         assert_eq!(status(&ReadConditions { if_none_match: etag("f"), ..none() }), None);
         // Whole seconds, since headers have no fractions.
         assert_eq!(status(&ReadConditions { if_modified_since: since(100), ..none() }), Some(304));

@@ -1,5 +1,6 @@
 //! The errors of S3 for those of volumes and files. Knows no request.
 
+use http::StatusCode;
 use s3s::{S3Error, S3ErrorCode, s3_error};
 use spurline_fs::FsError;
 use spurline_types::{Error, ErrorKind};
@@ -38,7 +39,7 @@ pub(crate) fn change_error(error: &FsError) -> S3Error {
         libc::ETIMEDOUT | libc::EHOSTDOWN | libc::EBUSY | libc::ENOMEM => S3ErrorCode::ServiceUnavailable,
         libc::ENOSPC | libc::EDQUOT => {
             let mut full = s3_error!(InternalError, "the source is full: {error}");
-            full.set_status_code(http::StatusCode::INSUFFICIENT_STORAGE);
+            full.set_status_code(StatusCode::INSUFFICIENT_STORAGE);
             return full;
         }
         libc::EISDIR | libc::ENOTEMPTY => {
@@ -59,6 +60,13 @@ pub(crate) fn change_error(error: &FsError) -> S3Error {
         _ => S3ErrorCode::InternalError,
     };
     S3Error::with_message(code, error.to_string())
+}
+
+/// An error of S3 with a code that the library behind the calls does not know.
+pub(crate) fn other_error(status: StatusCode, code: &'static str, why: impl Into<String>) -> S3Error {
+    let mut error = S3Error::with_message(S3ErrorCode::Custom(code.into()), why.into());
+    error.set_status_code(status);
+    error
 }
 
 /// The error of a thread that ended in the middle of its work.

@@ -2,10 +2,13 @@
 
 use crate::bucket::OpenBucket;
 use crate::chunks::{ObjectRange, ObjectStream, PieceMemory, open_stream};
-use crate::conditions::{ReadConditions, strong_etag};
-use crate::errors::volume_error;
+use crate::conditions::{ReadConditions, strong_etag, whole_seconds};
+use crate::errors::{other_error, volume_error};
+use crate::http_dates::parse_http_date;
 use crate::keys::KeyPath;
 use crate::metadata::{CONTENT_TYPE, FOLDER_TYPE, type_by_name};
+use crate::uploads::UPLOAD_PARTS_MAX;
+use http::StatusCode;
 use s3s::dto::{ETag, Range, Timestamp};
 use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectHeaders};
@@ -18,7 +21,7 @@ const OPEN_ATTEMPTS: usize = 5;
 /// A read of an object.
 pub(crate) struct ReadRequest {
     pub key: String,
-    pub range: Option<Range>,
+    pub wanted: WantedBytes,
     /// `If-Range`: the range counts for this version only.
     pub if_range: Option<String>,
     pub conditions: ReadConditions,
@@ -54,6 +57,14 @@ struct FoundObject<'a> {
 impl FoundObject<'_> {
     fn check(&self, conditions: &ReadConditions) -> S3Result<()> {
         conditions.check(self.etag.value(), self.attr.mtime)
+    }
+
+    /// Whether `If-Range` names this version, by its etag or its time.
+    fn is_version(&self, named: &str) -> bool {
+        match parse_http_date(named) {
+            Some(time) => whole_seconds(self.attr.mtime) == time,
+            None => named.trim_matches('"') == self.etag.value(),
+        }
     }
 
     fn is_folder(&self) -> bool {
@@ -97,12 +108,19 @@ pub(crate) struct AnswerRange {
     pub content_range: Option<String>,
 }
 
-/// The part of an object of `size` bytes that a range header names.
+/// The bytes of an object of `size` bytes that a request wants.
 ///
 /// # Errors
 /// 416 for a range past the end.
-pub(crate) fn answer_range(range: Option<Range>, size: u64) -> S3Result<AnswerRange> {
-    let Some(range) = range else { return Ok(AnswerRange { start: 0, end: size, content_range: None }) };
+pub(crate) fn answer_range(wanted: WantedBytes, size: u64) -> S3Result<AnswerRange> {
+    let range = match wanted {
+        WantedBytes::Range(range) => range,
+        WantedBytes::OnlyPart if size > 0 => Range::Int { first: 0, last: None },
+        // No range names the bytes of an empty object.
+        WantedBytes::OnlyPart | WantedBytes::Whole => {
+            return Ok(AnswerRange { start: 0, end: size, content_range: None });
+        }
+    };
     let part = range.check(size).map_err(|_| unsatisfiable(size))?;
     let content_range = Some(format!("bytes {}-{}/{size}", part.start, part.end.saturating_sub(1)));
     if part.is_empty() {
@@ -111,16 +129,32 @@ pub(crate) fn answer_range(range: Option<Range>, size: u64) -> S3Result<AnswerRa
     Ok(AnswerRange { start: part.start, end: part.end, content_range })
 }
 
-/// The range that a request for a part names: an object is shown as one part.
-///
-/// # Errors
-/// `InvalidPart` for another part; `InvalidRequest` for a range and a part.
-pub(crate) fn range_of_part(range: Option<Range>, part: Option<i32>) -> S3Result<Option<Range>> {
-    match part {
-        None => Ok(range),
-        Some(1) if range.is_none() => Ok(Some(Range::Int { first: 0, last: None })),
-        Some(1) => Err(s3_error!(InvalidRequest, "a request names a range or a part")),
-        Some(_) => Err(s3_error!(InvalidPart, "the object is shown as one part")),
+/// What a request wants of an object.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum WantedBytes {
+    Whole,
+    Range(Range),
+    /// The only part that an object is shown as: all bytes, with an answer as to a range.
+    OnlyPart,
+}
+
+impl WantedBytes {
+    /// What a range header and a part number name.
+    ///
+    /// # Errors
+    /// `InvalidPartNumber` for another part; `InvalidArgument` for a number that no part has; `InvalidRequest` for a range and a part.
+    pub fn of_request(range: Option<Range>, part: Option<i32>) -> S3Result<Self> {
+        match (range, part) {
+            (None, None) => Ok(WantedBytes::Whole),
+            (Some(range), None) => Ok(WantedBytes::Range(range)),
+            (Some(_), Some(_)) => Err(s3_error!(InvalidRequest, "a request names a range or a part")),
+            (None, Some(1)) => Ok(WantedBytes::OnlyPart),
+            (None, Some(2..=UPLOAD_PARTS_MAX)) => {
+                let why = "the object is shown as one part";
+                Err(other_error(StatusCode::RANGE_NOT_SATISFIABLE, "InvalidPartNumber", why))
+            }
+            (None, Some(_)) => Err(s3_error!(InvalidArgument, "part numbers are 1 to {UPLOAD_PARTS_MAX}")),
+        }
     }
 }
 
@@ -179,16 +213,15 @@ fn try_open(
 ) -> Result<ObjectBody, OpenFailure> {
     let found = find(bucket, &request.key)?;
     found.check(&request.conditions)?;
-    let is_other_version =
-        request.if_range.as_ref().is_some_and(|wanted| wanted.trim_matches('"') != found.etag.value());
-    let range = request.range.filter(|_| !is_other_version);
+    let is_other_version = request.if_range.as_ref().is_some_and(|version| !found.is_version(version));
+    let wanted = if is_other_version { WantedBytes::Whole } else { request.wanted };
     // Programs that read a bucket of millions of objects once get each by one request.
     let headers = match &bucket.writes {
         Some(_) => bucket.headers_of(found.path, &found.attr),
         None => bucket.kept_headers_of(found.path, &found.attr),
     };
     let head = found.head(headers);
-    let AnswerRange { start, end, content_range } = answer_range(range, head.size)?;
+    let AnswerRange { start, end, content_range } = answer_range(wanted, head.size)?;
     let object = Arc::new(bucket.object_ref(found.path, &found.attr));
     let range = ObjectRange { bucket: Arc::clone(bucket), object, at: start, end, memory: Arc::clone(memory) };
     let stream = open_stream(range).map_err(OpenFailure::Read)?;
@@ -287,7 +320,9 @@ mod tests {
     fn ranges_are_cut_at_the_end() {
         let part = |range: &str, size| {
             let range = Range::parse(range).unwrap();
-            answer_range(Some(range), size).ok().map(|answer| (answer.start, answer.end, answer.content_range.unwrap()))
+            answer_range(WantedBytes::Range(range), size)
+                .ok()
+                .map(|answer| (answer.start, answer.end, answer.content_range.unwrap()))
         };
         assert_eq!(part("bytes=0-0", 5), Some((0, 1, "bytes 0-0/5".into())));
         assert_eq!(part("bytes=3-9", 5), Some((3, 5, "bytes 3-4/5".into())));
@@ -298,5 +333,22 @@ mod tests {
         assert_eq!(part("bytes=-0", 5), None);
         assert_eq!(part("bytes=0-", 0), None);
         assert_eq!(part("bytes=-1", 0), None);
+    }
+
+    #[test]
+    fn an_object_is_one_part() {
+        let part = |number, size| answer_range(WantedBytes::of_request(None, Some(number))?, size);
+        let answer = part(1, 5).ok().unwrap();
+        assert_eq!((answer.end, answer.content_range.as_deref()), (5, Some("bytes 0-4/5")));
+        let answer = part(1, 0).ok().unwrap();
+        assert_eq!((answer.end, answer.content_range), (0, None));
+        for (number, status, code) in
+            [(2, 416, "InvalidPartNumber"), (0, 400, "InvalidArgument"), (-1, 400, "InvalidArgument")]
+        {
+            let error = part(number, 5).err().unwrap();
+            assert_eq!((error.status_code().unwrap().as_u16(), error.code().as_str()), (status, code), "{number}");
+        }
+        let range = Range::parse("bytes=0-1").unwrap();
+        assert_eq!(*WantedBytes::of_request(Some(range), Some(1)).unwrap_err().code(), S3ErrorCode::InvalidRequest);
     }
 }

@@ -10,17 +10,17 @@ use crate::connections::{
 };
 use crate::error_documents::{complete_document, error_document};
 use crate::service::BucketService;
+use crate::signature_forms::check_signature_form;
 use crate::special_requests::SpecialRequests;
 use crate::tls::EndpointCertificate;
 use crate::uploads::StagingDir;
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE};
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body as _, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use s3s::auth::S3Auth;
 use s3s::config::{S3Config, StaticConfigProvider};
 use s3s::host::{S3Host, VirtualHost};
 use s3s::service::{S3Service, S3ServiceBuilder};
@@ -122,10 +122,12 @@ impl S3Endpoint {
         let listener = runtime.block_on(TcpListener::bind(listen)).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let memory = PieceMemory::new(limits.large_pieces, limits.pinned_pieces);
-        let service =
-            BucketService::new(buckets.into_iter().map(OpenBucket::new), memory, upload_dir, Arc::clone(stats));
+        let staging = StagingDir(upload_dir);
+        let scheme = if certificate.is_some() { "https" } else { "http" };
+        let buckets = buckets.into_iter().map(OpenBucket::new);
+        let service = BucketService::new(buckets, memory, staging.clone(), scheme, Arc::clone(stats));
         let is_open = keys.is_none();
-        let s3 = s3_service(service, keys, domain.as_deref());
+        let s3 = s3_service(service, keys, staging, domain.as_deref());
         let requests = RequestService { s3, is_open, peer: address, stats: Arc::clone(stats) };
         let (stop, stopped) = watch::channel(false);
         let connections = ClientConnections::new(limits.connections);
@@ -164,10 +166,15 @@ impl Drop for S3Endpoint {
     }
 }
 
-fn s3_service(service: BucketService, keys: Option<impl S3Auth>, domain: Option<&str>) -> S3Service {
+fn s3_service(
+    service: BucketService,
+    keys: Option<AccessKeys>,
+    staging: StagingDir,
+    domain: Option<&str>,
+) -> S3Service {
     let unchecked = unsigned_service(service.clone(), domain).build();
     let mut builder = unsigned_service(service, domain);
-    builder.set_route(SpecialRequests { unchecked, is_open: keys.is_none() });
+    builder.set_route(SpecialRequests { unchecked, is_open: keys.is_none(), staging });
     if let Some(keys) = keys {
         builder.set_auth(keys);
     }
@@ -327,6 +334,10 @@ impl RequestService {
         let request_id = next_request_id();
         if let Ok(answer) = &mut answered {
             end_after_unread_body(answer, &is_read);
+            // The library gives each answer to HeadObject the status of a whole object.
+            if answer.status() == StatusCode::OK && answer.headers().contains_key(CONTENT_RANGE) {
+                *answer.status_mut() = StatusCode::PARTIAL_CONTENT;
+            }
             complete_document(answer, &request_id);
             if let Ok(value) = HeaderValue::from_str(&request_id) {
                 answer.headers_mut().insert(REQUEST_ID, value);
@@ -370,6 +381,9 @@ impl RequestService {
         }
         if self.is_open {
             remove_signature(&mut request);
+        } else if let Err(error) = check_signature_form(request.uri(), request.headers()) {
+            let status = error.status_code().unwrap_or(StatusCode::BAD_REQUEST);
+            return Ok(refusal(status, error.code().as_str(), error.message().unwrap_or_default()));
         }
         self.s3.call(request.map(|body| Body::http_body_unsync(body.map_err(Box::new)))).await
     }

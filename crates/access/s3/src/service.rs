@@ -1,6 +1,6 @@
 //! The calls of S3 on the buckets of an endpoint; all others are answered with `NotImplemented`. Knows no socket and no signature.
 
-use crate::aws_chunked::{BodyFraming, names_chunks};
+use crate::aws_chunked::BodyFraming;
 use crate::bucket::OpenBucket;
 use crate::changes::{BucketChanges, NewBytes, NewObject, WriteCondition};
 use crate::chunks::{PieceMemory, open_stream};
@@ -10,23 +10,27 @@ use crate::keys::KeyPath;
 use crate::listing::{ListRequest, ListToken, ListedItem, ListedObject, ListedPage, list_objects};
 use crate::metadata::{CONTENT_TYPE, headers_of_request, show_headers, wanted_headers};
 use crate::objects::{
-    CopiedObject, CopiedPart, ObjectBody, ReadRequest, copied_range, head_object, open_object, range_of_part, timestamp,
+    CopiedObject, CopiedPart, ObjectBody, ReadRequest, WantedBytes, answer_range, copied_range, head_object,
+    open_object, timestamp,
 };
-use crate::special_requests::check_version;
+use crate::special_requests::{GivenExpires, check_version};
 use crate::upload_checksums::check_object;
-use crate::uploads::{BodyChecks, NamedPart, PartUploads, StagingDir, UploadRef, receive};
+use crate::uploads::{
+    BodyChecks, ListedUpload, NamedPart, PartUploads, StagingDir, UploadRef, UploadsRequest, body_len, receive,
+};
 use async_trait::async_trait;
-use http::header::{HeaderName, IF_MATCH, IF_NONE_MATCH};
+use http::header::{EXPIRES, HOST, HeaderName, IF_MATCH, IF_NONE_MATCH};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::dto::*;
-use s3s::{S3, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
-use spurline_types::Stats;
+use s3s::{S3, S3ErrorCode, S3Request, S3Response, S3Result, TrailingHeaders, s3_error};
+use spurline_types::{ObjectHeaders, Stats};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The most keys of a page.
 const KEYS_MAX: i32 = 1000;
+/// The region of all buckets: that of clients that name none. Signatures for other regions count too.
+const BUCKET_REGION: &str = "us-east-1";
 /// The owner of everything, for clients that require an owner.
 const OBJECT_OWNER: &str = "spurline";
 /// What `encoding-type=url` escapes.
@@ -38,6 +42,8 @@ pub(crate) struct BucketService {
     buckets: BTreeMap<String, Arc<OpenBucket>>,
     memory: Arc<PieceMemory>,
     staging: StagingDir,
+    /// `http` or `https`.
+    scheme: &'static str,
     uploads: PartUploads,
     stats: Arc<Stats>,
 }
@@ -46,11 +52,12 @@ impl BucketService {
     pub fn new(
         buckets: impl IntoIterator<Item = OpenBucket>,
         memory: Arc<PieceMemory>,
-        upload_dir: PathBuf,
+        staging: StagingDir,
+        scheme: &'static str,
         stats: Arc<Stats>,
     ) -> Self {
         let buckets = buckets.into_iter().map(|bucket| (bucket.name.clone(), Arc::new(bucket))).collect();
-        BucketService { buckets, memory, staging: StagingDir(upload_dir), uploads: PartUploads::default(), stats }
+        BucketService { buckets, memory, staging, scheme, uploads: PartUploads::default(), stats }
     }
 
     /// A bucket that is changed, before anything of a body is received.
@@ -184,15 +191,27 @@ fn etag_condition(headers: &http::HeaderMap, name: HeaderName) -> S3Result<Optio
     condition.transpose().map_err(|_| s3_error!(InvalidArgument, "{name} has no etag"))
 }
 
-/// The length of a body.
-fn body_len(content_length: Option<i64>, headers: &http::HeaderMap) -> S3Result<u64> {
-    let decoded = headers.get("x-amz-decoded-content-length").and_then(|value| value.to_str().ok());
-    let decoded = decoded.and_then(|text| text.parse().ok());
-    if decoded.is_none() && names_chunks(headers) {
-        return Err(s3_error!(MissingContentLength, "a body in chunks requires x-amz-decoded-content-length"));
+/// The headers of a request that are stored with the object.
+fn headers_to_store<T>(request: &S3Request<T>) -> S3Result<ObjectHeaders> {
+    let mut headers = headers_of_request(&request.headers)?;
+    if let Some(GivenExpires(value)) = request.extensions.get()
+        && let Ok(text) = value.to_str()
+    {
+        headers.0.insert(EXPIRES.as_str().to_owned(), text.to_owned());
     }
-    let len = decoded.or_else(|| content_length.and_then(|len| u64::try_from(len).ok()));
-    len.ok_or_else(|| S3ErrorCode::MissingContentLength.into())
+    Ok(headers)
+}
+
+/// How the bytes of an object lie in the body of a request.
+fn framing_of<T>(request: &mut S3Request<T>) -> BodyFraming {
+    let decoded = request.trailing_headers.take().or_else(|| request.extensions.remove::<TrailingHeaders>());
+    BodyFraming::of(&request.headers, decoded)
+}
+
+/// The URL of the object of a request, as the client has reached it.
+fn location_of<T>(scheme: &str, request: &S3Request<T>) -> Option<String> {
+    let host = request.headers.get(HOST)?.to_str().ok()?;
+    Some(format!("{scheme}://{host}{}", request.uri.path()))
 }
 
 fn trailer_of(headers: &http::HeaderMap) -> Option<String> {
@@ -249,7 +268,8 @@ impl S3 for BucketService {
 
     async fn head_bucket(&self, request: S3Request<HeadBucketInput>) -> S3Result<S3Response<HeadBucketOutput>> {
         self.bucket(&request.input.bucket)?;
-        Ok(S3Response::new(HeadBucketOutput::default()))
+        let bucket_region = Some(BUCKET_REGION.to_owned());
+        Ok(S3Response::new(HeadBucketOutput { bucket_region, ..HeadBucketOutput::default() }))
     }
 
     async fn get_bucket_location(
@@ -274,10 +294,9 @@ impl S3 for BucketService {
         let bucket = self.bucket(&input.bucket)?;
         let conditions = conditions_of!(input);
         let key = input.key;
-        let range = range_of_part(input.range, input.part_number)?;
+        let wanted = WantedBytes::of_request(input.range, input.part_number)?;
         let head = on_thread(move || head_object(&bucket, &key, &conditions)).await?;
-        let part = crate::objects::answer_range(range, head.size)?;
-        let status = part.content_range.as_ref().map(|_| http::StatusCode::PARTIAL_CONTENT);
+        let part = answer_range(wanted, head.size)?;
         let output = HeadObjectOutput {
             accept_ranges: Some("bytes".to_owned()),
             content_length: i64::try_from(part.end - part.start).ok(),
@@ -287,7 +306,7 @@ impl S3 for BucketService {
             last_modified: Some(timestamp(head.modified)),
             ..HeadObjectOutput::default()
         };
-        let mut answer = S3Response { status, ..S3Response::new(output) };
+        let mut answer = S3Response::new(output);
         show_headers(&head.headers, &mut answer.headers);
         Ok(answer)
     }
@@ -309,10 +328,10 @@ impl S3 for BucketService {
         let if_range = if_range.map(str::to_owned);
         let input = request.input;
         let bucket = self.bucket(&input.bucket)?;
-        let wanted = wanted_headers(&input);
+        let shown = wanted_headers(&input);
         let conditions = conditions_of!(input);
-        let range = range_of_part(input.range, input.part_number)?;
-        let read = ReadRequest { key: input.key, range, if_range, conditions };
+        let wanted = WantedBytes::of_request(input.range, input.part_number)?;
+        let read = ReadRequest { key: input.key, wanted, if_range, conditions };
         let memory = Arc::clone(&self.memory);
         let ObjectBody { head, content_len, content_range, stream } =
             on_thread(move || open_object(&bucket, &memory, &read)).await?;
@@ -326,14 +345,14 @@ impl S3 for BucketService {
             body: Some(body),
             content_length: i64::try_from(content_len).ok(),
             content_range,
-            content_type: Some(wanted.0.get(CONTENT_TYPE).cloned().unwrap_or(head.content_type)),
+            content_type: Some(shown.0.get(CONTENT_TYPE).cloned().unwrap_or(head.content_type)),
             e_tag: Some(head.etag),
             last_modified: Some(timestamp(head.modified)),
             ..GetObjectOutput::default()
         };
         let mut answer = S3Response::new(output);
         show_headers(&head.headers, &mut answer.headers);
-        show_headers(&wanted, &mut answer.headers);
+        show_headers(&shown, &mut answer.headers);
         Ok(answer)
     }
 
@@ -404,19 +423,16 @@ impl S3 for BucketService {
         Ok(S3Response::new(output))
     }
 
-    async fn put_object(&self, request: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
-        let len = body_len(request.input.content_length, &request.headers)?;
+    async fn put_object(&self, mut request: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
+        let bucket = self.changed_bucket(&request.input.bucket)?;
+        let len = body_len(&request.headers)?;
         let trailer = trailer_of(&request.headers);
-        let headers = Arc::new(headers_of_request(&request.headers)?);
+        let headers = Arc::new(headers_to_store(&request)?);
+        let framing = framing_of(&mut request);
         let mut input = request.input;
-        let bucket = self.changed_bucket(&input.bucket)?;
         let condition = write_condition(input.if_match.take(), input.if_none_match.as_ref())?;
-        let checks = BodyChecks {
-            content_md5: input.content_md5.take(),
-            given: checksums_of!(input),
-            trailer,
-            framing: BodyFraming::of(&request.headers, request.trailing_headers),
-        };
+        let checks =
+            BodyChecks { content_md5: input.content_md5.take(), given: checksums_of!(input), trailer, framing };
         let received = receive(input.body, len, &self.staging, None, checks).await?;
         let object = NewObject { bytes: NewBytes::Staged(vec![received.staged]), headers, condition };
         let etag = self.put(bucket, input.key, object).await?;
@@ -477,7 +493,7 @@ impl S3 for BucketService {
     }
 
     async fn copy_object(&self, request: S3Request<CopyObjectInput>) -> S3Result<S3Response<CopyObjectOutput>> {
-        let given = headers_of_request(&request.headers)?;
+        let given = headers_to_store(&request)?;
         let if_match = etag_condition(&request.headers, IF_MATCH)?;
         let condition = write_condition(if_match, etag_condition(&request.headers, IF_NONE_MATCH)?.as_ref())?;
         let input = request.input;
@@ -493,7 +509,8 @@ impl S3 for BucketService {
                 "a copy onto itself changes nothing without x-amz-metadata-directive: REPLACE"
             ));
         }
-        let copied = self.copied_range(&input.copy_source, conditions, CopiedPart::Whole).await?;
+        let source = &input.copy_source;
+        let copied = self.copied_range(source, conditions, CopiedPart::Whole).await?;
         let len = copied.range.end;
         let headers = if replaces { Arc::new(given) } else { copied.headers };
         let object = NewObject { bytes: NewBytes::Object(copied.range), headers, condition };
@@ -511,7 +528,7 @@ impl S3 for BucketService {
         &self,
         request: S3Request<CreateMultipartUploadInput>,
     ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
-        let headers = Arc::new(headers_of_request(&request.headers)?);
+        let headers = Arc::new(headers_to_store(&request)?);
         let input = request.input;
         self.changed_bucket(&input.bucket)?;
         if !matches!(KeyPath::of_key(&input.key), KeyPath::File(_)) {
@@ -530,19 +547,16 @@ impl S3 for BucketService {
         Ok(S3Response::new(output))
     }
 
-    async fn upload_part(&self, request: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
-        let len = body_len(request.input.content_length, &request.headers)?;
+    async fn upload_part(&self, mut request: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
+        self.changed_bucket(&request.input.bucket)?;
+        let len = body_len(&request.headers)?;
         let trailer = trailer_of(&request.headers);
+        let framing = framing_of(&mut request);
         let mut input = request.input;
-        self.changed_bucket(&input.bucket)?;
         let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
         let file = self.uploads.file_for(upload, input.part_number)?;
-        let checks = BodyChecks {
-            content_md5: input.content_md5.take(),
-            given: checksums_of!(input),
-            trailer,
-            framing: BodyFraming::of(&request.headers, request.trailing_headers),
-        };
+        let checks =
+            BodyChecks { content_md5: input.content_md5.take(), given: checksums_of!(input), trailer, framing };
         let received = receive(input.body.take(), len, &self.staging, Some(file), checks).await?;
         let sums = received.checksums.clone();
         let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
@@ -588,6 +602,7 @@ impl S3 for BucketService {
         &self,
         request: S3Request<CompleteMultipartUploadInput>,
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+        let location = location_of(self.scheme, &request);
         let mut input = request.input;
         let bucket = self.changed_bucket(&input.bucket)?;
         let condition = write_condition(input.if_match.take(), input.if_none_match.as_ref())?;
@@ -617,6 +632,7 @@ impl S3 for BucketService {
         let _ = self.uploads.end(upload);
         self.show_uploads();
         let output = CompleteMultipartUploadOutput {
+            location,
             bucket: Some(input.bucket),
             key: Some(input.key),
             e_tag: Some(ETag::Strong(etag)),
@@ -635,7 +651,7 @@ impl S3 for BucketService {
         request: S3Request<AbortMultipartUploadInput>,
     ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
         let input = request.input;
-        self.bucket(&input.bucket)?;
+        self.changed_bucket(&input.bucket)?;
         self.uploads.end(UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id })?;
         self.show_uploads();
         Ok(S3Response::new(AbortMultipartUploadOutput::default()))
@@ -643,6 +659,7 @@ impl S3 for BucketService {
 
     async fn list_parts(&self, request: S3Request<ListPartsInput>) -> S3Result<S3Response<ListPartsOutput>> {
         let input = request.input;
+        self.bucket(&input.bucket)?;
         let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
         let max_parts = page_keys(input.max_parts)?;
         let marker = input.part_number_marker.unwrap_or(0);
@@ -683,38 +700,44 @@ impl S3 for BucketService {
         request: S3Request<ListMultipartUploadsInput>,
     ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
         let input = request.input;
+        let prefix = input.prefix.unwrap_or_default();
         self.bucket(&input.bucket)?;
         let encoding = NameEncoding::new(input.encoding_type.as_ref())?;
-        if input.delimiter.as_ref().is_some_and(|delimiter| !delimiter.is_empty()) {
-            return Err(s3_error!(NotImplemented, "uploads are listed without a delimiter"));
-        }
-        let prefix = input.prefix.unwrap_or_default();
-        let max_uploads = page_keys(input.max_uploads)?;
-        let after_key = input.key_marker.as_deref().unwrap_or_default();
-        let after_id = input.upload_id_marker.as_deref().unwrap_or_default();
-        let mut rest = self.uploads.list(&input.bucket, &prefix, after_key, after_id).into_iter().peekable();
+        let wanted = UploadsRequest {
+            bucket: &input.bucket,
+            prefix: &prefix,
+            delimiter: input.delimiter.as_deref().unwrap_or_default(),
+            after_key: input.key_marker.as_deref().unwrap_or_default(),
+            after_id: input.upload_id_marker.as_deref().unwrap_or_default(),
+            max_items: page_keys(input.max_uploads)?,
+        };
+        let page = self.uploads.list(&wanted);
         let mut uploads = Vec::new();
-        while uploads.len() < max_uploads
-            && let Some(upload) = rest.next()
-        {
-            uploads.push(MultipartUpload {
-                key: Some(encoding.write(&upload.key)),
-                upload_id: Some(upload.id),
-                initiated: Some(upload.initiated),
-                ..MultipartUpload::default()
-            });
+        let mut common_prefixes = Vec::new();
+        for item in page.items {
+            match item {
+                ListedUpload::Prefix(prefix) => {
+                    common_prefixes.push(CommonPrefix { prefix: Some(encoding.write(&prefix)) });
+                }
+                ListedUpload::Upload(upload) => uploads.push(MultipartUpload {
+                    key: Some(encoding.write(&upload.key)),
+                    upload_id: Some(upload.id),
+                    initiated: Some(upload.initiated),
+                    ..MultipartUpload::default()
+                }),
+            }
         }
-        let is_truncated = rest.peek().is_some();
-        let last = uploads.last().filter(|_| is_truncated);
         let output = ListMultipartUploadsOutput {
-            next_key_marker: last.and_then(|upload| upload.key.clone()),
-            next_upload_id_marker: last.and_then(|upload| upload.upload_id.clone()),
+            is_truncated: Some(page.next.is_some()),
+            next_key_marker: page.next.as_ref().map(|next| encoding.write(&next.key)),
+            next_upload_id_marker: page.next.and_then(|next| next.id),
             uploads: Some(uploads),
-            bucket: Some(input.bucket),
+            common_prefixes: Some(common_prefixes),
+            max_uploads: i32::try_from(wanted.max_items).ok(),
             prefix: Some(encoding.write(&prefix)),
-            is_truncated: Some(is_truncated),
-            max_uploads: i32::try_from(max_uploads).ok(),
-            key_marker: input.key_marker,
+            bucket: Some(input.bucket),
+            delimiter: input.delimiter.map(|delimiter| encoding.write(&delimiter)),
+            key_marker: input.key_marker.map(|key| encoding.write(&key)),
             upload_id_marker: input.upload_id_marker,
             encoding_type: input.encoding_type,
             ..ListMultipartUploadsOutput::default()

@@ -1,11 +1,15 @@
 //! Requests that the library behind the calls would answer otherwise than S3 does: those that want what no object here has are
-//! refused, and a `Range` that is no range is ignored. Knows no bucket.
+//! refused, a `Range` that is no range is ignored, dates have three forms, and documents are checked before they count. Knows no bucket.
 
+use crate::aws_chunked::BodyFraming;
+use crate::http_dates::{has_other_dates, is_standard_date, standardize_dates};
 use crate::server::remove_signature;
+use crate::uploads::{BodyChecks, CHECKSUM_FIELDS, StagingDir, body_len, receive};
 use async_trait::async_trait;
-use http::header::RANGE;
-use http::{Extensions, HeaderMap, Method, Request, Uri};
-use s3s::dto::Range;
+use bytes::Bytes;
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, EXPIRES, RANGE};
+use http::{Extensions, HeaderMap, HeaderValue, Method, Request, Uri};
+use s3s::dto::{Range, StreamingBlob};
 use s3s::route::S3Route;
 use s3s::service::S3Service;
 use s3s::{Body, S3Error, S3Request, S3Response, S3Result, StdError, s3_error};
@@ -24,7 +28,7 @@ const fn unserved(prefix: &'static str, harmless: &'static [&'static str], reaso
 }
 
 /// The first that fits a name counts.
-const UNSERVED_HEADERS: [UnservedHeader; 13] = [
+const UNSERVED_HEADERS: [UnservedHeader; 12] = [
     unserved(
         "x-amz-acl",
         &["private", "bucket-owner-read", "bucket-owner-full-control"],
@@ -39,7 +43,6 @@ const UNSERVED_HEADERS: [UnservedHeader; 13] = [
         "the endpoint encrypts nothing, and has no keys for that; the source decides how bytes are stored",
     ),
     unserved("x-amz-copy-source-server-side-encryption-", &[], "the endpoint decrypts nothing"),
-    unserved("x-amz-tagging-directive", &["COPY", "REPLACE"], "objects have no tags"),
     unserved("x-amz-tagging", &[], "objects have no tags"),
     unserved("x-amz-website-redirect-location", &[], "objects redirect to no other place"),
     unserved("x-amz-object-lock-", &[], "objects have no retention and no legal hold"),
@@ -47,6 +50,10 @@ const UNSERVED_HEADERS: [UnservedHeader; 13] = [
     unserved("x-amz-rename-source", &[], "a rename is a copy and a removal"),
     unserved("x-amz-if-match-", &[], "a removal has no condition but If-Match"),
 ];
+
+/// Headers with a choice of these values; a copy without one copies.
+const DIRECTIVES: [&str; 2] = ["x-amz-metadata-directive", "x-amz-tagging-directive"];
+const DIRECTIVE_VALUES: [&str; 2] = ["COPY", "REPLACE"];
 
 /// The parameter with the version of an object, and the version that an object without versions has.
 const VERSION_PARAMETER: &str = "versionId";
@@ -65,6 +72,10 @@ pub(crate) fn check_version(version: Option<&str>) -> S3Result<()> {
 
 /// Why a header, or a parameter of a signed URL in its place, is not served.
 fn refusal_of(name: &str, value: &[u8]) -> Option<S3Error> {
+    if let Some(directive) = DIRECTIVES.iter().find(|directive| directive.eq_ignore_ascii_case(name)) {
+        let is_known = value.is_empty() || DIRECTIVE_VALUES.iter().any(|known| known.as_bytes() == value);
+        return (!is_known).then(|| s3_error!(InvalidArgument, "{directive} is {}", DIRECTIVE_VALUES.join(" or ")));
+    }
     let found = UNSERVED_HEADERS.iter().find(|header| {
         name.get(..header.prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(header.prefix))
     })?;
@@ -105,18 +116,70 @@ fn has_no_range(method: &Method, headers: &HeaderMap) -> bool {
     }
 }
 
+/// Whether the body of a request is a document that removes objects or makes one.
+fn has_document(method: &Method, uri: &Uri) -> bool {
+    is_removal(method, uri) || *method == Method::POST && has_parameter(uri, "uploadId")
+}
+
+fn is_removal(method: &Method, uri: &Uri) -> bool {
+    *method == Method::POST && has_parameter(uri, "delete")
+}
+
+fn has_parameter(uri: &Uri, wanted: &str) -> bool {
+    let mut names = uri.query().unwrap_or_default().split('&').map(|pair| pair.split('=').next().unwrap_or_default());
+    names.any(|name| name == wanted)
+}
+
+/// `Expires` as a client has sent it: S3 stores any text, and the library reads dates of one form.
+#[derive(Clone)]
+pub(crate) struct GivenExpires(pub HeaderValue);
+
 /// Takes these requests out of the way of all others, once their signatures are checked.
 pub(crate) struct SpecialRequests {
     /// The same calls for requests that were checked here.
     pub unchecked: S3Service,
     /// The endpoint has no keys.
     pub is_open: bool,
+    /// For documents.
+    pub staging: StagingDir,
+}
+
+impl SpecialRequests {
+    /// Receives a document, and compares it with the checksums that the client has sent: those of the document, which are in the end of
+    /// an upload those of the object.
+    async fn receive_document(&self, request: &mut S3Request<Body>) -> S3Result<Bytes> {
+        let header = |name: &str| request.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let mut checks = BodyChecks {
+            content_md5: header("content-md5"),
+            trailer: header("x-amz-trailer"),
+            framing: BodyFraming::of(&request.headers, request.trailing_headers.take()),
+            ..BodyChecks::default()
+        };
+        if is_removal(&request.method, &request.uri) {
+            for checksum in &CHECKSUM_FIELDS {
+                *(checksum.field)(&mut checks.given) = header(checksum.name);
+            }
+        }
+        let len = body_len(&request.headers)?;
+        let body = StreamingBlob::from(std::mem::take(&mut request.input));
+        let received = receive(Some(body), len, &self.staging, None, checks).await?;
+        let mut document = Vec::new();
+        received.staged.for_each_piece(&mut |piece| {
+            document.extend_from_slice(piece);
+            Ok::<(), S3Error>(())
+        })?;
+        Ok(document.into())
+    }
 }
 
 #[async_trait]
 impl S3Route for SpecialRequests {
     fn is_match(&self, method: &Method, uri: &Uri, headers: &HeaderMap, _: &mut Extensions) -> bool {
-        has_no_range(method, headers) || refusal_of_request(uri, headers).is_some()
+        has_no_range(method, headers)
+            || has_other_dates(headers)
+            || headers.get(EXPIRES).is_some_and(|value| !is_standard_date(value))
+            || has_document(method, uri)
+            || refusal_of_request(uri, headers).is_some()
     }
 
     async fn check_access(&self, request: &mut S3Request<Body>) -> S3Result<()> {
@@ -126,18 +189,35 @@ impl S3Route for SpecialRequests {
         Err(s3_error!(AccessDenied, "Signature is required"))
     }
 
-    async fn call(&self, request: S3Request<Body>) -> S3Result<S3Response<Body>> {
+    async fn call(&self, mut request: S3Request<Body>) -> S3Result<S3Response<Body>> {
         if let Some(refusal) = refusal_of_request(&request.uri, &request.headers) {
             return Err(refusal);
         }
-        let S3Request { input, method, uri, headers, .. } = request;
-        let mut whole = Request::new(input);
-        *whole.method_mut() = method;
-        *whole.uri_mut() = uri;
-        *whole.headers_mut() = headers;
-        whole.headers_mut().remove(RANGE);
-        remove_signature(&mut whole);
-        let answered = self.unchecked.call(whole).await;
+        if has_document(&request.method, &request.uri) {
+            let document = self.receive_document(&mut request).await?;
+            request.headers.insert(CONTENT_LENGTH, document.len().into());
+            request.headers.remove(CONTENT_ENCODING);
+            request.input = Body::from(document);
+        }
+        if has_no_range(&request.method, &request.headers) {
+            request.headers.remove(RANGE);
+        }
+        standardize_dates(&mut request.headers);
+        let expires = request.headers.remove(EXPIRES);
+        let S3Request { input, method, uri, headers, extensions, trailing_headers, .. } = request;
+        let mut checked = Request::new(input);
+        *checked.method_mut() = method;
+        *checked.uri_mut() = uri;
+        *checked.headers_mut() = headers;
+        *checked.extensions_mut() = extensions;
+        if let Some(expires) = expires {
+            checked.extensions_mut().insert(GivenExpires(expires));
+        }
+        if let Some(trailer) = trailing_headers {
+            checked.extensions_mut().insert(trailer);
+        }
+        remove_signature(&mut checked);
+        let answered = self.unchecked.call(checked).await;
         let answered = answered.map_err(|error| s3_error!(InternalError, "{}", StdError::from(error)))?;
         let (head, body) = answered.into_parts();
         let mut answer = S3Response::new(body);
@@ -164,6 +244,9 @@ mod tests {
             ("x-amz-server-side-encryption", "aws:kms", Some("encrypts nothing")),
             ("x-amz-server-side-encryption-customer-algorithm", "AES256", Some("encrypts nothing")),
             ("x-amz-tagging-directive", "REPLACE", None),
+            ("x-amz-tagging-directive", "BOGUS", Some("COPY or REPLACE")),
+            ("x-amz-metadata-directive", "COPY", None),
+            ("x-amz-metadata-directive", "copy", Some("x-amz-metadata-directive is COPY or REPLACE")),
             ("x-amz-tagging", "", None),
             ("x-amz-tagging", "a=b", Some("no tags")),
             ("x-amz-meta-x-amz-acl", "public-read", None),

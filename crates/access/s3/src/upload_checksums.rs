@@ -12,7 +12,7 @@ use s3s::{S3Error, S3Result, s3_error};
 /// `InvalidPart`.
 pub(crate) fn check_part(number: i32, mut named: Checksum, known: &Checksum) -> S3Result<()> {
     let mut known = known.clone();
-    for (name, field) in CHECKSUM_FIELDS {
+    for ChecksumField { name, field, .. } in CHECKSUM_FIELDS {
         let named = field(&mut named);
         if named.is_some() && named != field(&mut known) {
             return Err(s3_error!(InvalidPart, "part {number} was not uploaded with this {name}"));
@@ -24,15 +24,16 @@ pub(crate) fn check_part(number: i32, mut named: Checksum, known: &Checksum) -> 
 /// Compares the checksums of an object with the bytes of the parts, or with the checksums of the parts (`…-3`, for three parts); blocks.
 ///
 /// # Errors
-/// `BadDigest`; errors of the disk.
+/// `BadDigest`, `InvalidRequest` for a text that is no checksum; errors of the disk.
 pub(crate) fn check_object(mut named: Checksum, parts: &[StagedPart]) -> S3Result<()> {
     let mut of_bytes = Checksum::default();
-    for (name, field) in CHECKSUM_FIELDS {
-        let Some(value) = field(&mut named).take() else { continue };
+    for checksum in &CHECKSUM_FIELDS {
+        let Some(value) = (checksum.field)(&mut named).take() else { continue };
+        checksum.check_form(value.split('-').next().unwrap_or_default())?;
         if value.contains('-') {
-            check_composite((name, field), &value, parts)?;
+            check_composite(checksum, &value, parts)?;
         } else {
-            *field(&mut of_bytes) = Some(value);
+            *(checksum.field)(&mut of_bytes) = Some(value);
         }
     }
     let checks = BodyChecks { given: of_bytes, ..BodyChecks::default() };
@@ -50,8 +51,8 @@ pub(crate) fn check_object(mut named: Checksum, parts: &[StagedPart]) -> S3Resul
 }
 
 /// Compares a checksum of checksums.
-fn check_composite(checksum: ChecksumField, value: &str, parts: &[StagedPart]) -> S3Result<()> {
-    let (name, field) = checksum;
+fn check_composite(checksum: &ChecksumField, value: &str, parts: &[StagedPart]) -> S3Result<()> {
+    let ChecksumField { name, field, .. } = checksum;
     let mut checks = BodyChecks::default();
     *field(&mut checks.given) = Some(String::new());
     let mut hasher = checks.hasher();

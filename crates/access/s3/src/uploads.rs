@@ -1,12 +1,16 @@
 //! The bytes of uploads until they are written to the source: small bodies in memory, others in files without a name, which the
 //! kernel removes with this process. Uploads in parts, with a file for each. Knows no source.
 
-use crate::aws_chunked::BodyFraming;
+use crate::aws_chunked::{BodyFraming, names_chunks};
 use crate::client_pace::ClientPace;
-use crate::errors::lost_thread;
+use crate::errors::{lost_thread, other_error};
+use crate::keys::common_prefix;
 use crate::upload_checksums::check_part;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use futures::StreamExt as _;
-use http::HeaderMap;
+use http::header::CONTENT_LENGTH;
+use http::{HeaderMap, StatusCode};
 use parking_lot::Mutex;
 use s3s::checksum::ChecksumHasher;
 use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
@@ -27,10 +31,12 @@ use std::time::{Duration, Instant, SystemTime};
 const GATHERED_BYTES: usize = 128 << 10;
 /// Bytes that are read from a file at a time.
 const STAGED_PIECE_BYTES: usize = 1 << 20;
+/// Bytes of an MD5 digest.
+const MD5_LEN: usize = 16;
 /// The least length of a part that is not the last, as in S3.
 const PART_MIN_BYTES: u64 = 5 << 20;
 /// The most parts of an upload.
-const UPLOAD_PARTS_MAX: i32 = 10_000;
+pub(crate) const UPLOAD_PARTS_MAX: i32 = 10_000;
 /// The most uploads in parts at a time.
 const UPLOADS_MAX: usize = 1000;
 /// An upload without a request for this long is removed.
@@ -102,18 +108,71 @@ pub(crate) struct ReceivedBody {
     pub checksums: Checksum,
 }
 
-/// The name of a checksum's header, and its place.
-pub(crate) type ChecksumField = (&'static str, fn(&mut Checksum) -> &mut Option<String>);
+/// A checksum of S3.
+pub(crate) struct ChecksumField {
+    /// The header's name.
+    pub name: &'static str,
+    /// Bytes of the checksum, which a header has in base64.
+    len: usize,
+    /// The place among the checksums.
+    pub field: fn(&mut Checksum) -> &mut Option<String>,
+}
 
 pub(crate) const CHECKSUM_FIELDS: [ChecksumField; 5] = [
-    ("x-amz-checksum-crc32", |sums| &mut sums.checksum_crc32),
-    ("x-amz-checksum-crc32c", |sums| &mut sums.checksum_crc32c),
-    ("x-amz-checksum-crc64nvme", |sums| &mut sums.checksum_crc64nvme),
-    ("x-amz-checksum-sha1", |sums| &mut sums.checksum_sha1),
-    ("x-amz-checksum-sha256", |sums| &mut sums.checksum_sha256),
+    ChecksumField { name: "x-amz-checksum-crc32", len: 4, field: |sums| &mut sums.checksum_crc32 },
+    ChecksumField { name: "x-amz-checksum-crc32c", len: 4, field: |sums| &mut sums.checksum_crc32c },
+    ChecksumField { name: "x-amz-checksum-crc64nvme", len: 8, field: |sums| &mut sums.checksum_crc64nvme },
+    ChecksumField { name: "x-amz-checksum-sha1", len: 20, field: |sums| &mut sums.checksum_sha1 },
+    ChecksumField { name: "x-amz-checksum-sha256", len: 32, field: |sums| &mut sums.checksum_sha256 },
 ];
 
+impl ChecksumField {
+    /// # Errors
+    /// `InvalidRequest` for a text that can be no checksum of this kind.
+    pub fn check_form(&self, text: &str) -> S3Result<()> {
+        if is_digest(text, self.len) {
+            return Ok(());
+        }
+        Err(s3_error!(InvalidRequest, "the value of {} is no checksum: {} bytes in base64", self.name, self.len))
+    }
+}
+
+/// Whether a text is a digest of this length in base64.
+fn is_digest(text: &str, len: usize) -> bool {
+    BASE64_STANDARD.decode(text).is_ok_and(|digest| digest.len() == len)
+}
+
+/// The length of a body.
+///
+/// # Errors
+/// `MissingContentLength`.
+pub(crate) fn body_len(headers: &HeaderMap) -> S3Result<u64> {
+    let number =
+        |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).and_then(|text| text.parse().ok());
+    let decoded = number("x-amz-decoded-content-length");
+    if decoded.is_none() && names_chunks(headers) {
+        return Err(s3_error!(MissingContentLength, "a body in chunks requires x-amz-decoded-content-length"));
+    }
+    decoded.or_else(|| number(CONTENT_LENGTH.as_str())).ok_or_else(|| S3ErrorCode::MissingContentLength.into())
+}
+
 impl BodyChecks {
+    /// Checks the form of what a client says, before the body is received.
+    ///
+    /// # Errors
+    /// `InvalidDigest` for a Content-MD5 that is none, `InvalidRequest` for another checksum that is none.
+    fn check_forms(&mut self) -> S3Result<()> {
+        if self.content_md5.as_ref().is_some_and(|text| !is_digest(text, MD5_LEN)) {
+            return Err(s3_error!(InvalidDigest, "Content-MD5 is no digest: {MD5_LEN} bytes in base64"));
+        }
+        for checksum in &CHECKSUM_FIELDS {
+            if let Some(text) = (checksum.field)(&mut self.given) {
+                checksum.check_form(text)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the checksum with this name follows the body.
     fn announces(&self, name: &str) -> bool {
         let trailer = self.trailer.as_deref().unwrap_or_default();
@@ -146,13 +205,12 @@ impl BodyChecks {
     /// `BadDigest`; `InvalidRequest` without an announced checksum.
     pub fn compare(mut self, trailer: &HeaderMap, md5: Option<Md5>, found: &mut Checksum) -> S3Result<Checksum> {
         if let (Some(wanted), Some(md5)) = (&self.content_md5, md5) {
-            use base64::Engine as _;
-            let md5 = base64::prelude::BASE64_STANDARD.encode(md5.finalize());
+            let md5 = BASE64_STANDARD.encode(md5.finalize());
             if md5 != *wanted {
                 return Err(S3ErrorCode::BadDigest.into());
             }
         }
-        for (name, field) in CHECKSUM_FIELDS {
+        for ChecksumField { name, field, .. } in CHECKSUM_FIELDS {
             if let Some(value) = trailer.get(name).and_then(|value| value.to_str().ok()) {
                 *field(&mut self.given) = Some(value.to_owned());
             } else if self.announces(name) {
@@ -193,7 +251,8 @@ impl StagingDir {
 /// Receives a body of `len` bytes into `file`, or if there is none, into memory or a file of its own.
 ///
 /// # Errors
-/// `IncompleteBody`, `BadDigest`, `InvalidRequest` for a body that is framed otherwise than its headers say, and errors of the disk.
+/// `IncompleteBody`, `BadDigest`, `InvalidDigest`, `XAmzContentSHA256Mismatch`, `RequestTimeout`, `InvalidRequest` for a body that is
+/// framed otherwise than its headers say, and errors of the disk.
 pub(crate) async fn receive(
     body: Option<StreamingBlob>,
     len: u64,
@@ -201,6 +260,7 @@ pub(crate) async fn receive(
     file: Option<StagingFile>,
     mut checks: BodyChecks,
 ) -> S3Result<ReceivedBody> {
+    checks.check_forms()?;
     let mut framing = std::mem::take(&mut checks.framing);
     let mut hasher = checks.hasher();
     let mut md5 = checks.content_md5.is_some().then(Md5::new);
@@ -273,9 +333,11 @@ async fn write_gathered(file: &StagingFile, offset: u64, mut bytes: Vec<u8>) -> 
 /// The error of a body that ends early, or whose signature is wrong.
 fn body_error(error: s3s::StdError) -> S3Error {
     let text = error.to_string();
-    let code = if text.contains("Sha256Mismatch") {
-        S3ErrorCode::BadDigest
-    } else if text.contains("SignatureMismatch") {
+    if text.contains("Sha256Mismatch") {
+        let why = "the body does not have the x-amz-content-sha256 of the request";
+        return other_error(StatusCode::BAD_REQUEST, "XAmzContentSHA256Mismatch", why);
+    }
+    let code = if text.contains("SignatureMismatch") {
         S3ErrorCode::SignatureDoesNotMatch
     } else {
         S3ErrorCode::IncompleteBody
@@ -305,10 +367,81 @@ struct PartUpload {
 }
 
 /// A description of an upload in parts.
+#[derive(Debug, PartialEq)]
 pub(crate) struct UploadEntry {
     pub key: String,
     pub id: String,
     pub initiated: Timestamp,
+}
+
+/// Which uploads to list.
+pub(crate) struct UploadsRequest<'a> {
+    pub bucket: &'a str,
+    pub prefix: &'a str,
+    pub delimiter: &'a str,
+    /// The last key or common prefix of the page before.
+    pub after_key: &'a str,
+    /// The last upload of that key.
+    pub after_id: &'a str,
+    pub max_items: usize,
+}
+
+/// An upload of a listing, or a prefix for all uploads below.
+#[derive(Debug, PartialEq)]
+pub(crate) enum ListedUpload {
+    Upload(UploadEntry),
+    Prefix(String),
+}
+
+/// A page of uploads.
+pub(crate) struct UploadsPage {
+    pub items: Vec<ListedUpload>,
+    /// `None` for the last page.
+    pub next: Option<UploadMarker>,
+}
+
+/// Where a page of uploads ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct UploadMarker {
+    /// A key or a common prefix.
+    pub key: String,
+    pub id: Option<String>,
+}
+
+impl ListedUpload {
+    fn marker(&self) -> UploadMarker {
+        match self {
+            ListedUpload::Upload(upload) => UploadMarker { key: upload.key.clone(), id: Some(upload.id.clone()) },
+            ListedUpload::Prefix(prefix) => UploadMarker { key: prefix.clone(), id: None },
+        }
+    }
+}
+
+impl UploadsRequest<'_> {
+    /// The page of uploads that are sorted by key and id, and all wanted but for those of the page before.
+    fn page_of(&self, uploads: Vec<UploadEntry>) -> UploadsPage {
+        let mut page = UploadsPage { items: Vec::new(), next: None };
+        if self.max_items == 0 {
+            return page;
+        }
+        for upload in uploads {
+            let item = match common_prefix(&upload.key, self.prefix, self.delimiter) {
+                // The prefix stands for all uploads below.
+                Some(common) if common == self.after_key => continue,
+                Some(common) => ListedUpload::Prefix(common),
+                None => ListedUpload::Upload(upload),
+            };
+            if page.items.last() == Some(&item) {
+                continue;
+            }
+            if page.items.len() == self.max_items {
+                page.next = page.items.last().map(ListedUpload::marker);
+                break;
+            }
+            page.items.push(item);
+        }
+        page
+    }
 }
 
 /// What a client names to complete an upload.
@@ -443,25 +576,70 @@ impl PartUploads {
         Ok(())
     }
 
-    /// The uploads of a bucket whose keys begin with a prefix, in the order of keys and ids, behind the page before.
-    pub fn list(&self, bucket: &str, prefix: &str, after_key: &str, after_id: &str) -> Vec<UploadEntry> {
+    /// A page of uploads, in the order of keys and ids.
+    pub fn list(&self, wanted: &UploadsRequest<'_>) -> UploadsPage {
+        let UploadsRequest { bucket, prefix, after_key, after_id, .. } = wanted;
         let uploads = self.0.lock();
         let mut listed = Vec::new();
         for (id, upload) in uploads.iter() {
             let key = upload.key.as_str();
-            let is_behind = key > after_key || key == after_key && !after_id.is_empty() && id.as_str() > after_id;
-            if upload.bucket == bucket && key.starts_with(prefix) && is_behind {
+            let is_behind = key > *after_key || key == *after_key && !after_id.is_empty() && id.as_str() > *after_id;
+            if upload.bucket == *bucket && key.starts_with(prefix) && is_behind {
                 let initiated = Timestamp::from(upload.initiated);
                 listed.push(UploadEntry { key: upload.key.clone(), id: id.clone(), initiated });
             }
         }
         drop(uploads);
         listed.sort_by(|a, b| a.key.cmp(&b.key).then_with(|| a.id.cmp(&b.id)));
-        listed
+        wanted.page_of(listed)
     }
 
     /// The number of uploads under way.
     pub fn count(&self) -> usize {
         self.0.lock().len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keys and prefixes of all pages of uploads of these keys.
+    fn listed(keys: &[&str], prefix: &str, delimiter: &str, max_items: usize) -> Vec<String> {
+        let initiated = Timestamp::default();
+        let uploads = |after: &UploadMarker| {
+            let mut uploads = Vec::new();
+            for (number, key) in keys.iter().enumerate() {
+                let id = format!("{number:03}");
+                let is_behind =
+                    **key > *after.key || **key == *after.key && after.id.as_ref().is_some_and(|last| id > *last);
+                if key.starts_with(prefix) && is_behind {
+                    uploads.push(UploadEntry { key: (*key).to_owned(), id, initiated: initiated.clone() });
+                }
+            }
+            uploads
+        };
+        let mut all = Vec::new();
+        let mut after = UploadMarker { key: String::new(), id: None };
+        loop {
+            let after_id = after.id.as_deref().unwrap_or_default();
+            let request = UploadsRequest { bucket: "b", prefix, delimiter, after_key: &after.key, after_id, max_items };
+            let page = request.page_of(uploads(&after));
+            assert!(page.items.len() <= max_items && (page.next.is_none() || page.items.len() == max_items));
+            all.extend(page.items.iter().map(|item| item.marker().key));
+            let Some(next) = page.next else { return all };
+            after = next;
+        }
+    }
+
+    #[test]
+    fn uploads_are_listed_by_pages_and_prefixes() {
+        let keys = ["a", "a", "d/1", "d/2", "d/e/3", "d0", "z/4"];
+        for max_items in 1..=8 {
+            assert_eq!(listed(&keys, "", "", max_items), keys, "{max_items}");
+            assert_eq!(listed(&keys, "", "/", max_items), ["a", "a", "d/", "d0", "z/"], "{max_items}");
+            assert_eq!(listed(&keys, "d/", "/", max_items), ["d/1", "d/2", "d/e/"], "{max_items}");
+        }
+        assert_eq!(listed(&keys, "", "/", 0), [""; 0]);
     }
 }
