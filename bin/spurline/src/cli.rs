@@ -199,8 +199,9 @@ Examples:
     (umask 077; echo \"client1:$(openssl rand -hex 20)\" > keys)
     spurline gateway s3://datasets --s3-listen 10.0.0.7:9000 --s3-keys keys \\
         --registry coordinator://head:7400 --group-token-file token
-  A directory for reading and writing:
-    spurline gateway /nfs/work --writable --s3-listen 127.0.0.1:9000";
+  A directory for reading and writing, to clients with keys:
+    spurline gateway /nfs/work --writable --s3-listen 127.0.0.1:9000 \\
+        --s3-keys keys";
 
 const RULES_EXAMPLES: &str = "\
 The registry keeps the rules, so they also apply to nodes that start later. The rule of the deepest folder applies to a file.

@@ -490,7 +490,8 @@ fn a_node_serves_its_sources_as_buckets() {
     let sources = [first.to_str().unwrap().to_owned(), world.dir("second").to_str().unwrap().to_owned()];
     let mut command = world.command(&[]);
     command.args(world.node_words(&[&sources[0], &sources[1]], 0));
-    command.args(["--writable", "--s3-listen", "127.0.0.1:0", "--s3-bucket", &format!("other={}", sources[1])]);
+    command.args(["--writable", "--s3-listen", "127.0.0.1:0", "--s3-writable-without-keys"]);
+    command.args(["--s3-bucket", &format!("other={}", sources[1])]);
     let at = Endpoint::start(&mut command, &world);
     assert_eq!(at.get("/").elements("Name"), ["first", "other"]);
     assert_eq!(at.get("/first/x").body, b"of the first");
@@ -512,6 +513,11 @@ fn wrong_settings_are_refused_with_the_remedy() {
     let with_keys = ["--s3-listen", "127.0.0.1:0", "--s3-keys", keys.to_str().unwrap()];
     refused(&run(&with_keys), 2, &["chmod 600"]);
     refused(&run(&["--s3-listen", "127.0.0.1:0", "--s3-keys", "/nowhere/keys"]), 3, &["openssl rand"]);
+    // Changes by every local user are a decision.
+    let open = ["--s3-listen", "127.0.0.1:0", "--writable"];
+    refused(&run(&open), 2, &["every user of this host", "--s3-keys FILE", "--s3-writable-without-keys"]);
+    let open_node = ["node", "--group-port", "0", "--source", source, "--cache-size", "0"];
+    refused(&world.run(&[&open_node[..], &open].concat()), 2, &["every user of this host"]);
     // Files of the endpoint are read first: neither the source nor the cache disk is there.
     let nowhere = world.path("nowhere");
     let nowhere = nowhere.to_str().unwrap();
@@ -532,6 +538,7 @@ fn wrong_settings_are_refused_with_the_remedy() {
     refused(&run(&["--s3-listen", &taken]), 3, &["--s3-listen", "another program listens there"]);
 
     refused(&run(&["--s3-listen", "somewhere:9000"]), 2, &["write 127.0.0.1:9000, localhost:9000"]);
-    let upload_dir = ["--s3-listen", "localhost:0", "--writable", "--s3-upload-dir", "/nowhere"];
+    let upload_dir =
+        ["--s3-listen", "localhost:0", "--writable", "--s3-writable-without-keys", "--s3-upload-dir", "/nowhere"];
     refused(&run(&upload_dir), 3, &["another directory", "--s3-upload-dir"]);
 }

@@ -4,6 +4,7 @@ mod calls;
 mod case_tables;
 mod cases;
 mod hostile;
+mod key_limits;
 mod rig;
 mod strangers;
 mod streamer;

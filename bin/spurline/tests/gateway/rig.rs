@@ -19,6 +19,9 @@ impl Endpoint {
     pub fn gateway(world: &World, source: &str, more: &[&str]) -> Endpoint {
         let mut command = world.command(&["gateway", source, "--s3-listen", "127.0.0.1:0"]);
         command.arg("--cache-dir").arg(world.dir("cache")).args(more);
+        if more.contains(&"--writable") && !more.contains(&"--s3-keys") {
+            command.arg("--s3-writable-without-keys");
+        }
         Endpoint::start(with_credentials(&mut command), world)
     }
 

@@ -1,6 +1,8 @@
-//! The keys that clients sign with: a file of lines, read again when it changes. Knows no signature.
+//! The keys that clients sign with, and their rights: a file of lines, read again when it changes. Knows no signature.
 
-use s3s::auth::{S3Auth, SecretKey};
+use crate::client_rights::ClientRights;
+use s3s::access::{S3Access, S3AccessContext};
+use s3s::auth::{Credentials, S3Auth, SecretKey};
 use s3s::{S3Result, s3_error};
 use spurline_trust::WatchedFiles;
 use spurline_types::{Error, ErrorKind, Result};
@@ -8,16 +10,26 @@ use std::collections::HashMap;
 use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
 /// The largest file of keys, in bytes.
 const KEY_FILE_MAX: u64 = 1 << 20;
 /// The shortest secret: 96 bits in base64.
 const SECRET_LENGTH_MIN: usize = 16;
-const HOW_TO_MAKE_KEYS: &str =
-    "write a line ACCESS_KEY:SECRET for each client: (umask 077; echo \"client1:$(openssl rand -hex 20)\" > FILE)";
+const HOW_TO_MAKE_KEYS: &str = "write a line ACCESS_KEY:SECRET[:ro][:PREFIX] for each client: \
+     (umask 077; echo \"client1:$(openssl rand -hex 20)\" > FILE)";
+/// The word of a line whose key may only read.
+const READS_ONLY: &str = "ro";
 
-/// The access keys of an endpoint, with the secrets.
-pub struct AccessKeys(WatchedFiles<HashMap<String, SecretKey>>);
+/// An access key of a client.
+struct AccessKey {
+    secret: SecretKey,
+    rights: Arc<ClientRights>,
+}
+
+/// The access keys of an endpoint, with the secrets and rights; clones share them.
+#[derive(Clone)]
+pub struct AccessKeys(Arc<WatchedFiles<HashMap<String, AccessKey>>>);
 
 impl AccessKeys {
     /// Reads the file; each change is read too.
@@ -27,7 +39,18 @@ impl AccessKeys {
     /// that is no key.
     pub fn read_file(file: &Path) -> Result<Self> {
         let shown = file.to_owned();
-        Ok(AccessKeys(WatchedFiles::new(vec![file.to_owned()], Box::new(move || read_keys(&shown)))?))
+        let files = WatchedFiles::new(vec![file.to_owned()], Box::new(move || read_keys(&shown)))?;
+        Ok(AccessKeys(Arc::new(files)))
+    }
+
+    /// The rights of a client whose signature was checked.
+    ///
+    /// # Errors
+    /// `AccessDenied` for a request without a signature, or with a key that is no longer in the file.
+    pub(crate) fn rights_of(&self, credentials: Option<&Credentials>) -> S3Result<Arc<ClientRights>> {
+        let keys = self.0.get();
+        let known = credentials.and_then(|credentials| keys.get(&credentials.access_key));
+        known.map(|known| Arc::clone(&known.rights)).ok_or_else(|| s3_error!(AccessDenied, "Signature is required"))
     }
 }
 
@@ -36,12 +59,21 @@ impl S3Auth for AccessKeys {
     async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
         let keys = self.0.get();
         keys.get(access_key)
-            .cloned()
+            .map(|known| known.secret.clone())
             .ok_or_else(|| s3_error!(InvalidAccessKeyId, "the endpoint has no such access key"))
     }
 }
 
-fn read_keys(file: &Path) -> Result<HashMap<String, SecretKey>> {
+#[async_trait::async_trait]
+impl S3Access for AccessKeys {
+    async fn check(&self, context: &mut S3AccessContext<'_>) -> S3Result<()> {
+        let rights = self.rights_of(context.credentials())?;
+        context.extensions_mut().insert(rights);
+        Ok(())
+    }
+}
+
+fn read_keys(file: &Path) -> Result<HashMap<String, AccessKey>> {
     let shown = format!("--s3-keys {}", file.display());
     let failed = |error: &std::io::Error| Error::io(format_args!("{shown}; {HOW_TO_MAKE_KEYS}"), error);
     let mut opened = std::fs::File::open(file).map_err(|error| failed(&error))?;
@@ -61,7 +93,7 @@ fn read_keys(file: &Path) -> Result<HashMap<String, SecretKey>> {
 }
 
 /// The keys of a text; empty lines, and lines that begin with a number sign, have none.
-fn parse_keys(text: &str) -> std::result::Result<HashMap<String, SecretKey>, String> {
+fn parse_keys(text: &str) -> std::result::Result<HashMap<String, AccessKey>, String> {
     let mut keys = HashMap::new();
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();
@@ -69,9 +101,12 @@ fn parse_keys(text: &str) -> std::result::Result<HashMap<String, SecretKey>, Str
             continue;
         }
         let number = index + 1;
-        let Some((access_key, secret)) = line.split_once(':') else {
+        let Some((access_key, rest)) = line.split_once(':') else {
             return Err(format!("line {number} has no colon; {HOW_TO_MAKE_KEYS}"));
         };
+        let mut parts = rest.splitn(2, ':');
+        let secret = parts.next().unwrap_or_default();
+        let limits = parts.next();
         if access_key.is_empty() || access_key.contains(|c: char| c.is_whitespace() || matches!(c, '/' | ',' | '=')) {
             return Err(format!("the access key of line {number} is empty, or has a blank, a slash, a comma or '='"));
         }
@@ -81,7 +116,9 @@ fn parse_keys(text: &str) -> std::result::Result<HashMap<String, SecretKey>, Str
                 secret.len()
             ));
         }
-        if keys.insert(access_key.to_owned(), SecretKey::from(secret)).is_some() {
+        let rights = parse_rights(limits).map_err(|why| format!("line {number}: {why}; {HOW_TO_MAKE_KEYS}"))?;
+        let key = AccessKey { secret: SecretKey::from(secret), rights: Arc::new(rights) };
+        if keys.insert(access_key.to_owned(), key).is_some() {
             return Err(format!("line {number} has the access key of an earlier line"));
         }
     }
@@ -91,24 +128,75 @@ fn parse_keys(text: &str) -> std::result::Result<HashMap<String, SecretKey>, Str
     Ok(keys)
 }
 
+/// The rights behind a secret: `ro`, a prefix of keys, or both. A prefix of the form `s3://BUCKET/PREFIX` is for one bucket.
+fn parse_rights(limits: Option<&str>) -> std::result::Result<ClientRights, String> {
+    let Some(limits) = limits else { return Ok(ClientRights::default()) };
+    let (reads_only, prefix) = match limits.split_once(':') {
+        Some((READS_ONLY, prefix)) => (true, Some(prefix)),
+        None if limits == READS_ONLY => (true, None),
+        _ => (false, Some(limits)),
+    };
+    let mut rights = ClientRights { reads_only, ..ClientRights::default() };
+    let Some(prefix) = prefix else { return Ok(rights) };
+    let mut keys = prefix;
+    if let Some(place) = prefix.strip_prefix("s3://") {
+        let (bucket, below) = place.split_once('/').unwrap_or((place, ""));
+        if bucket.is_empty() {
+            return Err(format!("'{prefix}' names no bucket"));
+        }
+        rights.bucket = Some(bucket.to_owned());
+        keys = below;
+    } else if prefix.is_empty() {
+        return Err("the prefix after the last colon is empty".to_owned());
+    }
+    if keys.starts_with('/') {
+        return Err(format!("the prefix '{keys}' begins with a slash, and no key does"));
+    }
+    rights.prefix = keys.to_owned();
+    Ok(rights)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn lines_are_keys_or_named() {
-        let keys = parse_keys("# clients\n\na:0123456789abcdef\nb:fedcba9876543210:/+\n").unwrap();
+        let keys = parse_keys("# clients\n\na:0123456789abcdef\nb:fedcba9876543210/+\n").unwrap();
         assert_eq!(keys.len(), 2);
-        assert_eq!(keys["b"].expose(), "fedcba9876543210:/+");
+        assert_eq!(keys["b"].secret.expose(), "fedcba9876543210/+");
         for (text, why) in [
             ("", "no key"),
             ("a", "line 1 has no colon"),
             ("\n:0123456789abcdef", "line 2"),
             ("a:short", "5 characters"),
             ("a:0123456789abcdef\na:0123456789abcdef", "earlier line"),
+            ("a:0123456789abcdef:/+", "begins with a slash"),
+            ("a:0123456789abcdef:", "is empty"),
+            ("a:0123456789abcdef:ro:", "is empty"),
+            ("a:0123456789abcdef:s3:///x", "names no bucket"),
+            ("a:0123456789abcdef:s3://data//x", "begins with a slash"),
         ] {
             let error = parse_keys(text).err().unwrap();
             assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn keys_have_all_rights_or_limits() {
+        for (limits, reads_only, bucket, prefix) in [
+            ("", false, None, ""),
+            (":ro", true, None, ""),
+            (":train/", false, None, "train/"),
+            (":ro:train/a:b", true, None, "train/a:b"),
+            (":s3://data", false, Some("data"), ""),
+            (":ro:s3://data/train/", true, Some("data"), "train/"),
+        ] {
+            let keys = parse_keys(&format!("a:0123456789abcdef{limits}")).unwrap();
+            let bucket = bucket.map(str::to_owned);
+            let expected = ClientRights { reads_only, bucket, prefix: prefix.to_owned() };
+            assert_eq!(*keys["a"].rights, expected, "{limits}");
+            assert_eq!(keys["a"].secret.expose(), "0123456789abcdef");
         }
     }
 

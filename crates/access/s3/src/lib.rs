@@ -8,6 +8,7 @@ mod bucket;
 mod changes;
 mod chunks;
 mod client_pace;
+mod client_rights;
 mod client_socket;
 mod conditions;
 mod connections;

@@ -3,6 +3,7 @@
 use crate::access_keys::AccessKeys;
 use crate::bucket::{OpenBucket, SourceBucket};
 use crate::chunks::PieceMemory;
+use crate::client_rights::ClientRights;
 use crate::client_socket::ClientSocket;
 use crate::connections::{
     ClientConnection, ClientConnections, ConnectionPlace, ReadToEnd, RequestUnderWay, WatchedBody,
@@ -174,9 +175,10 @@ fn s3_service(
 ) -> S3Service {
     let unchecked = unsigned_service(service.clone(), domain).build();
     let mut builder = unsigned_service(service, domain);
-    builder.set_route(SpecialRequests { unchecked, is_open: keys.is_none(), staging });
+    builder.set_route(SpecialRequests { unchecked, keys: keys.clone(), staging });
     if let Some(keys) = keys {
-        builder.set_auth(keys);
+        builder.set_auth(keys.clone());
+        builder.set_access(keys);
     }
     builder.build()
 }
@@ -381,6 +383,7 @@ impl RequestService {
         }
         if self.is_open {
             remove_signature(&mut request);
+            request.extensions_mut().insert(Arc::new(ClientRights::default()));
         } else if let Err(error) = check_signature_form(request.uri(), request.headers()) {
             let status = error.status_code().unwrap_or(StatusCode::BAD_REQUEST);
             return Ok(refusal(status, error.code().as_str(), error.message().unwrap_or_default()));

@@ -4,6 +4,7 @@ use crate::aws_chunked::BodyFraming;
 use crate::bucket::OpenBucket;
 use crate::changes::{BucketChanges, NewBytes, NewObject, WriteCondition};
 use crate::chunks::{PieceMemory, open_stream};
+use crate::client_rights::ClientRights;
 use crate::conditions::ReadConditions;
 use crate::errors::{lost_thread, volume_error};
 use crate::keys::KeyPath;
@@ -19,6 +20,7 @@ use crate::uploads::{
     BodyChecks, ListedUpload, NamedPart, PartUploads, StagingDir, UploadRef, UploadsRequest, body_len, receive,
 };
 use async_trait::async_trait;
+use http::Extensions;
 use http::header::{EXPIRES, HOST, HeaderName, IF_MATCH, IF_NONE_MATCH};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::dto::*;
@@ -60,9 +62,22 @@ impl BucketService {
         BucketService { buckets, memory, staging, scheme, uploads: PartUploads::default(), stats }
     }
 
-    /// A bucket that is changed, before anything of a body is received.
-    fn changed_bucket(&self, name: &str) -> S3Result<Arc<OpenBucket>> {
-        let bucket = self.bucket(name)?;
+    /// A bucket, for a client that may know of it.
+    fn bucket(&self, extensions: &Extensions, name: &str) -> S3Result<Arc<OpenBucket>> {
+        ClientRights::of_request(extensions)?.check_bucket(name)?;
+        self.find_bucket(name)
+    }
+
+    /// The bucket of an object, or of a listing below a prefix, for a client that may read there.
+    fn read_bucket(&self, extensions: &Extensions, name: &str, key: &str) -> S3Result<Arc<OpenBucket>> {
+        ClientRights::of_request(extensions)?.check_key(name, key)?;
+        self.find_bucket(name)
+    }
+
+    /// The bucket of an object that is changed, before anything of a body is received.
+    fn changed_bucket(&self, extensions: &Extensions, name: &str, key: &str) -> S3Result<Arc<OpenBucket>> {
+        ClientRights::of_request(extensions)?.check_change(name, key)?;
+        let bucket = self.find_bucket(name)?;
         BucketChanges::of(&bucket)?;
         Ok(bucket)
     }
@@ -74,6 +89,7 @@ impl BucketService {
     /// The object that a copy is made from.
     async fn copied_range(
         &self,
+        extensions: &Extensions,
         from: &CopySource,
         conditions: ReadConditions,
         part: CopiedPart,
@@ -82,7 +98,7 @@ impl BucketService {
             return Err(S3ErrorCode::NotImplemented.into());
         };
         check_version(version_id.as_deref())?;
-        let bucket = self.bucket(bucket)?;
+        let bucket = self.read_bucket(extensions, bucket, key)?;
         let key = key.to_string();
         let memory = Arc::clone(&self.memory);
         on_thread(move || copied_range(&bucket, &memory, &key, &conditions, part)).await
@@ -92,7 +108,7 @@ impl BucketService {
         self.stats.s3.uploads.set(self.uploads.count() as u64);
     }
 
-    fn bucket(&self, name: &str) -> S3Result<Arc<OpenBucket>> {
+    fn find_bucket(&self, name: &str) -> S3Result<Arc<OpenBucket>> {
         self.buckets.get(name).cloned().ok_or_else(|| S3ErrorCode::NoSuchBucket.into())
     }
 
@@ -256,8 +272,9 @@ macro_rules! copy_conditions_of {
 
 #[async_trait]
 impl S3 for BucketService {
-    async fn list_buckets(&self, _: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
-        let buckets = self.buckets.values().map(|bucket| Bucket {
+    async fn list_buckets(&self, request: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
+        let rights = ClientRights::of_request(&request.extensions)?;
+        let buckets = self.buckets.values().filter(|bucket| rights.has_bucket(&bucket.name)).map(|bucket| Bucket {
             name: Some(bucket.name.clone()),
             creation_date: Some(timestamp(bucket.opened)),
             ..Bucket::default()
@@ -267,7 +284,7 @@ impl S3 for BucketService {
     }
 
     async fn head_bucket(&self, request: S3Request<HeadBucketInput>) -> S3Result<S3Response<HeadBucketOutput>> {
-        self.bucket(&request.input.bucket)?;
+        self.bucket(&request.extensions, &request.input.bucket)?;
         let bucket_region = Some(BUCKET_REGION.to_owned());
         Ok(S3Response::new(HeadBucketOutput { bucket_region, ..HeadBucketOutput::default() }))
     }
@@ -276,7 +293,7 @@ impl S3 for BucketService {
         &self,
         request: S3Request<GetBucketLocationInput>,
     ) -> S3Result<S3Response<GetBucketLocationOutput>> {
-        self.bucket(&request.input.bucket)?;
+        self.bucket(&request.extensions, &request.input.bucket)?;
         Ok(S3Response::new(GetBucketLocationOutput::default()))
     }
 
@@ -285,13 +302,13 @@ impl S3 for BucketService {
         &self,
         request: S3Request<GetBucketVersioningInput>,
     ) -> S3Result<S3Response<GetBucketVersioningOutput>> {
-        self.bucket(&request.input.bucket)?;
+        self.bucket(&request.extensions, &request.input.bucket)?;
         Ok(S3Response::new(GetBucketVersioningOutput::default()))
     }
 
     async fn head_object(&self, request: S3Request<HeadObjectInput>) -> S3Result<S3Response<HeadObjectOutput>> {
         let input = request.input;
-        let bucket = self.bucket(&input.bucket)?;
+        let bucket = self.read_bucket(&request.extensions, &input.bucket, &input.key)?;
         let conditions = conditions_of!(input);
         let key = input.key;
         let wanted = WantedBytes::of_request(input.range, input.part_number)?;
@@ -318,7 +335,7 @@ impl S3 for BucketService {
     ) -> S3Result<S3Response<GetObjectTaggingOutput>> {
         let GetObjectTaggingInput { bucket, key, version_id, .. } = request.input;
         check_version(version_id.as_deref())?;
-        let bucket = self.bucket(&bucket)?;
+        let bucket = self.read_bucket(&request.extensions, &bucket, &key)?;
         on_thread(move || head_object(&bucket, &key, &ReadConditions::default())).await?;
         Ok(S3Response::new(GetObjectTaggingOutput::default()))
     }
@@ -327,7 +344,7 @@ impl S3 for BucketService {
         let if_range = request.headers.get(http::header::IF_RANGE).and_then(|value| value.to_str().ok());
         let if_range = if_range.map(str::to_owned);
         let input = request.input;
-        let bucket = self.bucket(&input.bucket)?;
+        let bucket = self.read_bucket(&request.extensions, &input.bucket, &input.key)?;
         let shown = wanted_headers(&input);
         let conditions = conditions_of!(input);
         let wanted = WantedBytes::of_request(input.range, input.part_number)?;
@@ -361,7 +378,8 @@ impl S3 for BucketService {
         request: S3Request<ListObjectsV2Input>,
     ) -> S3Result<S3Response<ListObjectsV2Output>> {
         let input = request.input;
-        let bucket = self.bucket(&input.bucket)?;
+        let prefix = input.prefix.as_deref().unwrap_or_default();
+        let bucket = self.read_bucket(&request.extensions, &input.bucket, prefix)?;
         let encoding = NameEncoding::new(input.encoding_type.as_ref())?;
         let token = token_of(input.continuation_token.as_deref().filter(|token| !token.is_empty()))?;
         let max_keys = page_keys(input.max_keys)?;
@@ -395,7 +413,8 @@ impl S3 for BucketService {
 
     async fn list_objects(&self, request: S3Request<ListObjectsInput>) -> S3Result<S3Response<ListObjectsOutput>> {
         let input = request.input;
-        let bucket = self.bucket(&input.bucket)?;
+        let prefix = input.prefix.as_deref().unwrap_or_default();
+        let bucket = self.read_bucket(&request.extensions, &input.bucket, prefix)?;
         let encoding = NameEncoding::new(input.encoding_type.as_ref())?;
         let max_keys = page_keys(input.max_keys)?;
         let wanted = ListRequest {
@@ -424,7 +443,7 @@ impl S3 for BucketService {
     }
 
     async fn put_object(&self, mut request: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
-        let bucket = self.changed_bucket(&request.input.bucket)?;
+        let bucket = self.changed_bucket(&request.extensions, &request.input.bucket, &request.input.key)?;
         let len = body_len(&request.headers)?;
         let trailer = trailer_of(&request.headers);
         let headers = Arc::new(headers_to_store(&request)?);
@@ -452,7 +471,7 @@ impl S3 for BucketService {
 
     async fn delete_object(&self, request: S3Request<DeleteObjectInput>) -> S3Result<S3Response<DeleteObjectOutput>> {
         let input = request.input;
-        let bucket = self.changed_bucket(&input.bucket)?;
+        let bucket = self.changed_bucket(&request.extensions, &input.bucket, &input.key)?;
         on_thread(move || BucketChanges::of(&bucket)?.delete(&input.key, input.if_match.as_ref())).await?;
         Ok(S3Response::new(DeleteObjectOutput::default()))
     }
@@ -462,7 +481,10 @@ impl S3 for BucketService {
         request: S3Request<DeleteObjectsInput>,
     ) -> S3Result<S3Response<DeleteObjectsOutput>> {
         let input = request.input;
-        let bucket = self.changed_bucket(&input.bucket)?;
+        let rights = ClientRights::of_request(&request.extensions)?.clone();
+        rights.check_writes()?;
+        let bucket = self.bucket(&request.extensions, &input.bucket)?;
+        BucketChanges::of(&bucket)?;
         let objects = input.delete.objects;
         if objects.len() > KEYS_MAX as usize {
             return Err(s3_error!(MalformedXML, "a request removes up to {KEYS_MAX} objects"));
@@ -474,7 +496,9 @@ impl S3 for BucketService {
             let mut errors = Vec::new();
             for object in objects {
                 let condition = object.e_tag.map(ETagCondition::ETag);
-                let removed = check_version(object.version_id.as_deref())
+                let removed = rights
+                    .check_change(&bucket.name, &object.key)
+                    .and_then(|()| check_version(object.version_id.as_deref()))
                     .and_then(|()| changes.delete(&object.key, condition.as_ref()));
                 match removed {
                     Ok(()) if is_quiet => {}
@@ -497,7 +521,7 @@ impl S3 for BucketService {
         let if_match = etag_condition(&request.headers, IF_MATCH)?;
         let condition = write_condition(if_match, etag_condition(&request.headers, IF_NONE_MATCH)?.as_ref())?;
         let input = request.input;
-        let bucket = self.changed_bucket(&input.bucket)?;
+        let bucket = self.changed_bucket(&request.extensions, &input.bucket, &input.key)?;
         let conditions = copy_conditions_of!(input);
         let directive = input.metadata_directive.as_ref().map(MetadataDirective::as_str);
         let replaces = directive == Some(MetadataDirective::REPLACE);
@@ -510,7 +534,7 @@ impl S3 for BucketService {
             ));
         }
         let source = &input.copy_source;
-        let copied = self.copied_range(source, conditions, CopiedPart::Whole).await?;
+        let copied = self.copied_range(&request.extensions, source, conditions, CopiedPart::Whole).await?;
         let len = copied.range.end;
         let headers = if replaces { Arc::new(given) } else { copied.headers };
         let object = NewObject { bytes: NewBytes::Object(copied.range), headers, condition };
@@ -530,7 +554,7 @@ impl S3 for BucketService {
     ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
         let headers = Arc::new(headers_to_store(&request)?);
         let input = request.input;
-        self.changed_bucket(&input.bucket)?;
+        self.changed_bucket(&request.extensions, &input.bucket, &input.key)?;
         if !matches!(KeyPath::of_key(&input.key), KeyPath::File(_)) {
             return Err(s3_error!(InvalidArgument, "the source can't have a file of this name"));
         }
@@ -548,7 +572,7 @@ impl S3 for BucketService {
     }
 
     async fn upload_part(&self, mut request: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
-        self.changed_bucket(&request.input.bucket)?;
+        self.changed_bucket(&request.extensions, &request.input.bucket, &request.input.key)?;
         let len = body_len(&request.headers)?;
         let trailer = trailer_of(&request.headers);
         let framing = framing_of(&mut request);
@@ -579,12 +603,12 @@ impl S3 for BucketService {
         request: S3Request<UploadPartCopyInput>,
     ) -> S3Result<S3Response<UploadPartCopyOutput>> {
         let input = request.input;
-        self.changed_bucket(&input.bucket)?;
+        self.changed_bucket(&request.extensions, &input.bucket, &input.key)?;
         let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
         let file = self.uploads.file_for(upload, input.part_number)?;
         let conditions = copy_conditions_of!(input);
         let part = CopiedPart::of_header(input.copy_source_range.as_deref())?;
-        let copied = self.copied_range(&input.copy_source, conditions, part).await?.range;
+        let copied = self.copied_range(&request.extensions, &input.copy_source, conditions, part).await?.range;
         let len = copied.end - copied.at;
         let body = on_thread(move || open_stream(copied).map_err(|error| volume_error(&error))).await?;
         let body = StreamingBlob::new(body);
@@ -604,7 +628,7 @@ impl S3 for BucketService {
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
         let location = location_of(self.scheme, &request);
         let mut input = request.input;
-        let bucket = self.changed_bucket(&input.bucket)?;
+        let bucket = self.changed_bucket(&request.extensions, &input.bucket, &input.key)?;
         let condition = write_condition(input.if_match.take(), input.if_none_match.as_ref())?;
         let of_object = checksums_of!(input);
         let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
@@ -651,7 +675,7 @@ impl S3 for BucketService {
         request: S3Request<AbortMultipartUploadInput>,
     ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
         let input = request.input;
-        self.changed_bucket(&input.bucket)?;
+        self.changed_bucket(&request.extensions, &input.bucket, &input.key)?;
         self.uploads.end(UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id })?;
         self.show_uploads();
         Ok(S3Response::new(AbortMultipartUploadOutput::default()))
@@ -659,7 +683,7 @@ impl S3 for BucketService {
 
     async fn list_parts(&self, request: S3Request<ListPartsInput>) -> S3Result<S3Response<ListPartsOutput>> {
         let input = request.input;
-        self.bucket(&input.bucket)?;
+        self.read_bucket(&request.extensions, &input.bucket, &input.key)?;
         let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
         let max_parts = page_keys(input.max_parts)?;
         let marker = input.part_number_marker.unwrap_or(0);
@@ -701,7 +725,7 @@ impl S3 for BucketService {
     ) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
         let input = request.input;
         let prefix = input.prefix.unwrap_or_default();
-        self.bucket(&input.bucket)?;
+        self.read_bucket(&request.extensions, &input.bucket, &prefix)?;
         let encoding = NameEncoding::new(input.encoding_type.as_ref())?;
         let wanted = UploadsRequest {
             bucket: &input.bucket,

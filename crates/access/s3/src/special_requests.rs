@@ -1,6 +1,7 @@
 //! Requests that the library behind the calls would answer otherwise than S3 does: those that want what no object here has are
 //! refused, a `Range` that is no range is ignored, dates have three forms, and documents are checked before they count. Knows no bucket.
 
+use crate::access_keys::AccessKeys;
 use crate::aws_chunked::BodyFraming;
 use crate::http_dates::{has_other_dates, is_standard_date, standardize_dates};
 use crate::server::remove_signature;
@@ -138,8 +139,8 @@ pub(crate) struct GivenExpires(pub HeaderValue);
 pub(crate) struct SpecialRequests {
     /// The same calls for requests that were checked here.
     pub unchecked: S3Service,
-    /// The endpoint has no keys.
-    pub is_open: bool,
+    /// `None` for an endpoint without keys.
+    pub keys: Option<AccessKeys>,
     /// For documents.
     pub staging: StagingDir,
 }
@@ -183,10 +184,11 @@ impl S3Route for SpecialRequests {
     }
 
     async fn check_access(&self, request: &mut S3Request<Body>) -> S3Result<()> {
-        if self.is_open || request.credentials.is_some() {
-            return Ok(());
+        if let Some(keys) = &self.keys {
+            let rights = keys.rights_of(request.credentials.as_ref())?;
+            request.extensions.insert(rights);
         }
-        Err(s3_error!(AccessDenied, "Signature is required"))
+        Ok(())
     }
 
     async fn call(&self, mut request: S3Request<Body>) -> S3Result<S3Response<Body>> {

@@ -307,6 +307,7 @@ mod tests {
         gateway.writable = true;
         gateway.volume.cache.cache_dir = vec![given.clone()];
         gateway.s3.s3_listen = Some("127.0.0.1:0".parse().unwrap());
+        gateway.s3.s3_writable_without_keys = true;
         let said = gateway.check(&host).unwrap().volume.cache.near_source_warning.unwrap();
         assert!(said.starts_with("--cache-dir is not used: a gateway with --writable has no block cache"), "{said}");
         let without = named.without_dirs();

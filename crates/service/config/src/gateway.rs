@@ -70,7 +70,7 @@ impl RawGateway {
     /// Wrong values with exit code 2, missing abilities with exit code 3.
     pub fn check(self, host: &HostLimits) -> Result<GatewayConfig, Fault> {
         let source = self.volume.source.clone();
-        let Some(s3) = self.s3.check(std::slice::from_ref(&source))? else {
+        let Some(s3) = self.s3.check(std::slice::from_ref(&source), self.writable)? else {
             return Err(Fault::usage(
                 "a gateway needs an address to listen at",
                 "give --s3-listen ADDRESS:PORT, such as 127.0.0.1:9000",

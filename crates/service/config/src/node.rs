@@ -159,7 +159,7 @@ impl RawNode {
         let writes = check_node_writes(self.writable, writes, &sources)?;
         let cache = self.cache.check(host, CachePlace::Here, NODE_FOLDER, &mut warnings)?;
         let rdma = self.net.wants_rdma();
-        let s3 = self.s3.check(&sources)?;
+        let s3 = self.s3.check(&sources, self.writable)?;
         let demand = BudgetDemand {
             total: self.memory.buffer_size.bytes(),
             block: cache.block_size,

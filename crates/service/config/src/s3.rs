@@ -13,16 +13,19 @@ settings! {
     pub struct RawS3 {
         /// Serve S3 clients at this address and port: 127.0.0.1:9000, [::]:9000
         ///
-        /// Without --s3-keys only at a loopback address, where every user of this host may read and change what the
-        /// process may.
+        /// Without --s3-keys only at a loopback address, where every user of this host may read the sources.
         #[arg(long, value_name = "ADDR", value_parser = parse_listen_address)]
         pub s3_listen: Option<SocketAddr>,
-        /// File with the keys of clients: a line ACCESS_KEY:SECRET for each, readable by its owner only (chmod 600)
+        /// File with the keys of clients: a line ACCESS_KEY:SECRET[:ro][:PREFIX] for each, readable by its owner only (chmod 600)
         ///
-        /// Requests are signed with them (AWS Signature Version 4, in headers or in the URL); others are refused. Each
-        /// key has all rights. The file is read again when it changes.
+        /// Requests are signed with them (AWS Signature Version 4, in headers or in the URL); others are refused. A
+        /// key with `ro` only reads, and one with a prefix has the objects whose keys begin so; s3://BUCKET/PREFIX is for
+        /// one of several buckets. The file is read again when it changes.
         #[arg(long, value_name = "FILE")]
         pub s3_keys: Option<PathBuf>,
+        /// Take changes without --s3-keys: every user of this host may write as this process
+        #[arg(long)]
+        pub s3_writable_without_keys: bool,
         /// Name of the bucket: NAME, or NAME=SOURCE for each of several sources [default: the last folder of the source,
         /// or its bucket]
         #[arg(long, value_name = "NAME[=SOURCE]")]
@@ -81,17 +84,18 @@ pub struct S3Config {
 }
 
 impl RawS3 {
-    /// Checks the flags of the endpoint of these sources; `None` without an endpoint.
+    /// Checks the flags of the endpoint of these sources, which are changed or only read; `None` without an endpoint.
     ///
     /// # Errors
     /// Wrong values with exit code 2.
-    pub fn check(self, sources: &[SourceUrl]) -> Result<Option<S3Config>, Fault> {
+    pub fn check(self, sources: &[SourceUrl], writable: bool) -> Result<Option<S3Config>, Fault> {
         let Some(listen) = self.s3_listen else {
             return if self == RawS3::default() {
                 Ok(None)
             } else {
                 Err(Fault::usage(
-                    "--s3-keys, --s3-bucket, --s3-domain, --s3-tls-cert, --s3-tls-key and --s3-upload-dir have no effect without an endpoint",
+                    "--s3-keys, --s3-writable-without-keys, --s3-bucket, --s3-domain, --s3-tls-cert, --s3-tls-key and --s3-upload-dir \
+                     have no effect without an endpoint",
                     "give --s3-listen ADDRESS:PORT too, or leave them out",
                 ))
             };
@@ -102,6 +106,14 @@ impl RawS3 {
                     "--s3-listen {listen} without --s3-keys: any host that reaches the address could read the sources"
                 ),
                 "give --s3-keys FILE with lines ACCESS_KEY:SECRET (umask 077), or listen on 127.0.0.1",
+            ));
+        }
+        if writable && self.s3_keys.is_none() && !self.s3_writable_without_keys {
+            return Err(Fault::usage(
+                format!(
+                    "--s3-listen {listen} with --writable and without --s3-keys: every user of this host could change the sources"
+                ),
+                "give --s3-keys FILE with lines ACCESS_KEY:SECRET (umask 077); or give --s3-writable-without-keys, if all users may",
             ));
         }
         let certificate = match (self.s3_tls_cert, self.s3_tls_key) {
@@ -258,7 +270,8 @@ mod tests {
     fn without_keys_only_this_host_is_served() {
         let at = |address: &str, keys: bool| {
             let s3_listen = Some(address.parse().unwrap());
-            RawS3 { s3_listen, s3_keys: keys.then(|| "/k".into()), ..RawS3::default() }.check(&sources(&["s3://data"]))
+            let raw = RawS3 { s3_listen, s3_keys: keys.then(|| "/k".into()), ..RawS3::default() };
+            raw.check(&sources(&["s3://data"]), false)
         };
         assert!(at("127.0.0.1:9000", false).unwrap().is_some() && at("[::1]:9000", false).unwrap().is_some());
         assert!(at("10.0.0.1:9000", true).unwrap().is_some());
@@ -267,8 +280,20 @@ mod tests {
             assert!(why.contains("--s3-keys FILE"), "{why}");
         }
         let alone = RawS3 { s3_keys: Some("/k".into()), ..RawS3::default() };
-        assert!(alone.check(&[]).unwrap_err().to_string().contains("--s3-listen"));
-        assert_eq!(RawS3::default().check(&[]).unwrap(), None);
+        assert!(alone.check(&[], false).unwrap_err().to_string().contains("--s3-listen"));
+        assert_eq!(RawS3::default().check(&[], true).unwrap(), None);
+    }
+
+    #[test]
+    fn changes_require_keys_or_a_flag() {
+        let at = |s3_keys: Option<PathBuf>, s3_writable_without_keys| {
+            let s3_listen = Some("127.0.0.1:9000".parse().unwrap());
+            RawS3 { s3_listen, s3_keys, s3_writable_without_keys, ..RawS3::default() }
+                .check(&sources(&["s3://data"]), true)
+        };
+        assert!(at(Some("/k".into()), false).is_ok() && at(None, true).is_ok());
+        let why = at(None, false).unwrap_err().to_string();
+        assert!(why.contains("every user of this host") && why.contains("--s3-writable-without-keys"), "{why}");
     }
 
     #[test]
