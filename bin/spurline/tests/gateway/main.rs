@@ -3,6 +3,7 @@
 mod calls;
 mod case_tables;
 mod cases;
+mod hadoop;
 mod hostile;
 mod key_limits;
 mod rig;
