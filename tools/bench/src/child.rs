@@ -2,14 +2,15 @@
 //! Deliberately knows no tool's arguments.
 
 use crate::cpu;
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, FileContext as _, Result};
 use crate::stop;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 /// A port of loopback at which no program listens.
@@ -183,6 +184,8 @@ pub struct ServerProcess {
     child: Child,
     name: String,
     log: PathBuf,
+    /// The lines of standard output, where that is a pipe.
+    lines: Option<Receiver<String>>,
 }
 
 impl ServerProcess {
@@ -191,22 +194,33 @@ impl ServerProcess {
     /// # Errors
     /// When the server can't be started.
     pub fn start(command: Command, name: &str, log: &Path) -> Result<Self> {
-        Self::spawn(command, name, log, false)
+        Self::spawn(tie_to_parent(&command, "TERM"), name, log, false)
     }
 
-    fn spawn(command: Command, name: &str, log: &Path, piped: bool) -> Result<Self> {
-        let file = File::create(log).map_err(|e| BenchError::io(log.display(), &e))?;
-        let second = file.try_clone().map_err(|e| BenchError::io(log.display(), &e))?;
+    /// Starts a process whose standard input and output are pipes of this process, for [`ServerProcess::next_line`]. It has to end
+    /// with its input, also when this process dies.
+    ///
+    /// # Errors
+    /// When the server can't be started.
+    pub fn start_piped(mut command: Command, name: &str, log: &Path) -> Result<Self> {
+        // A Ctrl-C at the terminal ends this process only.
+        command.process_group(0);
+        Self::spawn(command, name, log, true)
+    }
+
+    fn spawn(mut command: Command, name: &str, log: &Path, piped: bool) -> Result<Self> {
+        let file = File::create(log).in_file(log)?;
+        let second = file.try_clone().in_file(log)?;
         let words = describe_command(&command);
-        let mut command = tie_to_parent(&command, "TERM");
-        let child = command
+        let mut child = command
             // Some servers end with the input, which stays open for the lifetime of this value.
             .stdin(if piped { Stdio::piped() } else { Stdio::null() })
             .stdout(if piped { Stdio::piped() } else { Stdio::from(second) })
             .stderr(file)
             .spawn()
             .map_err(|e| BenchError::io(format_args!("can't start {words}"), &e))?;
-        Ok(ServerProcess { child, name: name.to_owned(), log: log.to_owned() })
+        let lines = child.stdout.take().map(lines_of);
+        Ok(ServerProcess { child, name: name.to_owned(), log: log.to_owned(), lines })
     }
 
     /// Starts a server that announces itself on standard output, with a line for each word of `words` that starts with that word;
@@ -221,31 +235,38 @@ impl ServerProcess {
         log: &Path,
         limit: Duration,
     ) -> Result<(Self, Vec<String>)> {
-        let mut daemon = ServerProcess::spawn(command, name, log, true)?;
-        let Some(pipe) = daemon.child.stdout.take() else { return Err(BenchError::Failed(format!("{name}: no pipe"))) };
-        let (tx, rx) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            let mut lines = BufReader::new(pipe);
-            // An empty line marks the end of the pipe, which is read to the end so that the server never blocks.
-            loop {
-                let mut line = String::new();
-                let ended = !matches!(lines.read_line(&mut line), Ok(n) if n > 0);
-                let _ = tx.send(line);
-                if ended {
-                    return;
-                }
-            }
-        });
+        let mut daemon = ServerProcess::spawn(tie_to_parent(&command, "TERM"), name, log, true)?;
         let what = format!("{name} to serve");
         let mut said = Vec::new();
         for word in words {
-            let line = stop::wait_until(&what, limit, Duration::from_millis(2), || Ok(rx.try_recv().ok()))?;
-            match line.trim_end().strip_prefix(word) {
+            let line = stop::wait_until(&what, limit, Duration::from_millis(2), || daemon.next_line())?;
+            match line.strip_prefix(word) {
                 Some(rest) => said.push(rest.trim().to_owned()),
                 None => return Err(daemon.why_gone(&format!("printed {line:?} instead of {word}"))),
             }
         }
         Ok((daemon, said))
+    }
+
+    /// The next line of a piped process, if there is one already.
+    ///
+    /// # Errors
+    /// When the process has closed its output.
+    pub fn next_line(&mut self) -> Result<Option<String>> {
+        match self.lines.as_ref().map(Receiver::try_recv) {
+            Some(Ok(line)) => Ok(Some(line)),
+            Some(Err(TryRecvError::Empty)) => Ok(None),
+            _ => Err(self.why_gone("has ended")),
+        }
+    }
+
+    /// Writes a line to a piped process.
+    ///
+    /// # Errors
+    /// When the process has closed its input.
+    pub fn send_line(&mut self, line: &str) -> Result<()> {
+        let sent = self.child.stdin.as_mut().map(|pipe| writeln!(pipe, "{line}").and_then(|()| pipe.flush()));
+        if matches!(sent, Some(Ok(()))) { Ok(()) } else { Err(self.why_gone("has ended")) }
     }
 
     /// The process id.
@@ -285,21 +306,33 @@ impl ServerProcess {
 
     /// Sends SIGTERM and waits, then kills the process. Returns whether SIGTERM was enough.
     pub fn end(&mut self, limit: Duration) -> bool {
-        if matches!(self.child.try_wait(), Ok(Some(_))) {
-            return true;
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            // The process may be gone already, which is the goal.
+            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
         }
-        // The process may be gone already, which is the goal.
-        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let ended = self.wait_for_end(limit);
+        if !ended {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        ended
+    }
+
+    /// Closes the input and waits. Returns whether the process has ended.
+    pub fn end_input(&mut self, limit: Duration) -> bool {
+        drop(self.child.stdin.take());
+        self.wait_for_end(limit)
+    }
+
+    fn wait_for_end(&mut self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
-        while Instant::now() < end {
-            if !matches!(self.child.try_wait(), Ok(None)) {
-                return true;
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() >= end {
+                return false;
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        false
+        true
     }
 }
 
@@ -307,6 +340,17 @@ impl Drop for ServerProcess {
     fn drop(&mut self) {
         self.end(Duration::from_secs(5));
     }
+}
+
+/// The lines of a pipe, which a thread reads to the end so that the writer never blocks.
+fn lines_of(pipe: ChildStdout) -> Receiver<String> {
+    let (lines, receiver) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(std::io::Result::ok) {
+            let _ = lines.send(line);
+        }
+    });
+    receiver
 }
 
 /// Reads a pipe to its end in a thread of its own.

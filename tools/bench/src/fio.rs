@@ -1,9 +1,10 @@
-//! fio: the arguments for the workloads here, and the JSON. Knows nothing of the files that are read.
+//! fio: the arguments for the workloads here, and the figures of a job in its JSON. Knows nothing of the files.
 
 use crate::child::{self, FinishedChild};
 use crate::error::{BenchError, Result};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 /// A run of fio.
@@ -11,13 +12,15 @@ use std::time::Duration;
 pub struct FioJob {
     /// The files; job n reads file n modulo the number of files.
     pub files: Vec<PathBuf>,
-    /// `read` or `randread`.
+    /// `read`, `randread`, or `write` of files that are written again and again and synced at the end.
     pub pattern: &'static str,
-    /// Bytes per read.
+    /// Syncs each write.
+    pub sync: bool,
+    /// Bytes per read or write.
     pub block: u64,
     /// Processes.
     pub jobs: usize,
-    /// Concurrent reads per process; above 1 with io_uring, else with pread.
+    /// Concurrent requests per process; above 1 with io_uring, else with pread.
     pub depth: usize,
     /// O_DIRECT.
     pub direct: bool,
@@ -25,29 +28,46 @@ pub struct FioJob {
     pub drop_cache: bool,
     /// Duration; `None` reads every file once.
     pub runtime: Option<Duration>,
-    /// Bytes of each file to read.
+    /// Bytes of each file to read or write.
     pub size: u64,
     /// Distance between the start offsets of jobs that read the same file.
     pub apart: u64,
-    /// The network namespace to run in.
-    pub net: Option<String>,
 }
 
-/// The figures measured by fio.
+/// Bytes of each block that a job writes, which are repeated.
+pub const WRITTEN_PATTERN: [u8; 4] = [0x53, 0x70, 0x75, 0x72];
+
+/// The figures of a job, reads and writes together.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct FioFigures {
     /// Bytes per second.
     pub bandwidth: f64,
-    /// Reads per second.
+    /// Operations per second.
     pub iops: f64,
-    /// Bytes read.
+    /// Bytes read and written.
     pub bytes: u64,
-    /// Median time of a read, in microseconds.
-    pub p50_us: f64,
-    /// The 99th percentile of a read's time, in microseconds.
-    pub p99_us: f64,
-    /// The longest read, in microseconds.
+    /// Median and 99th percentile of an operation's time in microseconds, of the slower direction.
+    pub latency_us: Option<(f64, f64)>,
+    /// The longest operation in microseconds.
     pub max_us: f64,
+}
+
+impl FioFigures {
+    /// The figures in an element of fio's `jobs` or `client_stats`.
+    pub fn of_job(job: &Value) -> FioFigures {
+        let ways = [&job["read"], &job["write"]];
+        let sum = |name: &str| ways.iter().map(|way| number_of(&way[name])).sum::<f64>();
+        let latency =
+            |way: &&Value| (percentile(&way["clat_ns"], "50.000000"), percentile(&way["clat_ns"], "99.000000"));
+        let moved = ways.iter().filter(|way| number_of(&way["io_bytes"]) > 0.0);
+        FioFigures {
+            bandwidth: sum("bw_bytes"),
+            iops: sum("iops"),
+            bytes: sum("io_bytes") as u64,
+            latency_us: moved.map(latency).filter(|times| times.1 > 0.0).max_by(|a, b| a.1.total_cmp(&b.1)),
+            max_us: ways.iter().map(|way| number_of(&way["clat_ns"]["max"]) / 1e3).fold(0.0, f64::max),
+        }
+    }
 }
 
 impl FioJob {
@@ -59,13 +79,21 @@ impl FioJob {
             format!("--direct={}", u8::from(self.direct)),
             format!("--invalidate={}", u8::from(self.drop_cache)),
             format!("--size={}", self.size),
-            "--readonly".into(),
-            "--allow_file_create=0".into(),
             "--group_reporting".into(),
             "--norandommap".into(),
             "--randrepeat=0".into(),
             "--output-format=json".into(),
         ];
+        if self.pattern == "write" {
+            let pattern: String = WRITTEN_PATTERN.iter().map(|byte| format!("{byte:02x}")).collect();
+            words.push(format!("--buffer_pattern=0x{pattern}"));
+            words.extend(
+                ["--scramble_buffers=0", "--fallocate=none", "--overwrite=1", "--end_fsync=1"].map(String::from),
+            );
+            words.push(format!("--fdatasync={}", u8::from(self.sync)));
+        } else {
+            words.extend(["--readonly", "--allow_file_create=0"].map(String::from));
+        }
         if self.depth > 1 {
             words.push("--ioengine=io_uring".into());
             words.push(format!("--iodepth={}", self.depth));
@@ -98,39 +126,35 @@ impl FioJob {
     /// When fio is missing or fails.
     pub fn run(&self) -> Result<(FioFigures, FinishedChild)> {
         let fio = child::require_program("fio", "fio")?;
-        let mut command = child::command_in(&fio, self.net.as_deref());
+        let mut command = Command::new(fio);
         command.args(self.to_args()).current_dir("/");
-        let limit = self.runtime.unwrap_or(Duration::from_secs(120)) * 3 + Duration::from_secs(30);
+        let limit = self.runtime.unwrap_or_default() * 3 + Duration::from_secs(300);
         let done = child::run_to_end(command, limit)?;
-        Ok((parse_output(&done.out)?, done))
+        Ok((parse_output(&done.out, self.sync)?, done))
     }
 }
 
-/// Parses fio's JSON; lines before are warnings.
-///
-/// # Errors
-/// When the text is not such JSON, or a job failed.
-pub fn parse_output(text: &str) -> Result<FioFigures> {
+/// Parses fio's JSON; lines before are warnings. The time of a synced write is that of both calls.
+fn parse_output(text: &str, synced: bool) -> Result<FioFigures> {
     let start = text.find("{\n").or_else(|| text.find('{')).ok_or_else(|| fio_error(text, "no JSON"))?;
     let json: Value = serde_json::from_str(&text[start..]).map_err(|e| fio_error(text, &e.to_string()))?;
     let job = json["jobs"].get(0).ok_or_else(|| fio_error(text, "no job"))?;
     if let Some(error) = job["error"].as_i64().filter(|&e| e != 0) {
         return Err(fio_error(text, &format!("error {error}")));
     }
-    let read = &job["read"];
-    let percentile = |p: &str| number_of(&read["clat_ns"]["percentile"][p]) / 1e3;
-    let bytes = read["io_bytes"].as_u64().ok_or_else(|| fio_error(text, "no io_bytes"))?;
-    if bytes == 0 {
-        return Err(fio_error(text, "it read nothing"));
+    let mut figures = FioFigures::of_job(job);
+    if let Some(times) = figures.latency_us.as_mut().filter(|_| synced) {
+        let sync = &job["sync"]["lat_ns"];
+        *times = (times.0 + percentile(sync, "50.000000"), times.1 + percentile(sync, "99.000000"));
     }
-    Ok(FioFigures {
-        bandwidth: number_of(&read["bw_bytes"]),
-        iops: number_of(&read["iops"]),
-        bytes,
-        p50_us: percentile("50.000000"),
-        p99_us: percentile("99.000000"),
-        max_us: number_of(&read["clat_ns"]["max"]) / 1e3,
-    })
+    if figures.bytes == 0 {
+        return Err(fio_error(text, "it moved nothing"));
+    }
+    Ok(figures)
+}
+
+fn percentile(times: &Value, share: &str) -> f64 {
+    number_of(&times["percentile"][share]) / 1e3
 }
 
 fn fio_error(text: &str, why: &str) -> BenchError {
@@ -160,19 +184,19 @@ mod tests {
 
     #[test]
     fn its_json_is_read() {
-        let got = parse_output(SAMPLE).unwrap();
+        let got = parse_output(SAMPLE, false).unwrap();
         assert_eq!(got.bytes, 6_815_744_000);
         assert_eq!(got.bandwidth, 4_541_465_481.0);
-        assert_eq!((got.p50_us, got.p99_us), (220.16, 370.688));
-        assert!(parse_output("fio: no such file").unwrap_err().to_string().contains("no JSON"));
+        assert_eq!(got.latency_us, Some((220.16, 370.688)));
+        assert!(parse_output("fio: no such file", false).unwrap_err().to_string().contains("no JSON"));
         assert!(
-            parse_output(&SAMPLE.replace("\"error\" : 0", "\"error\" : 5"))
+            parse_output(&SAMPLE.replace("\"error\" : 0", "\"error\" : 5"), false)
                 .unwrap_err()
                 .to_string()
                 .contains("error 5")
         );
-        assert!(parse_output(&SAMPLE.replace("6815744000", "0")).is_err());
-        assert!(parse_output("{}").is_err());
+        assert!(parse_output(&SAMPLE.replace("6815744000", "0"), false).is_err());
+        assert!(parse_output("{}", false).is_err());
     }
 
     #[test]
@@ -180,6 +204,7 @@ mod tests {
         let mut job = FioJob {
             files: vec!["/a:b/f".into()],
             pattern: "read",
+            sync: false,
             block: 1 << 20,
             jobs: 2,
             depth: 1,
@@ -188,7 +213,6 @@ mod tests {
             runtime: Some(Duration::from_millis(500)),
             size: 1 << 30,
             apart: 0,
-            net: None,
         };
         let words = job.to_args().join(" ");
         assert!(words.contains("--ioengine=psync") && words.contains("--runtime=500ms"), "{words}");
@@ -209,9 +233,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("f");
         std::fs::write(&file, vec![7u8; 1 << 20]).unwrap();
-        let job = FioJob {
-            files: vec![file],
+        let mut job = FioJob {
+            files: vec![file.clone()],
             pattern: "read",
+            sync: false,
             block: 64 << 10,
             jobs: 2,
             depth: 1,
@@ -220,8 +245,12 @@ mod tests {
             runtime: None,
             size: 1 << 20,
             apart: 0,
-            net: None,
         };
         assert_eq!(job.run().unwrap().0.bytes, 2 << 20);
+        job.pattern = "write";
+        job.sync = true;
+        let written = job.run().unwrap().0;
+        assert!(written.bytes == 2 << 20 && written.iops > 0.0 && written.latency_us.is_some(), "{written:?}");
+        assert!(std::fs::read(&file).unwrap().chunks(4).all(|word| word == WRITTEN_PATTERN));
     }
 }

@@ -55,6 +55,22 @@ pub fn describe_machine(memory_dir: &Path, disk_dir: &Path) -> Value {
     })
 }
 
+/// A machine of [`describe_machine`] in a line.
+pub fn one_line(machine: &Value) -> String {
+    let text = |key: &str| machine[key].as_str().unwrap_or("?").to_owned();
+    format!(
+        "{}, Linux {}, {} × {}{}, {:.0} GiB of memory; memory dir: {}; disk dir: {}",
+        text("os"),
+        text("kernel"),
+        machine["cpus"],
+        text("cpu"),
+        if machine["hypervisor"] == true { " (virtual)" } else { "" },
+        machine["memory_bytes"].as_f64().unwrap_or(0.0) / f64::from(1u32 << 30),
+        text("memory_dir"),
+        text("disk_dir"),
+    )
+}
+
 /// Whether the host's TCP congestion control paces sends.
 pub fn paces_sends() -> bool {
     read_line("/proc/sys/net/ipv4/tcp_congestion_control").is_some_and(|name| name.starts_with("bbr"))

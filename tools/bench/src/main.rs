@@ -4,8 +4,10 @@
 
 mod checkpoint;
 mod child;
+mod cost;
 mod cpu;
 mod delayed_link;
+mod engine;
 mod error;
 mod fio;
 mod fleet;
@@ -17,19 +19,21 @@ mod mount;
 mod netns;
 mod numbers;
 mod part;
+mod places;
 mod plot;
 mod report;
 mod scratch;
 mod stop;
 mod suite;
+mod terminal;
 mod train;
+mod workplace;
 
 use checkpoint::CheckpointArgs;
 use clap::Parser as _;
 use error::BenchError;
 use fleet::FleetArgs;
 use load::LoadArgs;
-use part::SuitePart;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use suite::SuiteArgs;
@@ -66,10 +70,12 @@ enum BenchCommand {
     /// Be one ceiling or one load of the suite
     #[command(hide = true)]
     Part {
-        /// Which.
-        #[command(subcommand)]
-        part: SuitePart,
+        /// What to do, in JSON
+        order: String,
     },
+    /// Follow the orders on standard input
+    #[command(hide = true)]
+    Agent,
     /// Write man pages into a directory
     #[command(hide = true)]
     Man {
@@ -193,7 +199,8 @@ fn run(command: BenchCommand) -> Result<ExitCode, BenchError> {
         BenchCommand::Train(args) => train::run(&args).map(|()| ExitCode::SUCCESS),
         BenchCommand::Checkpoint(args) => checkpoint::run(&args).map(|()| ExitCode::SUCCESS),
         BenchCommand::Load(args) => load::run(&args).map(|()| ExitCode::SUCCESS),
-        BenchCommand::Part { part } => part::run(&part).map(|()| ExitCode::SUCCESS),
+        BenchCommand::Part { order } => part::run(&order).map(|()| ExitCode::SUCCESS),
+        BenchCommand::Agent => engine::agent::serve_orders().map(|()| ExitCode::SUCCESS),
         BenchCommand::Man { dir } => clap_mangen::generate_to(<BenchCli as clap::CommandFactory>::command(), &dir)
             .map(|()| ExitCode::SUCCESS)
             .map_err(|e| BenchError::io(format_args!("man pages into {}", dir.display()), &e)),

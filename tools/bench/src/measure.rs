@@ -3,7 +3,7 @@
 
 use crate::error::{BenchError, Result};
 use crate::mount::CounterValues;
-use crate::numbers::{median, spread};
+use crate::numbers::{median, median_known, median_of, spread};
 use crate::stop;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -44,52 +44,69 @@ pub struct CaseSample {
     pub latency_us: Option<(f64, f64)>,
 }
 
-/// The ceilings that a case is compared with.
-#[derive(Debug, Clone)]
+/// A ceiling that a case is compared with.
+#[derive(Debug, Clone, Copy)]
 pub struct CeilingSpec {
-    /// Case ids of the same group; the best measured case counts.
-    pub ids: Vec<String>,
-    /// All count in series: the combined rate when each does the whole work on the same processors.
-    pub series: bool,
     /// The ceiling's name in tables.
     pub name: &'static str,
-    /// The least acceptable ratio, if set.
-    pub floor: Option<f64>,
+    /// Variants of the same group.
+    pub variants: &'static [&'static str],
+    /// All count in series: the combined rate when each does the whole work on the same processors. Else the best counts.
+    pub in_turn: bool,
+    /// The least acceptable ratio.
+    pub floor: CeilingFloor,
 }
 
-/// Greatest processor seconds per GB (10⁹ bytes) of a role.
+/// The least acceptable ratio to a ceiling.
 #[derive(Debug, Clone, Copy)]
-pub struct CpuLimit {
-    /// The process.
-    pub role: &'static str,
-    /// The limit.
-    pub per_gb: f64,
+pub enum CeilingFloor {
+    /// None.
+    None,
+    /// That of the case's load.
+    OfLoad,
+    /// This ratio.
+    At(f64),
+}
+
+/// The best of these variants.
+pub const fn best_of(name: &'static str, variants: &'static [&'static str], floor: CeilingFloor) -> CeilingSpec {
+    CeilingSpec { name, variants, in_turn: false, floor }
+}
+
+/// The rate of these variants one after the other.
+pub const fn in_turn(name: &'static str, variants: &'static [&'static str], floor: CeilingFloor) -> CeilingSpec {
+    CeilingSpec { name, variants, in_turn: true, floor }
 }
 
 /// The counters that grew in a case's warm-up run, and the problem, if any.
 pub type WarmUpResult = (CounterValues, Option<String>);
 
-/// Takes a sample of a case.
-pub type TakeSample<'a> = Box<dyn FnMut() -> Result<CaseSample> + 'a>;
-
 /// A repeated measurement.
 pub struct BenchCase<'a> {
-    /// Unique in the section: `workload/variant`.
+    /// The names.
+    pub name: CaseName,
+    /// The floor of the load, for [`CeilingFloor::OfLoad`].
+    pub floor: f64,
+    ceilings: Vec<CeilingSpec>,
+    /// Greatest processor seconds per GB (10⁹ bytes) of a role.
+    limits: Vec<(&'static str, f64)>,
+    /// Takes a sample.
+    pub take: Box<dyn FnMut() -> Result<CaseSample> + 'a>,
+    /// The warm-up, run once before the rounds and not measured; returns the counters that grew.
+    warm: Option<Box<dyn FnMut() -> Result<WarmUpResult> + 'a>>,
+}
+
+/// The names of a case.
+#[derive(Debug, Clone)]
+pub struct CaseName {
+    /// Unique in the section: `group/variant`.
     pub id: String,
     /// The workload: rows of the same table section.
     pub group: String,
-    /// The variant.
+    /// The variant, in words.
     pub label: String,
     /// The unit of the values.
     pub unit: FigureUnit,
-    /// The ceilings.
-    pub against: Vec<CeilingSpec>,
-    /// Processor limits.
-    pub limits: Vec<CpuLimit>,
-    /// Takes a sample.
-    pub take: TakeSample<'a>,
-    /// The warm-up, run once before the rounds and not measured; returns the counters that grew.
-    pub warm: Option<Box<dyn FnMut() -> Result<WarmUpResult> + 'a>>,
 }
 
 impl<'a> BenchCase<'a> {
@@ -101,35 +118,25 @@ impl<'a> BenchCase<'a> {
         unit: FigureUnit,
         take: impl FnMut() -> Result<CaseSample> + 'a,
     ) -> Self {
-        BenchCase {
-            id: format!("{group}/{variant}"),
-            group: group.to_owned(),
-            label: label.to_owned(),
-            unit,
-            against: Vec::new(),
-            limits: Vec::new(),
-            take: Box::new(take),
-            warm: None,
-        }
+        let id = format!("{group}/{variant}");
+        let name = CaseName { id, group: group.to_owned(), label: label.to_owned(), unit };
+        BenchCase { name, floor: 0.0, ceilings: Vec::new(), limits: Vec::new(), take: Box::new(take), warm: None }
+    }
+    /// Compares with ceilings.
+    #[must_use]
+    pub fn below(mut self, ceilings: &[CeilingSpec]) -> Self {
+        self.ceilings.extend_from_slice(ceilings);
+        self
     }
     /// Compares with the best of these variants of the same group.
     #[must_use]
-    pub fn against(mut self, name: &'static str, variants: &[&str], floor: Option<f64>) -> Self {
-        let ids = variants.iter().map(|v| format!("{}/{v}", self.group)).collect();
-        self.against.push(CeilingSpec { ids, series: false, name, floor });
-        self
-    }
-    /// Compares with the combined rate of these variants when every byte passes through all on the same processors.
-    #[must_use]
-    pub fn against_series(mut self, name: &'static str, variants: &[&str], floor: Option<f64>) -> Self {
-        let ids = variants.iter().map(|v| format!("{}/{v}", self.group)).collect();
-        self.against.push(CeilingSpec { ids, series: true, name, floor });
-        self
+    pub fn against(self, name: &'static str, variants: &'static [&'static str], floor: Option<f64>) -> Self {
+        self.below(&[best_of(name, variants, floor.map_or(CeilingFloor::None, CeilingFloor::At))])
     }
     /// Limits a role's processor time.
     #[must_use]
     pub fn limit_cpu(mut self, role: &'static str, per_gb: f64) -> Self {
-        self.limits.push(CpuLimit { role, per_gb });
+        self.limits.push((role, per_gb));
         self
     }
     /// Sets the warm-up.
@@ -166,14 +173,8 @@ impl CeilingRatio {
 /// A case with figures.
 #[derive(Debug, Clone)]
 pub struct ResultRow {
-    /// As the case's.
-    pub id: String,
-    /// As the case's.
-    pub group: String,
-    /// As the case's.
-    pub label: String,
-    /// As the case's.
-    pub unit: FigureUnit,
+    /// The names of the case.
+    pub name: CaseName,
     /// A sample for each round.
     pub samples: Vec<CaseSample>,
     /// A ratio for each measured ceiling.
@@ -192,7 +193,7 @@ impl ResultRow {
     }
     /// The median value.
     pub fn median(&self) -> f64 {
-        median(&self.values())
+        median_of(&self.samples, |sample| sample.value)
     }
     /// The smallest and the largest value.
     pub fn spread(&self) -> (f64, f64) {
@@ -200,11 +201,7 @@ impl ResultRow {
     }
     /// Median processor seconds per GiB of each role.
     pub fn cpu_per_gib(&self) -> BTreeMap<&'static str, f64> {
-        self.cpu_per(|s| s.bytes as f64 / f64::from(1u32 << 30))
-    }
-    /// Median processor microseconds per operation of each role.
-    pub fn cpu_us_per_op(&self) -> BTreeMap<&'static str, f64> {
-        self.cpu_per(|s| s.ops as f64 / 1e6)
+        self.cpu_per(|sample| sample.bytes as f64 / f64::from(1u32 << 30))
     }
     fn cpu_per(&self, amount: impl Fn(&CaseSample) -> f64) -> BTreeMap<&'static str, f64> {
         let mut by_role: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
@@ -218,32 +215,23 @@ impl ResultRow {
     }
     /// Median of the samples' latencies, in microseconds.
     pub fn latency_us(&self) -> Option<(f64, f64)> {
-        let pairs: Vec<(f64, f64)> = self.samples.iter().filter_map(|s| s.latency_us).collect();
-        if pairs.is_empty() {
-            return None;
-        }
-        let p50: Vec<f64> = pairs.iter().map(|p| p.0).collect();
-        let p99: Vec<f64> = pairs.iter().map(|p| p.1).collect();
-        Some((median(&p50), median(&p99)))
+        let p50 = median_known(&self.samples, |sample| Some(sample.latency_us?.0))?;
+        Some((p50, median_known(&self.samples, |sample| Some(sample.latency_us?.1))?))
     }
     /// Whether this row keeps every floor and limit; `None` without any.
     pub fn is_met(&self) -> Option<bool> {
         let ratios = self.ratios.iter().filter_map(CeilingRatio::is_met);
         let limits = self.limits.iter().map(|&(_, used, most)| used <= most);
-        let mut any = None;
-        for ok in ratios.chain(limits) {
-            any = Some(any.unwrap_or(true) && ok);
-        }
-        any
+        ratios.chain(limits).reduce(|all, met| all && met)
     }
     /// The whole as JSON.
     pub fn to_json(&self) -> Value {
         let (min, max) = self.spread();
         let latency = self.latency_us();
         json!({
-            "id": self.id, "group": self.group, "label": self.label, "unit": self.unit.name(),
+            "id": self.name.id, "group": self.name.group, "label": self.name.label, "unit": self.name.unit.name(),
             "median": self.median(), "min": min, "max": max, "samples": self.values(),
-            "cpu_s_per_gib": self.cpu_per_gib(), "cpu_us_per_op": self.cpu_us_per_op(),
+            "cpu_s_per_gib": self.cpu_per_gib(), "cpu_us_per_op": self.cpu_per(|sample| sample.ops as f64 / 1e6),
             "p50_us": latency.map(|l| l.0), "p99_us": latency.map(|l| l.1),
             "ratios": self.ratios.iter().map(|r| json!({
                 "ceiling": r.name, "ceiling_id": r.id, "ratio": r.value, "min": r.spread.0, "max": r.spread.1,
@@ -266,53 +254,51 @@ pub fn run_rounds(mut cases: Vec<BenchCase<'_>>, rounds: usize, mut tell: impl F
     for (case, row) in cases.iter_mut().zip(&mut rows) {
         let Some(warm) = &mut case.warm else { continue };
         stop::check_stop()?;
-        tell(&format!("warm-up  {}  {}", case.group, case.label));
-        match warm() {
-            Ok((carried, wrong)) => {
-                row.carried = carried;
-                row.problem = wrong;
-            }
-            Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
-            Err(e) => row.problem = Some(e.to_string()),
+        tell(&format!("warm-up  {}  {}", case.name.group, case.name.label));
+        if let Some((carried, wrong)) = unless_failed(warm(), &mut row.problem)? {
+            row.carried = carried;
+            row.problem = wrong;
         }
     }
     let mut failed: Vec<bool> = vec![false; cases.len()];
     for round in 1..=rounds {
-        for (i, (case, row)) in cases.iter_mut().zip(&mut rows).enumerate() {
-            if failed[i] {
-                continue;
-            }
+        for ((case, row), failed) in cases.iter_mut().zip(&mut rows).zip(&mut failed).filter(|(_, failed)| !**failed) {
             stop::check_stop()?;
-            tell(&format!("{round}/{rounds}  {}  {}", case.group, case.label));
-            match (case.take)() {
-                Ok(sample) => row.samples.push(sample),
-                Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
-                Err(e) => {
-                    failed[i] = true;
-                    row.problem = Some(e.to_string());
-                }
+            tell(&format!("{round}/{rounds}  {}  {}", case.name.group, case.name.label));
+            match unless_failed((case.take)(), &mut row.problem)? {
+                Some(sample) => row.samples.push(sample),
+                None => *failed = true,
             }
         }
     }
     let done = rows.clone();
     for (case, row) in cases.iter().zip(&mut rows) {
-        row.ratios = case.against.iter().filter_map(|a| ceiling_ratio(row, a, &done)).collect();
+        row.ratios = case.ceilings.iter().filter_map(|ceiling| ceiling_ratio(case, row, ceiling, &done)).collect();
         let cpu = row.cpu_per_gib();
         row.limits = case
             .limits
             .iter()
-            .filter_map(|l| Some((l.role, cpu.get(l.role).map(|s| s * 1e9 / f64::from(1u32 << 30))?, l.per_gb)))
+            .filter_map(|(role, most)| Some((*role, cpu.get(role).map(|s| s * 1e9 / f64::from(1u32 << 30))?, *most)))
             .collect();
     }
     Ok(rows)
 }
 
+/// The result; the reason of a failure becomes the problem of a row.
+fn unless_failed<T>(done: Result<T>, problem: &mut Option<String>) -> Result<Option<T>> {
+    match done {
+        Ok(value) => Ok(Some(value)),
+        Err(BenchError::Interrupted) => Err(BenchError::Interrupted),
+        Err(e) => {
+            *problem = Some(e.to_string());
+            Ok(None)
+        }
+    }
+}
+
 fn empty_row(case: &BenchCase<'_>) -> ResultRow {
     ResultRow {
-        id: case.id.clone(),
-        group: case.group.clone(),
-        label: case.label.clone(),
-        unit: case.unit,
+        name: case.name.clone(),
         samples: Vec::new(),
         ratios: Vec::new(),
         limits: Vec::new(),
@@ -321,43 +307,42 @@ fn empty_row(case: &BenchCase<'_>) -> ResultRow {
     }
 }
 
-fn ceiling_ratio(row: &ResultRow, against: &CeilingSpec, all: &[ResultRow]) -> Option<CeilingRatio> {
-    let better = |of: f64, than: f64| if row.unit == FigureUnit::Time { than / of } else { of / than };
-    let ceilings = all.iter().filter(|r| against.ids.contains(&r.id) && !r.samples.is_empty());
-    if against.series {
-        let parts: Vec<&ResultRow> = ceilings.collect();
-        if row.samples.is_empty() || parts.len() != against.ids.len() {
-            return None;
-        }
-        let paired: Vec<f64> = (0..parts.iter().map(|p| p.samples.len()).min().unwrap_or(0).min(row.samples.len()))
-            .map(|i| row.samples[i].value / rate_in_turn(&mut parts.iter().map(|p| p.samples[i].value)))
-            .collect();
-        return Some(CeilingRatio {
-            name: against.name,
-            id: against.ids.join(" + "),
-            value: row.median() / rate_in_turn(&mut parts.iter().map(|p| p.median())),
-            spread: spread(&paired),
-            floor: against.floor,
-        });
-    }
-    // The best ceiling is that with the lowest ratio.
-    let ceiling = ceilings.min_by(|a, b| better(1.0, a.median()).total_cmp(&better(1.0, b.median())))?;
-    if row.samples.is_empty() {
+fn ceiling_ratio(
+    case: &BenchCase<'_>,
+    row: &ResultRow,
+    ceiling: &CeilingSpec,
+    all: &[ResultRow],
+) -> Option<CeilingRatio> {
+    let better = |of: f64, than: f64| if row.name.unit == FigureUnit::Time { than / of } else { of / than };
+    let ids: Vec<String> = ceiling.variants.iter().map(|variant| format!("{}/{variant}", row.name.group)).collect();
+    let measured: Vec<&ResultRow> =
+        all.iter().filter(|other| ids.contains(&other.name.id) && !other.samples.is_empty()).collect();
+    if row.samples.is_empty() || (ceiling.in_turn && measured.len() != ids.len()) {
         return None;
     }
-    let paired: Vec<f64> =
-        row.samples.iter().zip(&ceiling.samples).map(|(own, other)| better(own.value, other.value)).collect();
+    // The best ceiling is that with the lowest ratio.
+    let best = measured.iter().min_by(|a, b| better(1.0, a.median()).total_cmp(&better(1.0, b.median())))?;
+    let parts = if ceiling.in_turn { &measured[..] } else { std::slice::from_ref(best) };
+    let paired: Vec<f64> = (0..parts.iter().map(|part| part.samples.len()).min()?.min(row.samples.len()))
+        .map(|i| better(row.samples[i].value, rate_in_turn(parts.iter().map(|part| part.samples[i].value))))
+        .collect();
     Some(CeilingRatio {
-        name: against.name,
-        id: ceiling.id.clone(),
-        value: better(row.median(), ceiling.median()),
+        name: ceiling.name,
+        id: parts.iter().map(|part| part.name.id.as_str()).collect::<Vec<_>>().join(" + "),
+        value: better(row.median(), rate_in_turn(parts.iter().map(|part| part.median()))),
         spread: spread(&paired),
-        floor: against.floor,
+        floor: match ceiling.floor {
+            CeilingFloor::None => None,
+            CeilingFloor::OfLoad => Some(case.floor),
+            CeilingFloor::At(floor) => Some(floor),
+        },
     })
 }
 
-fn rate_in_turn(values: &mut dyn Iterator<Item = f64>) -> f64 {
-    1.0 / values.map(|v| 1.0 / v).sum::<f64>()
+/// The rate of work that each of these rates does whole, one after the other; a single value stays as it is.
+fn rate_in_turn(values: impl Iterator<Item = f64>) -> f64 {
+    let values: Vec<f64> = values.collect();
+    if let [value] = values[..] { value } else { 1.0 / values.iter().map(|v| 1.0 / v).sum::<f64>() }
 }
 
 #[cfg(test)]
@@ -386,8 +371,10 @@ mod tests {
             BenchCase::new("g", "own", "mount", FigureUnit::Bandwidth, take("own", [32.0, 40.0, 36.0]))
                 .against("null", &["dev", "uring", "absent"], Some(0.9))
                 .against("other", &["absent"], Some(0.5))
-                .against_series("both in turn", &["dev", "uring"], None)
-                .against_series("one of them is absent", &["dev", "absent"], None)
+                .below(&[
+                    in_turn("both in turn", &["dev", "uring"], CeilingFloor::None),
+                    in_turn("one of them is absent", &["dev", "absent"], CeilingFloor::OfLoad),
+                ])
                 .limit_cpu("mount", 0.25)
                 .limit_cpu("nobody", 0.1),
         ];

@@ -19,6 +19,7 @@ const MOUNT_START_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct MountUnderTest {
     daemon: ServerProcess,
+    program: PathBuf,
     at: PathBuf,
     net: Option<String>,
     /// Seconds from the start of the process to the first answer.
@@ -26,11 +27,11 @@ pub struct MountUnderTest {
 }
 
 impl MountUnderTest {
-    /// Runs `command`, which mounts at `at`, and waits for a response. `net` is the namespace of the counters.
+    /// Runs `command`, which mounts at `at`, and waits for a response. `program` queries the counters, from the namespace `net`.
     ///
     /// # Errors
     /// Without a response, with the end of the log.
-    pub fn start(command: Command, at: &Path, net: Option<&str>, log: &Path) -> Result<Self> {
+    pub fn start(command: Command, program: &Path, at: &Path, net: Option<&str>, log: &Path) -> Result<Self> {
         std::fs::create_dir_all(at).map_err(|e| BenchError::io(at.display(), &e))?;
         if rustix::fs::access("/dev/fuse", rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK).is_err() {
             return Err(BenchError::Missing(
@@ -40,7 +41,13 @@ impl MountUnderTest {
         let outside = std::fs::metadata(at).map_err(|e| BenchError::io(at.display(), &e))?.dev();
         let start = Instant::now();
         let daemon = ServerProcess::start(command, "the mount", log)?;
-        let mut mounted = MountUnderTest { daemon, at: at.to_owned(), net: net.map(str::to_owned), started_in: 0.0 };
+        let mut mounted = MountUnderTest {
+            daemon,
+            program: program.to_owned(),
+            at: at.to_owned(),
+            net: net.map(str::to_owned),
+            started_in: 0.0,
+        };
         let daemon = &mut mounted.daemon;
         stop::wait_until("the mount to answer", MOUNT_START_TIMEOUT, Duration::from_micros(500), || {
             daemon.check_alive()?;
@@ -65,8 +72,8 @@ impl MountUnderTest {
     ///
     /// # Errors
     /// When the query fails.
-    pub fn counters(&self, spurline: &Path) -> Result<CounterValues> {
-        query_counters(spurline, &self.at.display().to_string(), self.net.as_deref())
+    pub fn counters(&self) -> Result<CounterValues> {
+        query_counters(&self.program, &self.at.display().to_string(), self.net.as_deref())
     }
 
     /// The log line on the kind of FUSE session.
@@ -108,28 +115,26 @@ fn device_of(path: &Path) -> Option<u64> {
 #[derive(Debug)]
 pub struct NodeUnderTest {
     daemon: ServerProcess,
+    program: PathBuf,
     /// `IP:PORT`.
     pub addr: String,
     net: Option<String>,
-    /// Seconds from the start of the process until the first accepted connection.
-    pub started_in: f64,
 }
 
 impl NodeUnderTest {
-    /// Runs `spurline node words…` in `net` and waits until `addr` accepts a connection.
+    /// Runs `command` and waits until the node listens at `addr`. `program` queries the counters, from the namespace `net`.
     ///
     /// # Errors
-    /// Without a response, with the end of the log.
-    pub fn start(command: Command, addr: &str, net: Option<&str>, log: &Path) -> Result<Self> {
-        let start = Instant::now();
+    /// Without a listener, with the end of the log.
+    pub fn start(command: Command, program: &Path, addr: &str, net: Option<&str>, log: &Path) -> Result<Self> {
         let daemon = ServerProcess::start(command, "the node", log)?;
-        let mut node = NodeUnderTest { daemon, addr: addr.to_owned(), net: net.map(str::to_owned), started_in: 0.0 };
+        let net = net.map(str::to_owned);
+        let mut node = NodeUnderTest { daemon, program: program.to_owned(), addr: addr.to_owned(), net };
         let daemon = &mut node.daemon;
         stop::wait_until("the node to listen", MOUNT_START_TIMEOUT, Duration::from_millis(5), || {
             daemon.check_alive()?;
             Ok(has_listener(daemon.pid(), addr).then_some(()))
         })?;
-        node.started_in = start.elapsed().as_secs_f64();
         Ok(node)
     }
 
@@ -142,8 +147,8 @@ impl NodeUnderTest {
     ///
     /// # Errors
     /// When the query fails.
-    pub fn counters(&self, spurline: &Path) -> Result<CounterValues> {
-        query_counters(spurline, &self.addr, self.net.as_deref())
+    pub fn counters(&self) -> Result<CounterValues> {
+        query_counters(&self.program, &self.addr, self.net.as_deref())
     }
 }
 
@@ -195,12 +200,17 @@ pub fn parse_counters(text: &str) -> Result<CounterValues> {
     Ok(all)
 }
 
+/// A counter, zero where it is absent.
+pub fn counter(values: &CounterValues, name: &str) -> u64 {
+    values.get(name).copied().unwrap_or(0)
+}
+
 /// The counters that grew, and by how much.
 pub fn counter_growth(before: &CounterValues, after: &CounterValues) -> CounterValues {
     after
         .iter()
         .filter_map(|(name, &now)| {
-            let grown = now.saturating_sub(before.get(name).copied().unwrap_or(0));
+            let grown = now.saturating_sub(counter(before, name));
             (grown > 0).then(|| (name.clone(), grown))
         })
         .collect()

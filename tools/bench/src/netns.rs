@@ -3,8 +3,11 @@
 use crate::child;
 use crate::error::{BenchError, Result};
 use crate::scratch;
+use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
+
+const SERVER_IP: [u8; 4] = [10, 231, 77, 1];
 
 /// The pair; a drop removes both.
 #[derive(Debug)]
@@ -48,6 +51,11 @@ impl NamespacePair {
             run_ip(&format!("-n {ns} link set lo up"))?;
         }
         Ok(pair)
+    }
+
+    /// An address of the node's side.
+    pub fn server_address(&self, port: u16) -> SocketAddr {
+        SocketAddr::from((SERVER_IP, port))
     }
 
     /// Limits the sending rate of the node's side to `gbit` Gbit/s.

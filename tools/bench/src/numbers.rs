@@ -11,11 +11,40 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// The median of a figure over runs.
+pub fn median_of<T>(runs: &[T], figure: impl Fn(&T) -> f64) -> f64 {
+    median(&runs.iter().map(figure).collect::<Vec<_>>())
+}
+
+/// The same over those runs that have the figure; `None` where none has.
+pub fn median_known<T>(runs: &[T], figure: impl Fn(&T) -> Option<f64>) -> Option<f64> {
+    let known: Vec<f64> = runs.iter().filter_map(figure).collect();
+    (!known.is_empty()).then(|| median(&known))
+}
+
+/// The value that this share of all values does not exceed; 0 of none.
+pub fn percentile(values: &[f64], share: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let index = ((sorted.len() as f64 * share) as usize).min(sorted.len().saturating_sub(1));
+    sorted.get(index).copied().unwrap_or(0.0)
+}
+
 /// The smallest and the largest; zeros of none.
 pub fn spread(values: &[f64]) -> (f64, f64) {
     let mut kept = values.iter().copied().filter(|v| !v.is_nan());
     let Some(first) = kept.next() else { return (0.0, 0.0) };
     kept.fold((first, first), |(low, high), v| (low.min(v), high.max(v)))
+}
+
+/// A figure of a table; a dash where it is not known.
+pub fn known_digits(value: Option<f64>) -> String {
+    value.map_or_else(|| "-".to_owned(), three_digits)
+}
+
+/// Bytes in GiB, never zero.
+pub fn gib(bytes: u64) -> f64 {
+    bytes.max(1) as f64 / f64::from(1u32 << 30)
 }
 
 /// Three significant digits: `4.12`, `41.2`, `412`, `0.041`.
@@ -52,6 +81,8 @@ mod tests {
         assert_eq!(median(&[f64::NAN, 2.0]), 2.0);
         assert_eq!(spread(&[2.0, 9.0, 1.0]), (1.0, 9.0));
         assert_eq!(spread(&[]), (0.0, 0.0));
+        assert_eq!(median_known(&[1.0, 4.0, 9.0], |v| (*v > 2.0).then_some(*v)), Some(6.5));
+        assert_eq!((percentile(&[3.0, 1.0, 2.0], 0.5), percentile(&[], 0.5)), (2.0, 0.0));
     }
 
     #[test]

@@ -15,9 +15,9 @@ pub struct ChartSeries {
 }
 
 impl ChartSeries {
-    /// A bar.
-    pub fn bar(name: String, value: f64) -> Self {
-        ChartSeries { name, points: vec![(0.0, value)] }
+    /// A line of bytes per second over time, in GB/s.
+    pub fn rates(name: String, over_time: &[(f64, f64)]) -> Self {
+        ChartSeries { name, points: over_time.iter().map(|(at, rate)| (*at, rate / 1e9)).collect() }
     }
 }
 
@@ -47,8 +47,9 @@ impl BenchChart {
     }
 
     /// A chart of bars in a unit.
-    pub fn bars(title: impl Into<String>, unit: &str, bars: Vec<ChartSeries>) -> Self {
-        BenchChart::lines(title, "", unit, bars)
+    pub fn bars(title: impl Into<String>, unit: &str, bars: impl IntoIterator<Item = (String, f64)>) -> Self {
+        let bars = bars.into_iter().map(|(name, value)| ChartSeries { name, points: vec![(0.0, value)] });
+        BenchChart::lines(title, "", unit, bars.collect())
     }
 
     fn is_bars(&self) -> bool {

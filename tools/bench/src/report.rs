@@ -256,6 +256,48 @@ impl ReportOutputs {
     }
 }
 
+/// The report of a command: the table and charts of all that was compared, between sentences.
+pub struct CommandReport<'a> {
+    /// The forms that were requested.
+    pub outputs: &'a ReportOutputs,
+    /// The command.
+    pub command: &'static str,
+    /// Sentences before the table, which are printed already.
+    pub about: Vec<String>,
+    /// The table, with the head in the first row.
+    pub table: Vec<Vec<String>>,
+    /// Charts.
+    pub charts: Vec<BenchChart>,
+    /// Sentences of the result.
+    pub scores: Vec<String>,
+    /// Remarks.
+    pub notes: Vec<String>,
+    /// All figures.
+    pub result: Value,
+}
+
+impl CommandReport<'_> {
+    /// Prints the table and the sentences, and writes the requested files; the JSON also gets the names of this program and of its
+    /// format, the machine and the remarks.
+    ///
+    /// # Errors
+    /// When a file can't be written.
+    pub fn finish(mut self, machine: Value) -> Result<()> {
+        let mut section = ReportSection::of_table(self.table, self.charts);
+        anstream::print!("\n{}", section.table_text());
+        self.outputs.plot_charts(&section);
+        self.scores.iter().chain(&self.notes).for_each(|line| anstream::println!("{line}"));
+        self.result["schema"] = format!("spurline-bench-{}/1", self.command).into();
+        self.result["spurline"] = env!("CARGO_PKG_VERSION").into();
+        self.result["machine"] = machine;
+        self.result["notes"] = self.notes.clone().into();
+        section.about = self.about;
+        section.about.extend(self.scores);
+        section.notes = self.notes;
+        self.outputs.write_reports(&self.result, &format!("Spurline bench {}", self.command), &[section])
+    }
+}
+
 /// Writes a report and prints the name of the file, where a path is given.
 ///
 /// # Errors

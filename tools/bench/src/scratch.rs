@@ -3,6 +3,7 @@
 
 use crate::error::{BenchError, Result};
 use crate::stop;
+use crate::terminal::show_progress;
 use spurline_sys::MountTable;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -152,6 +153,20 @@ pub fn check_file(path: &Path, seed: u64, len: u64) -> Result<()> {
         Ok(_) => Err(BenchError::Failed(format!("{}: longer than {len} bytes", path.display()))),
         Err(e) => Err(BenchError::io(path.display(), &e)),
     }
+}
+
+/// Reads the first `files` files of a source in a folder and checks every byte.
+///
+/// # Errors
+/// As [`check_file`].
+pub fn check_files(at: &Path, files: usize, len: u64) -> Result<()> {
+    show_progress(&format!("checking {}", at.display()));
+    (0..files).try_for_each(|i| check_file(&at.join(file_name(i)), i as u64, len))
+}
+
+/// The name of file `i` of a source.
+pub fn file_name(i: usize) -> String {
+    format!("file-{i:05}.bin")
 }
 
 /// Bytes free for use in the file system of `path`.

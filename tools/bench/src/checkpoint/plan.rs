@@ -1,6 +1,7 @@
 //! The checkpoints of MLPerf Storage: models, the ranks of a host, and the files that each rank writes. Touches no file.
 
-use serde::{Deserialize, Serialize};
+use crate::engine::pattern::FileList;
+use std::path::Path;
 
 /// A model whose checkpoints MLPerf Storage measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -26,16 +27,6 @@ pub const RANKS_OF_HOST: usize = 8;
 const WEIGHT_SHARE: f64 = 2.0 / 14.0;
 
 impl CheckpointModel {
-    /// The word on the command line.
-    pub fn word(self) -> &'static str {
-        match self {
-            CheckpointModel::Llama3x8b => "llama3-8b",
-            CheckpointModel::Llama3x70b => "llama3-70b",
-            CheckpointModel::Llama3x405b => "llama3-405b",
-            CheckpointModel::Llama3x1t => "llama3-1t",
-        }
-    }
-
     /// Bytes and ranks of a checkpoint, as published (MLPerf Storage v2.0).
     pub fn published(self) -> (u64, usize) {
         const BYTES_PER_GB: u64 = 1_000_000_000;
@@ -59,37 +50,27 @@ impl CheckpointModel {
     }
 }
 
-/// A file of a rank.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RankFile {
-    /// The name.
-    pub name: String,
-    /// The length in bytes.
-    pub len: u64,
-}
+/// The files that a rank writes and reads: names and lengths, in the order of the writes.
+pub type RankFiles = Vec<(String, u64)>;
 
-/// The files that a rank writes and reads.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RankPlan {
-    /// The number.
-    pub rank: usize,
-    /// The files, in the order of the writes.
-    pub files: Vec<RankFile>,
+/// The files of ranks in a folder, a list for each rank.
+pub fn lists_in(folder: &Path, ranks: &[&RankFiles]) -> Vec<FileList> {
+    let list = |files: &&RankFiles| FileList::of_files(files.iter().map(|(name, len)| (folder.join(name), *len)));
+    ranks.iter().map(list).collect()
 }
 
 /// The files of all ranks for checkpoint number `step`, with `size` bytes for a rank in the mean.
-pub fn plan_ranks(model: CheckpointModel, ranks: usize, size: u64, step: u32) -> Vec<RankPlan> {
+pub fn plan_ranks(model: CheckpointModel, ranks: usize, size: u64, step: u32) -> Vec<RankFiles> {
     let weights = (size as f64 * WEIGHT_SHARE) as u64;
     // Two ranks of two replicas: the first has the weights of both.
     let (own, shared) = if model.shares_weights() { (2 * weights, 0) } else { (weights, weights) };
-    (0..ranks)
-        .map(|rank| {
-            let weights_here = if rank % 2 == 0 || ranks == 1 { own } else { shared };
-            let file = |kind: &str, len| RankFile { name: format!("step-{step:03}-rank-{rank:05}-{kind}.pt"), len };
-            let files = [file("weights", weights_here), file("optimizer", size - weights)];
-            RankPlan { rank, files: files.into_iter().filter(|file| file.len > 0).collect() }
-        })
-        .collect()
+    let files_of = |rank: usize| {
+        let name = |kind| format!("step-{step:03}-rank-{rank:05}-{kind}.pt");
+        let weights_here = if rank.is_multiple_of(2) || ranks == 1 { own } else { shared };
+        let files = [(name("weights"), weights_here), (name("optimizer"), size - weights)];
+        files.into_iter().filter(|(_, len)| *len > 0).collect()
+    };
+    (0..ranks).map(files_of).collect()
 }
 
 #[cfg(test)]
@@ -107,13 +88,13 @@ mod tests {
             let size = model.rank_bytes();
             assert!((size as f64 / 1e9 - mean_gb).abs() < 0.06, "{size}");
             let ranks = plan_ranks(model, 8, size, 1);
-            let sum: u64 = ranks.iter().flat_map(|plan| &plan.files).map(|file| file.len).sum();
+            let sum: u64 = ranks.iter().flatten().map(|(_, len)| len).sum();
             assert!((sum as f64 / (8 * size) as f64 - 1.0).abs() < 0.001, "{sum}");
         }
         let even = plan_ranks(CheckpointModel::Llama3x8b, 2, 14_000, 3);
-        let lens = |plan: &RankPlan| plan.files.iter().map(|file| file.len).collect::<Vec<_>>();
+        let lens = |files: &RankFiles| files.iter().map(|(_, len)| *len).collect::<Vec<_>>();
         assert_eq!((lens(&even[0]), lens(&even[1])), (vec![2_000, 12_000], vec![2_000, 12_000]));
-        assert_eq!(even[1].files[0].name, "step-003-rank-00001-weights.pt");
+        assert_eq!(even[1][0].0, "step-003-rank-00001-weights.pt");
         let replicas = plan_ranks(CheckpointModel::Llama3x405b, 2, 14_000, 1);
         assert_eq!((lens(&replicas[0]), lens(&replicas[1])), (vec![4_000, 12_000], vec![12_000]));
     }

@@ -1,17 +1,28 @@
 //! The report of `bench checkpoint`: table, sentences, charts, JSON. Runs nothing.
 
 use super::CheckpointArgs;
-use super::worker::{DropResult, HostPhase, RankFigures};
+use crate::cost::{RunCost, rates_json};
+use crate::engine::agent::{DropResult, HostRun};
+use crate::engine::pattern::LaneFigures;
 use crate::error::Result;
-use crate::mount::CounterValues;
-use crate::numbers::{median, three_digits};
+use crate::numbers::{known_digits, median_known, median_of, three_digits};
 use crate::plot::{BenchChart, ChartSeries};
-use crate::report::ReportSection;
+use crate::report::CommandReport;
+use crate::terminal::word_of;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// Interval over which hosts' samples are summed, in seconds.
 const BUCKET_SECONDS: f64 = 0.25;
+
+/// The figures of a rank in a phase.
+#[derive(Debug, Clone, Default)]
+pub struct RankFigures {
+    /// The number.
+    pub rank: usize,
+    /// The thread that was the rank.
+    pub lane: LaneFigures,
+}
 
 /// A phase of a checkpoint: all ranks wrote, or all read.
 #[derive(Debug, Clone, Default)]
@@ -19,20 +30,18 @@ pub struct PhaseRun {
     /// All ranks of all hosts.
     pub ranks: Vec<RankFigures>,
     /// Seconds since the start, and bytes per second of all hosts.
-    pub over_time: Vec<(f64, f64)>,
-    /// Processor seconds by role.
-    pub cpu: Vec<(&'static str, f64)>,
-    /// Counters that grew, by role.
-    pub grown: CounterValues,
+    over_time: Vec<(f64, f64)>,
+    cost: RunCost,
 }
 
 impl PhaseRun {
-    /// The phase of all hosts.
-    pub fn new(phases: Vec<HostPhase>, cpu: Vec<(&'static str, f64)>, grown: CounterValues) -> Self {
+    /// The phase of all hosts, each with the numbers of its ranks.
+    pub fn new(shares: &[Vec<usize>], hosts: Vec<HostRun>, cost: RunCost) -> Self {
         let mut buckets: BTreeMap<u64, f64> = BTreeMap::new();
-        for phase in &phases {
+        let mut ranks = Vec::new();
+        for (share, host) in shares.iter().zip(hosts) {
             let mut last = (0.0, 0);
-            for &(at, bytes) in &phase.over_time {
+            for (at, bytes) in host.over_time {
                 let rate = (bytes - last.1) as f64 / (at - last.0).max(1e-3);
                 // A short rest at the end is no separate sample.
                 if at - last.0 > BUCKET_SECONDS / 5.0 || last.0 == 0.0 {
@@ -40,26 +49,26 @@ impl PhaseRun {
                 }
                 last = (at, bytes);
             }
+            ranks.extend(share.iter().zip(host.lanes).map(|(rank, lane)| RankFigures { rank: *rank, lane }));
         }
         let over_time = buckets.into_iter().map(|(bucket, rate)| (bucket as f64 * BUCKET_SECONDS, rate)).collect();
-        let mut ranks: Vec<RankFigures> = phases.into_iter().flat_map(|phase| phase.ranks).collect();
         ranks.sort_by_key(|rank| rank.rank);
-        PhaseRun { ranks, over_time, cpu, grown }
+        PhaseRun { ranks, over_time, cost }
     }
 
     fn bytes(&self) -> u64 {
-        self.ranks.iter().map(|rank| rank.bytes).sum()
+        self.ranks.iter().map(|rank| rank.lane.bytes).sum()
     }
 
     /// Seconds of the slowest rank.
     fn seconds(&self) -> f64 {
-        self.ranks.iter().map(|rank| rank.seconds).fold(0.0, f64::max)
+        self.ranks.iter().map(|rank| rank.lane.seconds).fold(0.0, f64::max)
     }
 
     /// Bytes per second of the rank that has the fewest.
     fn slowest_rate(&self) -> f64 {
-        let least =
-            self.ranks.iter().map(|rank| rank.bytes as f64 / rank.seconds.max(1e-9)).fold(f64::INFINITY, f64::min);
+        let rates = self.ranks.iter().map(|rank| rank.lane.bytes as f64 / rank.lane.seconds.max(1e-9));
+        let least = rates.fold(f64::INFINITY, f64::min);
         if least.is_finite() { least } else { 0.0 }
     }
 
@@ -70,22 +79,31 @@ impl PhaseRun {
 
     /// The share of fsync in the slowest rank's time.
     fn sync_share(&self) -> f64 {
-        let slowest = self.ranks.iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        slowest.map_or(0.0, |rank| rank.sync_seconds / rank.seconds.max(1e-9))
+        let slowest = self.ranks.iter().max_by(|a, b| a.lane.seconds.total_cmp(&b.lane.seconds));
+        slowest.map_or(0.0, |rank| rank.lane.sync_seconds / rank.lane.seconds.max(1e-9))
     }
 
     fn cpu_per_gib(&self, role: &str) -> Option<f64> {
-        let used = self.cpu.iter().find(|(name, _)| *name == role)?.1;
-        (self.bytes() > 0).then(|| used / (self.bytes() as f64 / f64::from(1u32 << 30)))
+        self.cost.cpu_per_gib(role, self.bytes())
     }
 
-    fn grown_mb(&self, name: &str) -> u64 {
-        self.grown.get(name).copied().unwrap_or(0) / 1_000_000
+    fn json(&self) -> Value {
+        let ranks: Vec<Value> = self
+            .ranks
+            .iter()
+            .map(|RankFigures { rank, lane }| {
+                json!({
+                    "rank": rank, "bytes": lane.bytes, "seconds": lane.seconds, "fsync_seconds": lane.sync_seconds,
+                })
+            })
+            .collect();
+        json!({
+            "seconds": self.seconds(), "bytes": self.bytes(), "bytes_per_second": self.rate(),
+            "slowest_rank_bytes_per_second": self.slowest_rate(), "cpu": self.cost.cpu_json(self.bytes()),
+            "counters": self.cost.grown, "ranks": ranks, "over_time": rates_json(&self.over_time),
+        })
     }
 }
-
-/// The bars of a place's phase: names and values.
-type BarsOf = dyn Fn(&PlaceOutcome, &'static str, &[PhaseRun]) -> Vec<(String, f64)>;
 
 /// All rounds of a place.
 pub struct PlaceOutcome {
@@ -141,6 +159,7 @@ impl PlaceOutcome {
         }
         for (word, runs) in self.phases() {
             let Some(run) = runs.last() else { continue };
+            const MB: u64 = 1_000_000;
             let parts = [
                 ("mount.fuse.write_bytes", "written through FUSE"),
                 ("mount.fuse.read_bytes", "read through FUSE"),
@@ -150,17 +169,18 @@ impl PlaceOutcome {
                 ("mount.tcp.recv_bytes", "received over TCP"),
                 ("mount.tcp.send_bytes", "sent over TCP"),
             ];
+            let part = |(counter, what): &(&str, &str)| match *counter {
+                "mount.fuse.passthrough_opens" => (run.cost.grown_by(counter, 1), format!(" {what}")),
+                _ => (run.cost.grown_by(counter, MB), format!(" MB {what}")),
+            };
             let parts: Vec<String> = parts
                 .iter()
-                .filter_map(|(counter, what)| match *counter {
-                    "mount.fuse.passthrough_opens" => {
-                        run.grown.get(*counter).filter(|n| **n > 0).map(|n| format!("{n} {what}"))
-                    }
-                    _ => Some(run.grown_mb(counter)).filter(|mb| *mb > 0).map(|mb| format!("{mb} MB {what}")),
-                })
+                .map(part)
+                .filter(|(amount, _)| *amount > 0)
+                .map(|(amount, what)| format!("{amount}{what}"))
                 .collect();
             if !parts.is_empty() {
-                notes.push(format!("{name}, last {word} of {} MB: {}.", run.bytes() / 1_000_000, parts.join(", ")));
+                notes.push(format!("{name}, last {word} of {} MB: {}.", run.bytes() / MB, parts.join(", ")));
             }
         }
         notes
@@ -171,13 +191,8 @@ fn phase_text(run: &PhaseRun) -> String {
     format!("{} s ({} GB/s)", three_digits(run.seconds()), three_digits(run.rate() / 1e9))
 }
 
-fn median_of(runs: &[PhaseRun], of: impl Fn(&PhaseRun) -> f64) -> f64 {
-    median(&runs.iter().map(of).collect::<Vec<_>>())
-}
-
 fn cpu_of(runs: &[PhaseRun], role: &str) -> Option<f64> {
-    let all: Vec<f64> = runs.iter().filter_map(|run| run.cpu_per_gib(role)).collect();
-    (!all.is_empty()).then(|| median(&all))
+    median_known(runs, |run| run.cpu_per_gib(role))
 }
 
 /// A report.
@@ -190,12 +205,8 @@ pub struct CheckpointReport<'a> {
     pub size: u64,
     /// The hosts.
     pub hosts: Vec<String>,
-    /// The machine.
-    pub about: Value,
-    /// The machine in a line.
-    pub summary: String,
-    /// The checkpoint in a line.
-    pub demand: String,
+    /// The machine and the checkpoint, in a line each.
+    pub about: Vec<String>,
     /// Further sentences.
     pub notes: Vec<String>,
     /// The places.
@@ -207,19 +218,14 @@ impl CheckpointReport<'_> {
     ///
     /// # Errors
     /// When a file can't be written.
-    pub fn print_and_write(self) -> Result<()> {
-        let mut section = ReportSection::of_table(self.table(), self.charts());
-        anstream::print!("\n{}", section.table_text());
-        self.args.report.plot_charts(&section);
+    pub fn finish(self, machine: Value) -> Result<()> {
+        let table = self.table();
+        let charts = self.charts();
         let scores = self.scores();
-        for line in scores.iter().chain(&self.notes) {
-            anstream::println!("{line}");
-        }
         let result = self.json();
-        section.about = vec![self.summary, self.demand];
-        section.about.extend(scores);
-        section.notes = self.notes;
-        self.args.report.write_reports(&result, "Spurline bench checkpoint", &[section])
+        let outputs = &self.args.work.report;
+        let CheckpointReport { about, notes, .. } = self;
+        CommandReport { outputs, command: "checkpoint", about, table, charts, scores, notes, result }.finish(machine)
     }
 
     /// The phase of the first place, which the others are compared with.
@@ -278,7 +284,7 @@ impl CheckpointReport<'_> {
                     three_digits(median_of(runs, PhaseRun::slowest_rate) / 1e9),
                     three_digits(median_of(runs, PhaseRun::rate) / 1e9),
                 ];
-                line.extend(CHECKPOINT_ROLES.map(|role| cpu_of(runs, role).map_or("-".to_owned(), three_digits)));
+                line.extend(CHECKPOINT_ROLES.map(|role| known_digits(cpu_of(runs, role))));
                 line.push(
                     self.ratio(outcome, phase).map_or("-".to_owned(), |(ratio, name)| format!("{ratio:.2} of {name}")),
                 );
@@ -290,76 +296,53 @@ impl CheckpointReport<'_> {
 
     fn charts(&self) -> Vec<BenchChart> {
         let mut charts = Vec::new();
+        let mut rates = Vec::new();
+        let mut cpu = Vec::new();
         for phase in 0..2 {
             let word = ["write", "read"][phase];
-            let lines = |of: &dyn Fn(&PhaseRun) -> Vec<(f64, f64)>| -> Vec<ChartSeries> {
-                self.outcomes
-                    .iter()
-                    .filter_map(|outcome| {
-                        let points = of(outcome.phases()[phase].1.last()?);
-                        Some(ChartSeries { name: outcome.name.clone(), points })
-                    })
-                    .collect()
-            };
-            let over_time = lines(&|run| run.over_time.iter().map(|(at, rate)| (*at, rate / 1e9)).collect());
+            let mut over_time = Vec::new();
+            let mut times = Vec::new();
+            for outcome in &self.outcomes {
+                let runs = outcome.phases()[phase].1;
+                let name = &outcome.name;
+                rates.push((format!("{name}: {word}"), median_of(runs, PhaseRun::rate) / 1e9));
+                cpu.extend(
+                    CHECKPOINT_ROLES
+                        .iter()
+                        .filter_map(|role| Some((format!("{name}: {word}, {role}"), cpu_of(runs, role)?))),
+                );
+                let Some(run) = runs.last() else { continue };
+                over_time.push(ChartSeries::rates(name.clone(), &run.over_time));
+                let points = run.ranks.iter().map(|rank| (rank.rank as f64, rank.lane.seconds)).collect();
+                times.push(ChartSeries { name: name.clone(), points });
+            }
             charts.push(BenchChart::lines(format!("Throughput over time, {word}"), "seconds", "GB/s", over_time));
-            let ranks = lines(&|run| run.ranks.iter().map(|rank| (rank.rank as f64, rank.seconds)).collect());
-            charts.push(BenchChart::lines(format!("Time of each rank, {word}"), "rank", "seconds", ranks));
+            charts.push(BenchChart::lines(format!("Time of each rank, {word}"), "rank", "seconds", times));
         }
-        let bars = |of: &BarsOf| -> Vec<ChartSeries> {
-            let all = self.outcomes.iter().flat_map(|outcome| {
-                outcome.phases().into_iter().flat_map(|(word, runs)| of(outcome, word, runs)).collect::<Vec<_>>()
-            });
-            all.map(|(name, value)| ChartSeries::bar(name, value)).collect()
-        };
-        let rates = bars(&|outcome, word, runs| {
-            vec![(format!("{}: {word}", outcome.name), median_of(runs, PhaseRun::rate) / 1e9)]
-        });
         charts.push(BenchChart::bars("Bytes of the checkpoint over the time of the slowest rank", "GB/s", rates));
-        let cpu = bars(&|outcome, word, runs| {
-            let one = |role: &str| Some((format!("{}: {word}, {role}", outcome.name), cpu_of(runs, role)?));
-            CHECKPOINT_ROLES.iter().filter_map(|role| one(role)).collect()
-        });
         charts.push(BenchChart::bars("Processor time", "CPU-s/GiB", cpu));
         charts
     }
 
     fn json(&self) -> Value {
-        json!({
-            "schema": "spurline-bench-checkpoint/1", "spurline": env!("CARGO_PKG_VERSION"), "model": self.args.model.word(),
-            "ranks": self.ranks, "rank_bytes": self.size, "hosts": self.hosts, "rounds": self.args.rounds,
-            "machine": self.about, "notes": self.notes, "places": self.outcomes.iter().map(|outcome| {
-            let phase = |index: usize| {
-                let runs = outcome.phases()[index].1;
-                json!({
-                    "seconds": median_of(runs, PhaseRun::seconds), "bytes_per_second": median_of(runs, PhaseRun::rate),
-                    "slowest_rank_bytes_per_second": median_of(runs, PhaseRun::slowest_rate),
-                    "ratio": self.ratio(outcome, index).map(|(ratio, _)| ratio),
-                    "runs": runs.iter().map(|run| {
-            let cpu: serde_json::Map<String, Value> = run
-                .cpu
-                .iter()
-                .map(|(role, used)| {
-                    ((*role).to_owned(), json!({ "seconds": used, "seconds_per_gib": run.cpu_per_gib(role) }))
-                })
-                .collect();
+        let phase = |outcome: &PlaceOutcome, index: usize| {
+            let runs = outcome.phases()[index].1;
             json!({
-                "seconds": run.seconds(), "bytes": run.bytes(), "bytes_per_second": run.rate(),
-                "slowest_rank_bytes_per_second": run.slowest_rate(), "cpu": cpu, "counters": run.grown,
-                "ranks": run.ranks.iter().map(|rank| json!({
-                    "rank": rank.rank, "bytes": rank.bytes, "seconds": rank.seconds, "fsync_seconds": rank.sync_seconds,
-                })).collect::<Vec<_>>(),
-                "over_time": run.over_time.iter()
-                    .map(|(at, rate)| json!({ "at": at, "bytes_per_second": rate })).collect::<Vec<_>>(),
+                "seconds": median_of(runs, PhaseRun::seconds), "bytes_per_second": median_of(runs, PhaseRun::rate),
+                "slowest_rank_bytes_per_second": median_of(runs, PhaseRun::slowest_rate),
+                "ratio": self.ratio(outcome, index).map(|(ratio, _)| ratio),
+                "runs": runs.iter().map(PhaseRun::json).collect::<Vec<_>>(),
             })
-        }).collect::<Vec<_>>(),
-                })
-            };
+        };
+        let place = |outcome: &PlaceOutcome| {
             json!({
                 "place": outcome.name, "spurline_mount": outcome.has_counters, "page_cache": outcome.dropped,
-                "checksums_agree": true, "write": phase(0), "read": phase(1),
+                "checksums_agree": true, "write": phase(outcome, 0), "read": phase(outcome, 1),
             })
-        }).collect::<Vec<_>>(),
+        };
+        json!({
+            "model": word_of(&self.args.model), "ranks": self.ranks, "rank_bytes": self.size, "hosts": self.hosts,
+            "rounds": self.args.rounds, "places": self.outcomes.iter().map(place).collect::<Vec<_>>(),
         })
     }
 }
@@ -370,14 +353,10 @@ mod tests {
 
     #[test]
     fn the_slowest_rank_is_the_score() {
-        let rank =
-            |rank, bytes, seconds| RankFigures { rank, bytes, seconds, sync_seconds: seconds / 2.0, checksums: vec![] };
-        let host = |ranks| HostPhase { ranks, over_time: vec![(0.25, 1_000), (0.5, 3_000), (0.501, 3_000)], cpu: 1.0 };
-        let phases = vec![
-            host(vec![rank(1, 1_000, 1.0), rank(3, 4_000, 4.0)]),
-            host(vec![rank(0, 900, 3.0), rank(2, 100, 0.1)]),
-        ];
-        let run = PhaseRun::new(phases, vec![("ranks", 2.0)], CounterValues::new());
+        let lane = |bytes, seconds| LaneFigures { bytes, seconds, sync_seconds: seconds / 2.0, ..Default::default() };
+        let host = |lanes| HostRun { lanes, over_time: vec![(0.25, 1_000), (0.5, 3_000), (0.501, 3_000)], cpu: 1.0 };
+        let hosts = vec![host(vec![lane(1_000, 1.0), lane(4_000, 4.0)]), host(vec![lane(900, 3.0), lane(100, 0.1)])];
+        let run = PhaseRun::new(&[vec![1, 3], vec![0, 2]], hosts, RunCost::default());
         assert_eq!((run.seconds(), run.slowest_rate(), run.rate()), (4.0, 300.0, 1_500.0));
         assert_eq!(run.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [0, 1, 2, 3]);
         assert_eq!(run.over_time, [(0.25, 8_000.0), (0.5, 16_000.0)]);
@@ -390,7 +369,7 @@ mod tests {
         let mut outcome = PlaceOutcome::new("mount", false);
         outcome.dropped = vec![vec![DropResult::Requested, DropResult::InMemory]];
         let mut run = PhaseRun::default();
-        run.grown.insert("mount.tcp.recv_bytes".into(), 7_000_000);
+        run.cost.grown.insert("mount.tcp.recv_bytes".into(), 7_000_000);
         outcome.reads.push(run);
         let text = outcome.notes().join("\n");
         for part in ["no mount of Spurline", "in memory", "does not tell", "7 MB received over TCP"] {

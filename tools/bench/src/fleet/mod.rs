@@ -8,14 +8,15 @@ mod nfs;
 mod outcome;
 
 use crate::child::{self, FinishedChild, ServerProcess};
+use crate::cost::{RoleCounters, RunCost, rates_json};
 use crate::error::{BenchError, Result};
-use crate::machine;
-use crate::mount::{CounterValues, counter_growth, parse_counters, query_counters};
-use crate::numbers::{median, three_digits};
+use crate::mount::{CounterValues, parse_counters, query_counters};
+use crate::numbers::{known_digits, median, median_known, median_of, three_digits};
+use crate::places::split_name;
 use crate::plot::{BenchChart, ChartSeries};
-use crate::report::{ReportOutputs, ReportSection};
-use crate::scratch::{self, ScratchDir};
-use crate::suite;
+use crate::report::{CommandReport, ReportOutputs};
+use crate::workplace::Workplace;
+use crate::{machine, stop};
 pub use agents::AgentHost;
 use failure::FailedJob;
 use nfs::{NfsCase, NfsExport, NfsMounts, NfsVariant, PerftestKind};
@@ -126,10 +127,7 @@ struct FleetPoint {
 #[derive(Debug, Clone)]
 struct FleetRun {
     figures: FleetFigures,
-    /// Processor seconds by role.
-    cpu: Vec<(&'static str, f64)>,
-    /// Counters of mounts and nodes that grew.
-    grown: CounterValues,
+    cost: RunCost,
     /// Connections that the kernel's NFS client made, by transport.
     connections: BTreeMap<String, usize>,
 }
@@ -142,25 +140,23 @@ struct FleetRow {
 }
 
 impl FleetRow {
-    fn median_of(&self, of: impl Fn(&FleetRun) -> f64) -> f64 {
-        median(&self.runs.iter().map(of).collect::<Vec<_>>())
+    fn bandwidth(&self) -> f64 {
+        median_of(&self.runs, |run| run.figures.all.fio.bandwidth)
     }
 
-    fn bandwidth(&self) -> f64 {
-        self.median_of(|run| run.figures.all.bandwidth)
+    fn iops(&self) -> f64 {
+        median_of(&self.runs, |run| run.figures.all.fio.iops)
     }
 
     /// Processor seconds of a role for each GiB; `None` where unknown.
     fn cpu_per_gib(&self, role: &str) -> Option<f64> {
-        let all: Vec<f64> = self
-            .runs
-            .iter()
-            .filter_map(|run| {
-                let used = run.cpu.iter().find(|(name, _)| *name == role)?.1;
-                Some(used / (run.figures.all.bytes as f64 / f64::from(1u32 << 30)))
-            })
-            .collect();
-        (!all.is_empty()).then(|| median(&all))
+        median_known(&self.runs, |run| run.cost.cpu_per_gib(role, run.figures.all.fio.bytes))
+    }
+}
+
+impl FleetPoint {
+    fn describe(&self) -> String {
+        format!("{} hosts, {} jobs, depth {}", self.clients, self.jobs, self.depth)
     }
 }
 
@@ -177,8 +173,7 @@ struct FleetBench<'a> {
     servers: Vec<AgentHost>,
     job: String,
     values: Vec<(String, String)>,
-    spurline: Option<PathBuf>,
-    scratch: ScratchDir,
+    work: Workplace,
 }
 
 /// Runs the command.
@@ -194,7 +189,7 @@ pub fn run(args: &FleetArgs) -> Result<()> {
         anstream::print!("{}", job_file::load_job(name)?);
         return Ok(());
     }
-    crate::stop::catch_signals()?;
+    stop::catch_signals()?;
     args.report.check_places()?;
     child::require_program("fio", "fio")?;
     let mut variants = args.dir.iter().map(|text| parse_variant(text)).collect::<Result<Vec<_>>>()?;
@@ -204,17 +199,16 @@ pub fn run(args: &FleetArgs) -> Result<()> {
         return Err(BenchError::Usage("--server-host: give --ssh, or localhost for this machine".to_owned()));
     }
     let points = matrix_points(args, hosts.len())?;
-    let me = std::env::current_exe().map_err(|e| BenchError::io("can't find this program", &e))?;
-    let wanted = args.spurline.is_some() || !args.mounts.is_empty() || !args.nodes.is_empty();
-    let spurline = wanted.then(|| suite::program(args.spurline.as_deref(), &me)).transpose()?;
-    scratch::sweep_stale(&args.work_dir);
-    let scratch = ScratchDir::new(&args.work_dir, "fio", "--work-dir")?;
+    let work = Workplace::new(&args.work_dir, "fio", "--work-dir", args.spurline.as_deref())?;
+    if !args.mounts.is_empty() || !args.nodes.is_empty() {
+        work.spurline()?;
+    }
     if hosts.iter().any(AgentHost::is_here) {
         check_folders(&variants)?;
     }
     let job = job_file::load_job(&args.job)?;
     let values = given_values(args)?;
-    let bench = FleetBench { args, hosts, servers, job, values, spurline, scratch };
+    let bench = FleetBench { args, hosts, servers, job, values, work };
     variants.extend(bench.nfs_variants()?);
     // All variables have values before anything is started.
     for variant in &variants {
@@ -232,10 +226,7 @@ pub fn run(args: &FleetArgs) -> Result<()> {
 }
 
 fn parse_variant(text: &str) -> Result<FleetVariant> {
-    let (name, dir) = match text.split_once('=') {
-        Some((name, dir)) if !name.contains('/') => (name, dir),
-        _ => (text, text),
-    };
+    let (name, dir) = split_name(text);
     if !dir.starts_with('/') || name.is_empty() || dir.contains(['\n', '\r']) {
         return Err(BenchError::Usage(format!("--dir '{text}': give DIR or NAME=DIR with an absolute folder")));
     }
@@ -305,7 +296,7 @@ impl FleetBench<'_> {
             ));
         }
         let cases = NfsCase::parse_all(&self.args.nfs_case)?;
-        let dir = self.scratch.path().join("nfs").join("nfs0").display().to_string();
+        let dir = self.work.scratch.path().join("nfs").join("nfs0").display().to_string();
         Ok(cases
             .iter()
             .flat_map(|case| {
@@ -328,7 +319,7 @@ impl FleetBench<'_> {
 
     /// Servers on all hosts: started, or found.
     fn open_agents(&self) -> Result<Vec<ServerProcess>> {
-        let logs = self.scratch.subdir("logs")?;
+        let logs = self.work.scratch.subdir("logs")?;
         if !self.args.ssh {
             let open = |host: &AgentHost| match host.check_listens() {
                 Ok(()) => Ok(None),
@@ -346,7 +337,7 @@ impl FleetBench<'_> {
             variants.iter().map(|variant| FleetRow { variant: variant.clone(), point, runs: Vec::new() }).collect();
         for _ in 0..self.args.rounds {
             if let Some(nfs) = variants.iter().find_map(|variant| variant.nfs.as_ref()).filter(|_| self.args.perftest) {
-                let logs = self.scratch.subdir("logs")?;
+                let logs = self.work.scratch.subdir("logs")?;
                 let kind = self.perftest_kind();
                 let rate = kind.measure(&self.hosts[0], self.args.ssh, &nfs.export.addresses[0], &logs)?;
                 anstream::eprintln!("{}: {} GB/s", kind.program(), three_digits(rate / 1e9));
@@ -354,14 +345,8 @@ impl FleetBench<'_> {
             }
             for row in &mut rows {
                 let run = self.run_variant(&row.variant, point)?;
-                anstream::eprintln!(
-                    "{}: {} hosts, {} jobs, depth {}: {} GB/s",
-                    row.variant.name,
-                    point.clients,
-                    point.jobs,
-                    point.depth,
-                    three_digits(run.figures.all.bandwidth / 1e9)
-                );
+                let rate = three_digits(run.figures.all.fio.bandwidth / 1e9);
+                anstream::eprintln!("{}: {}: {rate} GB/s", row.variant.name, point.describe());
                 row.runs.push(run);
             }
         }
@@ -373,15 +358,15 @@ impl FleetBench<'_> {
         let Some(nfs) = &variant.nfs else { return self.run_once(variant, point) };
         let hosts = &self.hosts[..point.clients];
         let ssh = self.args.ssh;
-        let at = self.scratch.path().join("nfs");
+        let at = self.work.scratch.path().join("nfs");
         let (mounts, dir) = NfsMounts::mount(hosts, ssh, nfs, &at)?;
         let busy = || Ok::<_, BenchError>((nfs::busy_of(hosts, ssh)?, nfs::busy_of(&self.servers, ssh)?));
         let before = busy()?;
         let mut run = self.run_once(variant, point)?;
         let after = busy()?;
-        run.cpu.push(("machine", after.0 - before.0));
+        run.cost.add_cpu("machine", after.0 - before.0);
         if !self.servers.is_empty() {
-            run.cpu.push(("server", after.1 - before.1));
+            run.cost.add_cpu("server", after.1 - before.1);
         }
         run.connections = mounts.connections(&dir)?;
         Ok(run)
@@ -389,7 +374,7 @@ impl FleetBench<'_> {
 
     fn run_once(&self, variant: &FleetVariant, point: FleetPoint) -> Result<FleetRun> {
         // Logs of servers arrive in the working directory.
-        let dir = self.scratch.empty_subdir("run")?;
+        let dir = self.work.scratch.empty_subdir("run")?;
         let job = dir.join("job.fio");
         std::fs::write(&job, self.job_text(variant, point)?).map_err(|e| BenchError::io(job.display(), &e))?;
         let hosts = &self.hosts[..point.clients];
@@ -411,7 +396,7 @@ impl FleetBench<'_> {
             match &done {
                 Err(BenchError::Failed(why)) if is_lost_connection(why) => {
                     std::thread::sleep(Duration::from_millis(500));
-                    crate::stop::check_stop()?;
+                    stop::check_stop()?;
                     (printed, done) = start()?;
                 }
                 _ => break,
@@ -429,18 +414,12 @@ impl FleetBench<'_> {
         })?;
         let after = self.read_counters(variant, hosts)?;
         let figures = FleetFigures { over_time: outcome::read_over_time(&dir), ..figures };
-        let mut cpu = vec![("fio", figures.all.cpu)];
-        let mut grown = CounterValues::new();
-        for ((role, before), (_, after)) in before.iter().zip(&after) {
-            let growth = counter_growth(before, after);
-            cpu.push((role, growth.get("usage.cpu_us").copied().unwrap_or(0) as f64 / 1e6));
-            grown.extend(growth.into_iter().map(|(name, n)| (format!("{role}.{name}"), n)));
-        }
-        Ok(FleetRun { figures, cpu, grown, connections: BTreeMap::new() })
+        let cost = RunCost::new("fio", figures.all.cpu, &before, &after);
+        Ok(FleetRun { figures, cost, connections: BTreeMap::new() })
     }
 
     /// The summed counters of mounts and nodes, as far as readable.
-    fn read_counters(&self, variant: &FleetVariant, hosts: &[AgentHost]) -> Result<Vec<(&'static str, CounterValues)>> {
+    fn read_counters(&self, variant: &FleetVariant, hosts: &[AgentHost]) -> Result<RoleCounters> {
         let mut all = Vec::new();
         if self.args.ssh && self.args.mounts.is_empty() {
             let of = |host: &AgentHost| {
@@ -453,11 +432,12 @@ impl FleetBench<'_> {
                 all.push(("mounts", sum_counters(&known)));
             }
         }
-        let Some(spurline) = &self.spurline else { return Ok(all) };
         for (role, pages) in [("mounts", &self.args.mounts), ("nodes", &self.args.nodes)] {
             if !pages.is_empty() {
-                let known =
-                    pages.iter().map(|page| query_counters(spurline, page, None)).collect::<Result<Vec<_>>>()?;
+                let known = pages
+                    .iter()
+                    .map(|page| query_counters(self.work.spurline()?, page, None))
+                    .collect::<Result<Vec<_>>>()?;
                 all.push((role, sum_counters(&known)));
             }
         }
@@ -486,7 +466,7 @@ fn short_reason(why: &str) -> String {
 
 /// The transport that carried the bytes of a run, by the counters of the mounts.
 fn carried_by(run: &FleetRun) -> Option<String> {
-    let mb = |name: &str| run.grown.get(&format!("mounts.{name}.recv_bytes")).copied().unwrap_or(0) / 1_000_000;
+    let mb = |name: &str| run.cost.grown_by(&format!("mounts.{name}.recv_bytes"), 1_000_000);
     let parts = [("rdma", mb("rdma")), ("tcp", mb("tcp"))];
     let parts: Vec<String> =
         parts.iter().filter(|(_, mb)| *mb > 0).map(|(word, mb)| format!("{mb} MB over {word}")).collect();
@@ -494,11 +474,11 @@ fn carried_by(run: &FleetRun) -> Option<String> {
 }
 
 fn report(args: &FleetArgs, bench: &FleetBench<'_>, rows: &[FleetRow], fabric: &[f64]) -> Result<()> {
-    let about = machine::describe_machine(bench.scratch.path(), bench.scratch.path());
+    let machine = bench.work.describe_machine();
     let names: Vec<&str> = bench.hosts.iter().map(|host| host.host.as_str()).collect();
     let summary = format!("{} on {}; medians of {} rounds in turn", args.job, names.join(", "), args.rounds);
+    anstream::println!("{summary}");
     let perftest = (!fabric.is_empty()).then(|| (bench.perftest_kind().program(), median(fabric)));
-    let mut section = ReportSection::of_table(result_table(rows, perftest), charts_of(rows));
     let mut notes: Vec<String> = nfs_notes(rows);
     if !args.nfs.is_empty() {
         notes.push(machine_note(&bench.servers));
@@ -508,28 +488,27 @@ fn report(args: &FleetArgs, bench: &FleetBench<'_>, rows: &[FleetRow], fabric: &
     }));
     for row in rows {
         if let Some(carried) = row.runs.last().and_then(carried_by) {
-            let FleetPoint { clients, jobs, depth } = row.point;
-            notes.push(format!("{} ({clients} hosts, {jobs} jobs, depth {depth}): {carried}", row.variant.name));
+            notes.push(format!("{} ({}): {carried}", row.variant.name, row.point.describe()));
         }
     }
-    notes.push(format!(
-        "Controlled from {}; load average {:.1} on {} processors at the end.",
-        suite::one_line(&about),
-        machine::load_average(),
-        machine::cpu_count()
-    ));
-    anstream::print!("{summary}\n\n{}", section.table_text());
-    args.report.plot_charts(&section);
-    notes.iter().for_each(|note| anstream::println!("{note}"));
+    notes.push(format!("Controlled from {}", machine::one_line(&machine)));
+    notes.push(bench.work.load_note());
     let result = json!({
-        "schema": "spurline-bench-fio/1", "spurline": env!("CARGO_PKG_VERSION"), "job": args.job, "job_text": bench.job,
+        "job": args.job, "job_text": bench.job,
         "perftest": perftest.map(|(name, rate)| json!({ "program": name, "bytes_per_second": rate })),
-        "hosts": names, "rounds": args.rounds, "machine": about, "notes": notes,
-        "rows": rows.iter().map(|row| row_json(rows, row)).collect::<Vec<_>>(),
+        "hosts": names, "rounds": args.rounds, "rows": rows.iter().map(|row| row_json(rows, row)).collect::<Vec<_>>(),
     });
-    section.about = vec![summary];
-    section.notes = notes;
-    args.report.write_reports(&result, "Spurline bench fio", &[section])
+    let report = CommandReport {
+        outputs: &args.report,
+        command: "fio",
+        about: vec![summary],
+        table: result_table(rows, perftest),
+        charts: charts_of(rows),
+        scores: Vec::new(),
+        notes,
+        result,
+    };
+    report.finish(machine)
 }
 
 /// The row at the same point that a row is compared with: of the first folder, or of the first export in the same case.
@@ -596,8 +575,7 @@ fn result_table(rows: &[FleetRow], perftest: Option<(&str, f64)>) -> Vec<Vec<Str
     table[0].extend(perftest.map(|(name, _)| format!("of {name}")));
     for row in rows {
         let latency = |pick: fn((f64, f64)) -> f64| {
-            let all: Vec<f64> = row.runs.iter().filter_map(|run| run.figures.all.latency_us).map(pick).collect();
-            if all.is_empty() { "-".to_owned() } else { three_digits(median(&all)) }
+            known_digits(median_known(&row.runs, |run| run.figures.all.fio.latency_us.map(pick)))
         };
         let mut line = vec![
             row.variant.name.clone(),
@@ -605,16 +583,11 @@ fn result_table(rows: &[FleetRow], perftest: Option<(&str, f64)>) -> Vec<Vec<Str
             row.point.jobs.to_string(),
             row.point.depth.to_string(),
             three_digits(row.bandwidth() / 1e9),
-            three_digits(row.median_of(|run| run.figures.all.iops)),
+            three_digits(row.iops()),
             latency(|times| times.0),
             latency(|times| times.1),
         ];
-        line.extend(
-            FLEET_ROLES[..3]
-                .iter()
-                .chain(&whole)
-                .map(|role| row.cpu_per_gib(role).map_or("-".to_owned(), three_digits)),
-        );
+        line.extend(FLEET_ROLES[..3].iter().chain(&whole).map(|role| known_digits(row.cpu_per_gib(role))));
         line.push(first_row(rows, row).map_or("-".to_owned(), |first| {
             format!("{:.2} of {}", row.bandwidth() / first.bandwidth().max(1e-9), first.variant.name)
         }));
@@ -662,19 +635,17 @@ fn charts_of(rows: &[FleetRow]) -> Vec<BenchChart> {
     }
     let Some(last) = rows.last().map(|row| row.point) else { return charts };
     let at_last = || rows.iter().filter(|row| row.point == last);
-    let beside = at_last().map(|row| ChartSeries::bar(row.variant.name.clone(), row.bandwidth() / 1e9)).collect();
+    let beside = at_last().map(|row| (row.variant.name.clone(), row.bandwidth() / 1e9));
     charts.push(BenchChart::bars("Folders beside each other", "GB/s", beside));
-    let over_time = at_last().filter_map(|row| {
-        let points = row.runs.last()?.figures.over_time.iter().map(|(at, rate)| (*at, rate / 1e9)).collect();
-        Some(ChartSeries { name: row.variant.name.clone(), points })
-    });
+    let over_time = at_last()
+        .filter_map(|row| Some(ChartSeries::rates(row.variant.name.clone(), &row.runs.last()?.figures.over_time)));
     charts.push(BenchChart::lines("Throughput over time", "seconds", "GB/s", over_time.collect()));
     let cpu = at_last().flat_map(|row| {
-        FLEET_ROLES.into_iter().filter_map(move |role| {
-            Some(ChartSeries::bar(format!("{}: {role}", row.variant.name), row.cpu_per_gib(role)?))
-        })
+        FLEET_ROLES
+            .into_iter()
+            .filter_map(move |role| Some((format!("{}: {role}", row.variant.name), row.cpu_per_gib(role)?)))
     });
-    charts.push(BenchChart::bars("Processor time", "CPU-s/GiB", cpu.collect()));
+    charts.push(BenchChart::bars("Processor time", "CPU-s/GiB", cpu));
     charts
 }
 
@@ -685,39 +656,39 @@ fn row_json(rows: &[FleetRow], row: &FleetRow) -> Value {
         "folder": row.variant.name, "dir": row.variant.dir, "hosts": row.point.clients, "jobs": row.point.jobs,
         "depth": row.point.depth, "bytes_per_second": row.bandwidth(), "nfs_case": row.variant.nfs.as_ref().map(|nfs| nfs.case.name),
         "ratio": first_row(rows, row).map(|first| row.bandwidth() / first.bandwidth().max(1e-9)),
-        "iops": row.median_of(|run| run.figures.all.iops), "cpu_seconds_per_gib": cpu,
+        "iops": row.iops(), "cpu_seconds_per_gib": cpu,
         "runs": row.runs.iter().map(run_json).collect::<Vec<_>>(),
     })
 }
 
 fn host_json(figures: &outcome::HostFigures) -> Value {
+    let fio = figures.fio;
     json!({
-        "host": figures.host, "bytes_per_second": figures.bandwidth, "iops": figures.iops, "bytes": figures.bytes,
-        "cpu_seconds": figures.cpu, "p50_us": figures.latency_us.map(|t| t.0), "p99_us": figures.latency_us.map(|t| t.1),
+        "host": figures.host, "bytes_per_second": fio.bandwidth, "iops": fio.iops, "bytes": fio.bytes,
+        "cpu_seconds": figures.cpu, "p50_us": fio.latency_us.map(|t| t.0), "p99_us": fio.latency_us.map(|t| t.1),
     })
 }
 
 fn run_json(run: &FleetRun) -> Value {
-    let cpu: serde_json::Map<String, Value> =
-        run.cpu.iter().map(|(role, used)| ((*role).to_owned(), json!({ "seconds": used }))).collect();
     json!({
         "all": host_json(&run.figures.all), "hosts": run.figures.hosts.iter().map(host_json).collect::<Vec<_>>(),
-        "cpu": cpu, "counters": run.grown, "connections": run.connections,
-        "over_time": run.figures.over_time.iter()
-            .map(|(at, rate)| json!({ "at": at, "bytes_per_second": rate })).collect::<Vec<_>>(),
+        "cpu": run.cost.cpu_json(run.figures.all.fio.bytes), "counters": run.cost.grown, "connections": run.connections,
+        "over_time": rates_json(&run.figures.over_time),
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fio::FioFigures;
 
     fn row(name: &str, clients: usize, bandwidth: f64) -> FleetRow {
-        let all = outcome::HostFigures { bandwidth, bytes: 1 << 30, cpu: 0.2, ..Default::default() };
+        let fio = FioFigures { bandwidth, bytes: 1 << 30, ..FioFigures::default() };
+        let all = outcome::HostFigures { fio, cpu: 0.2, ..Default::default() };
         let figures = FleetFigures { all, over_time: vec![(0.5, bandwidth), (1.0, bandwidth)], ..Default::default() };
         let grown = [(format!("mounts.{name}.recv_bytes"), 5_000_000)].into();
-        let cpu = vec![("fio", 0.2), ("mounts", 0.4)];
-        let runs = vec![FleetRun { figures, cpu, grown, connections: BTreeMap::new() }];
+        let cost = RunCost { cpu: vec![("fio", 0.2), ("mounts", 0.4)], grown };
+        let runs = vec![FleetRun { figures, cost, connections: BTreeMap::new() }];
         let variant = FleetVariant { name: name.into(), dir: format!("/mnt/{name}"), nfs: None };
         FleetRow { variant, point: FleetPoint { clients, jobs: 1, depth: 1 }, runs }
     }
@@ -763,7 +734,7 @@ mod tests {
             row.variant.name = format!("{} {}", export.name, case.name);
             row.variant.nfs = Some(NfsVariant { case, export, nconnect: 4 });
             row.runs[0].connections = [(if case.rdma { "rdma" } else { "tcp" }.to_owned(), made)].into();
-            row.runs[0].cpu.push(("machine", 1.5));
+            row.runs[0].cost.add_cpu("machine", 1.5);
             row
         };
         let rows = [
@@ -780,10 +751,10 @@ mod tests {
         assert_eq!(table[3][12..], ["0.75 of tmpfs v3-tcp", "-"].map(str::to_owned));
         assert_eq!(table[5][12..], ["0.80 of tmpfs v4-rdma-nconnect", "0.40"].map(str::to_owned));
         let mut measured = rows.map(|mut row| {
-            row.runs[0].cpu.push(("server", 2.5));
+            row.runs[0].cost.add_cpu("server", 2.5);
             row
         });
-        measured[1].runs[0].cpu.pop();
+        measured[1].runs[0].cost.cpu.pop();
         let table = result_table(&measured, None);
         assert_eq!(table[0][11..], ["machine", "server", "ratio"].map(str::to_owned));
         assert_eq!((table[2][12].as_str(), table[3][12].as_str()), ("-", "2.50"));

@@ -4,6 +4,7 @@
 use super::agents::AgentHost;
 use crate::child;
 use crate::error::{BenchError, Result};
+use crate::places::split_name;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -120,7 +121,7 @@ impl NfsExport {
     /// # Errors
     /// `Usage` for any other text.
     pub fn parse(text: &str) -> Result<NfsExport> {
-        let (name, place) = text.split_once('=').filter(|(name, _)| !name.contains([':', '/'])).unwrap_or((text, text));
+        let (name, place) = split_name(text);
         let (hosts, path) = place.split_once(":/").ok_or_else(|| no_export_error(text))?;
         let addresses: Vec<String> = hosts.split(',').map(str::to_owned).collect();
         // A name that begins with a dash would be an option of mount.

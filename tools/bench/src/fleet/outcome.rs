@@ -2,6 +2,7 @@
 //! nothing.
 
 use crate::error::{BenchError, Result};
+use crate::fio::FioFigures;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,16 +12,10 @@ use std::path::Path;
 pub struct HostFigures {
     /// The host as named; empty for all.
     pub host: String,
-    /// Bytes per second, read and written.
-    pub bandwidth: f64,
-    /// Operations per second.
-    pub iops: f64,
-    /// Bytes read and written.
-    pub bytes: u64,
+    /// The figures of its jobs.
+    pub fio: FioFigures,
     /// Processor seconds of fio's own processes.
     pub cpu: f64,
-    /// Median and 99th percentile of an operation's time in microseconds; the slower direction.
-    pub latency_us: Option<(f64, f64)>,
 }
 
 /// The figures of a run.
@@ -69,46 +64,27 @@ pub fn parse_fleet(text: &str) -> Result<FleetFigures> {
     }
     // fio's sum ("All clients") is missing with a single host, and has no percentiles.
     figures.hosts.iter().for_each(|host| add_figures(&mut figures.all, host));
-    if figures.all.bytes == 0 {
+    if figures.all.fio.bytes == 0 {
         return Err(bad("nothing was read or written"));
     }
     Ok(figures)
 }
 
 fn entry_figures(host: String, entry: &Value) -> HostFigures {
-    let ways = [&entry["read"], &entry["write"]];
-    let sum = |name: &str| ways.iter().map(|way| number_of(&way[name])).sum::<f64>();
-    let latency_us = ways
-        .iter()
-        .filter_map(|way| {
-            let at = |share: &str| Some(way["clat_ns"]["percentile"][share].as_f64()? / 1e3);
-            Some((at("50.000000")?, at("99.000000")?)).filter(|times| times.1 > 0.0)
-        })
-        .max_by(|a, b| a.1.total_cmp(&b.1));
-    HostFigures {
-        host,
-        bandwidth: sum("bw_bytes"),
-        iops: sum("iops"),
-        bytes: sum("io_bytes") as u64,
-        // Percent of the summed time of the host's processes, in milliseconds.
-        cpu: (number_of(&entry["usr_cpu"]) + number_of(&entry["sys_cpu"])) / 100.0 * number_of(&entry["job_runtime"])
-            / 1e3,
-        latency_us,
-    }
-}
-
-fn number_of(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_default()
+    let number = |name: &str| entry[name].as_f64().unwrap_or_default();
+    // Percent of the summed time of the host's processes, in milliseconds.
+    let cpu = (number("usr_cpu") + number("sys_cpu")) / 100.0 * number("job_runtime") / 1e3;
+    HostFigures { host, fio: FioFigures::of_job(entry), cpu }
 }
 
 fn add_figures(sum: &mut HostFigures, one: &HostFigures) {
-    sum.bandwidth += one.bandwidth;
-    sum.iops += one.iops;
-    sum.bytes += one.bytes;
     sum.cpu += one.cpu;
+    sum.fio.bandwidth += one.fio.bandwidth;
+    sum.fio.iops += one.fio.iops;
+    sum.fio.bytes += one.fio.bytes;
     // The slowest host counts.
-    if one.latency_us.is_some_and(|(_, p99)| sum.latency_us.is_none_or(|(_, known)| p99 > known)) {
-        sum.latency_us = one.latency_us;
+    if one.fio.latency_us.is_some_and(|(_, p99)| sum.fio.latency_us.is_none_or(|(_, known)| p99 > known)) {
+        sum.fio.latency_us = one.fio.latency_us;
     }
 }
 
@@ -157,11 +133,11 @@ mod tests {
             json!({ "fio version": "fio-3.33", "client_stats": [entry("j", "a", 2000), entry("j", "b", 6000), all] });
         let got = parse_fleet(&format!("<a> j: (g=0): rw=read {{}}\n<b> Starting\n{json:#}\nmore")).unwrap();
         assert_eq!(got.hosts.len(), 2);
-        assert_eq!((got.all.bytes, got.all.bandwidth, got.all.iops), (8000, 4000.0, 200.0));
+        assert_eq!((got.all.fio.bytes, got.all.fio.bandwidth, got.all.fio.iops), (8000, 4000.0, 200.0));
         assert!((got.all.cpu - 0.8).abs() < 1e-9, "{got:?}");
-        assert_eq!((got.hosts[0].latency_us, got.all.latency_us), (Some((1.0, 2.0)), Some((1.0, 6.0))));
+        assert_eq!((got.hosts[0].fio.latency_us, got.all.fio.latency_us), (Some((1.0, 2.0)), Some((1.0, 6.0))));
         let one = parse_fleet(&json!({ "client_stats": [entry("j", "a", 2000)] }).to_string()).unwrap();
-        assert_eq!(one.all.latency_us, Some((1.0, 2.0)));
+        assert_eq!(one.all.fio.latency_us, Some((1.0, 2.0)));
     }
 
     #[test]

@@ -1,22 +1,18 @@
 //! `bench load --hosts`: a model that one host loads alone, and then all hosts at the same moment. A host is a network namespace with
 //! a node and a mount behind a link of limited rate. Every load reads files that no cache has.
 
+use super::cases::{LoadCase, run_load};
 use super::model::{ModelFiles, find_model, write_model};
-use super::replay::{LoadCase, run_load};
-use super::{LoadArgs, LoadReport, describe_model};
-use crate::child;
-use crate::error::{BenchError, FileContext as _, Result};
-use crate::mount::{MountUnderTest, NodeUnderTest};
+use super::{LoadArgs, LoadResult};
+use crate::error::{FileContext as _, Result};
+use crate::mount::{MountUnderTest, NodeUnderTest, counter};
 use crate::netns::BridgedHosts;
-use crate::numbers::{median, three_digits};
-use crate::report::ReportSection;
-use crate::scratch::ScratchDir;
-use crate::suite;
+use crate::numbers::{median_of, three_digits};
+use crate::terminal::word_of;
+use crate::workplace::Workplace;
 use serde_json::{Value, json};
 use spurline_types::Size;
 use std::path::{Path, PathBuf};
-use std::sync::Barrier;
-use std::time::Instant;
 
 const NODE_PORT: u16 = 7130;
 /// Memory of a node beside its share of two models: requests, connections and names.
@@ -27,7 +23,7 @@ const ALONE: &str = "alone";
 const TOGETHER: &str = "together";
 
 /// A load by one host or by all.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, serde::Serialize)]
 struct HostLoad {
     /// Time from the common start until the last host has all bytes.
     seconds: f64,
@@ -48,7 +44,7 @@ struct HostCase {
 impl HostCase {
     /// The folder of a load of a round, below the source.
     fn folder(&self, round: u32, by: &str) -> PathBuf {
-        PathBuf::from(format!("{}-{}-{round}-{by}", self.case.word(), self.threads))
+        PathBuf::from(format!("{}-{}-{round}-{by}", word_of(&self.case), self.threads))
     }
 
     fn ratio(&self) -> f64 {
@@ -56,13 +52,8 @@ impl HostCase {
     }
 }
 
-fn median_of(loads: &[HostLoad], of: fn(&HostLoad) -> f64) -> f64 {
-    median(&loads.iter().map(of).collect::<Vec<_>>())
-}
-
 /// The hosts, with a node and a mount each.
 struct HostGroup {
-    spurline: PathBuf,
     model: ModelFiles,
     // Dropped in this order: mounts before nodes, both before the network.
     mounts: Vec<MountUnderTest>,
@@ -71,92 +62,47 @@ struct HostGroup {
 }
 
 impl HostGroup {
-    fn start(args: &LoadArgs, hosts: usize, source: &HostSource, scratch: &ScratchDir) -> Result<HostGroup> {
-        let me = std::env::current_exe().map_err(|error| BenchError::io("can't find this program", &error))?;
-        let spurline = suite::program(args.spurline.as_deref(), &me)?;
+    fn start(args: &LoadArgs, hosts: usize, source: &HostSource, work: &Workplace) -> Result<HostGroup> {
         let net = BridgedHosts::new(hosts)?;
         net.shape_links(args.link, args.delay)?;
-        let logs = scratch.subdir("logs")?;
         let memory = Size(2 * args.size.0 / hosts as u64 + NODE_EXTRA_BYTES).to_string();
-        let mut nodes = Vec::new();
-        for host in 0..hosts {
-            let address = net.address(host);
-            let cache = scratch.subdir(&format!("cache-{host}"))?;
-            let mut command = child::command_in(&spurline, Some(net.namespace(host)));
-            command.args([
-                "node",
-                "--metrics",
-                "none",
-                "--allow-anyone",
-                "--cache-size",
-                "0",
-                "--buffer-size",
-                &memory,
-            ]);
-            command.arg("--source").arg(&source.dir).arg("--cache-dir").arg(cache);
-            command.args(["--group-network", &address, "--group-port", &NODE_PORT.to_string()]);
-            let log = logs.join(format!("node-{host}.log"));
-            let listens_at = format!("{address}:{NODE_PORT}");
-            nodes.push(NodeUnderTest::start(command, &listens_at, Some(net.namespace(host)), &log)?);
-        }
-        let addresses: Vec<&str> = nodes.iter().map(|node| node.addr.as_str()).collect();
+        let addresses: Vec<String> = (0..hosts).map(|host| format!("{}:{NODE_PORT}", net.address(host))).collect();
         let registry = format!("static:{}", addresses.join(","));
+        let mut nodes = Vec::new();
+        for (host, address) in addresses.iter().enumerate() {
+            let words = ["--cache-size", "0", "--buffer-size", &memory];
+            nodes.push(work.node(&source.dir, address, Some(net.namespace(host)), &words, &[])?);
+        }
         let mut mounts = Vec::new();
         for host in 0..hosts {
-            let at = scratch.subdir(&format!("mnt-{host}"))?;
-            let mut command = child::command_in(&spurline, Some(net.namespace(host)));
-            command.arg("mount").arg(&source.dir).arg(&at).args(["--metrics", "none", "--registry", &registry]);
-            let log = logs.join(format!("mount-{host}.log"));
-            mounts.push(MountUnderTest::start(command, &at, Some(net.namespace(host)), &log)?);
+            let words = ["--registry", &registry];
+            let name = format!("host-{host}");
+            mounts.push(work.mount(&name, &source.dir, Some(net.namespace(host)), &words, &[])?);
         }
-        Ok(HostGroup { spurline, model: source.model.clone(), mounts, nodes, _net: net })
+        Ok(HostGroup { model: source.model.clone(), mounts, nodes, _net: net })
     }
 
-    /// Loads the model in `folder` on these hosts at the same moment.
-    fn load(&self, hosts: &[usize], folder: &Path, plan: &HostCase, round: u32, work: &Path) -> Result<HostLoad> {
-        let models: Vec<ModelFiles> = hosts.iter().map(|host| self.model_at(*host, folder)).collect();
+    /// Loads the model in `folder` on these hosts at the same moment. Nothing is read there before: the read of a header would
+    /// fetch the first blocks.
+    fn load(&self, hosts: &[usize], folder: &Path, plan: &HostCase, round: u32, copies: &Path) -> Result<HostLoad> {
+        let models: Vec<ModelFiles> =
+            hosts.iter().map(|host| self.model.in_folder(&self.mounts[*host].at().join(folder))).collect();
         let source_before = self.node_counters("object.get_bytes")?;
         let sent_before = self.node_counters("remotecache.send_bytes")?;
-        let start = Barrier::new(hosts.len() + 1);
-        let loaded = std::thread::scope(|scope| {
-            let loads: Vec<_> = models
-                .iter()
-                .map(|model| {
-                    let start = &start;
-                    scope.spawn(move || {
-                        start.wait();
-                        run_load(model, plan.case, plan.threads, round, work)
-                    })
-                })
-                .collect();
-            start.wait();
-            let began = Instant::now();
-            for load in loads {
-                load.join().unwrap_or_else(|_| Err(BenchError::Failed("a thread that loads panicked".to_owned())))?;
-            }
-            Ok::<_, BenchError>(began.elapsed().as_secs_f64())
-        })?;
+        let seconds = run_load(&models, plan.case, plan.threads, round, copies)?.seconds;
         let source = growth_of(&source_before, &self.node_counters("object.get_bytes")?);
         let sent = growth_of(&sent_before, &self.node_counters("remotecache.send_bytes")?);
         let mean = sent.iter().sum::<u64>() as f64 / sent.len() as f64;
         Ok(HostLoad {
-            seconds: loaded,
-            source_copies: source.iter().sum::<u64>() as f64 / self.model.bytes as f64,
+            seconds,
+            source_copies: source.iter().sum::<u64>() as f64 / self.model.bytes() as f64,
             busiest_node: sent.into_iter().max().unwrap_or(0) as f64 / mean.max(1.0),
         })
     }
 
-    /// The model in `folder` as a host sees it. Nothing is read there: the read of a header would fetch the first blocks.
-    fn model_at(&self, host: usize, folder: &Path) -> ModelFiles {
-        let dir = self.mounts[host].at().join(folder);
-        let paths = self.model.paths.iter().map(|path| dir.join(path.file_name().unwrap_or_default())).collect();
-        ModelFiles { paths, ..self.model.clone() }
-    }
-
     /// A counter of each node.
     fn node_counters(&self, name: &str) -> Result<Vec<u64>> {
-        let counters = self.nodes.iter().map(|node| node.counters(&self.spurline));
-        counters.map(|values| Ok(values?.get(name).copied().unwrap_or(0))).collect()
+        self.nodes.iter().map(|node| Ok(counter(&node.counters()?, name))).collect()
     }
 }
 
@@ -172,9 +118,9 @@ struct HostSource {
 
 impl HostSource {
     /// Makes the folders before a node runs: a node may list the source once and show new names later.
-    fn make(args: &LoadArgs, cases: &[HostCase], scratch: &ScratchDir) -> Result<HostSource> {
-        let dir = scratch.subdir("source")?;
-        let made = scratch.subdir("model")?;
+    fn make(args: &LoadArgs, cases: &[HostCase], work: &Workplace) -> Result<HostSource> {
+        let dir = work.scratch.subdir("source")?;
+        let made = work.scratch.subdir("model")?;
         write_model(&made, args.size.0, args.files as usize)?;
         let model = find_model(&made)?;
         for plan in cases {
@@ -196,35 +142,34 @@ impl HostSource {
 /// The cases of the arguments; without any, those of loaders by default and of loaders that prefetch.
 fn cases_of(args: &LoadArgs) -> Vec<HostCase> {
     let cases = if args.case.is_empty() { &[LoadCase::Mmap, LoadCase::Pread16m] } else { args.case.as_slice() };
-    let mut plans = Vec::new();
-    for case in cases {
-        let threads = if case.has_threads() { args.threads.as_slice() } else { &[1] };
-        plans.extend(threads.iter().map(|threads| HostCase {
-            case: *case,
+    let of_case = |case: &LoadCase| {
+        let case = *case;
+        case.threads(&args.threads).iter().map(move |threads| HostCase {
+            case,
             threads: *threads as usize,
             alone: Vec::new(),
             together: Vec::new(),
-        }));
-    }
-    plans
+        })
+    };
+    cases.iter().flat_map(of_case).collect()
 }
 
 /// Runs all rounds.
 ///
 /// # Errors
 /// `Missing` without network namespaces or a shaped link; `Failed` when a node, a mount or a read fails.
-pub fn run_hosts(args: &LoadArgs, hosts: usize, scratch: &ScratchDir) -> Result<LoadReport> {
+pub(super) fn run_hosts(args: &LoadArgs, hosts: usize, work: &Workplace) -> Result<LoadResult> {
     let mut cases = cases_of(args);
-    let source = HostSource::make(args, &cases, scratch)?;
+    let source = HostSource::make(args, &cases, work)?;
     let about = format!(
         "{}; {hosts} hosts behind links of {} Mbit/s with a round trip of {} ms",
-        describe_model(&source.model),
+        source.model.describe(),
         args.link,
         args.delay.as_secs_f64() * 1e3
     );
     anstream::println!("{about}");
-    let group = HostGroup::start(args, hosts, &source, scratch)?;
-    let copies = scratch.subdir("copies")?;
+    let group = HostGroup::start(args, hosts, &source, work)?;
+    let copies = work.scratch.subdir("copies")?;
     let all: Vec<usize> = (0..hosts).collect();
     for round in 1..=args.rounds {
         for plan in &mut cases {
@@ -236,10 +181,8 @@ pub fn run_hosts(args: &LoadArgs, hosts: usize, scratch: &ScratchDir) -> Result<
             plan.together.push(together);
         }
     }
-    let mut section = ReportSection::of_table(case_table(&cases, hosts), Vec::new());
-    section.about.push(about);
-    let result = json!({
-        "model_bytes": source.model.bytes, "hosts": hosts, "link_bits_per_second": u64::from(args.link) * 1_000_000,
+    let json = json!({
+        "model_bytes": source.model.bytes(), "hosts": hosts, "link_bits_per_second": u64::from(args.link) * 1_000_000,
         "round_trip_seconds": args.delay.as_secs_f64(), "cases": cases.iter().map(case_json).collect::<Vec<_>>(),
     });
     let notes = vec![
@@ -247,7 +190,7 @@ pub fn run_hosts(args: &LoadArgs, hosts: usize, scratch: &ScratchDir) -> Result<
          Busiest node: its sent bytes, as a multiple of the mean."
             .to_owned(),
     ];
-    Ok((section, result, notes))
+    Ok(LoadResult { about, table: case_table(&cases, hosts), notes, json })
 }
 
 fn case_table(cases: &[HostCase], hosts: usize) -> Vec<Vec<String>> {
@@ -256,7 +199,7 @@ fn case_table(cases: &[HostCase], hosts: usize) -> Vec<Vec<String>> {
     let mut table = vec![head.map(str::to_owned).to_vec()];
     for plan in cases {
         table.push(vec![
-            plan.case.word().to_owned(),
+            word_of(&plan.case),
             plan.threads.to_string(),
             three_digits(median_of(&plan.alone, |load| load.seconds)),
             three_digits(median_of(&plan.together, |load| load.seconds)),
@@ -269,13 +212,5 @@ fn case_table(cases: &[HostCase], hosts: usize) -> Vec<Vec<String>> {
 }
 
 fn case_json(plan: &HostCase) -> Value {
-    json!({
-        "case": plan.case.word(), "threads": plan.threads, "ratio": plan.ratio(),
-        "alone": plan.alone.iter().map(load_json).collect::<Vec<_>>(),
-        "together": plan.together.iter().map(load_json).collect::<Vec<_>>(),
-    })
-}
-
-fn load_json(load: &HostLoad) -> Value {
-    json!({"seconds": load.seconds, "source_copies": load.source_copies, "busiest_node": load.busiest_node})
+    json!({ "case": word_of(&plan.case), "threads": plan.threads, "ratio": plan.ratio(), "alone": plan.alone, "together": plan.together })
 }

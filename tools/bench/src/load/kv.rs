@@ -1,14 +1,11 @@
 //! The pattern of key-value caches in files: a file for each block, written whole under a temporary name, renamed, read once or
 //! never, and looked up far more often than it is there. Knows no mounts.
 
-use crate::error::{BenchError, FileContext, Result};
-use crate::numbers::median;
-use crate::scratch::fill_pattern;
-use crate::stop;
-use std::fs::File;
-use std::io::{ErrorKind, Read as _, Write as _};
-use std::path::{Path, PathBuf};
-use std::time::Instant;
+use crate::engine::pattern::{FileAccess, FileList, FilePattern, LaneFigures};
+use crate::engine::to_the_end;
+use crate::error::{BenchError, Result};
+use crate::numbers::{median, percentile};
+use std::path::Path;
 
 /// Blocks of a run.
 #[derive(Debug, Clone, Copy)]
@@ -41,76 +38,34 @@ pub struct KvFigures {
 /// # Errors
 /// When a call fails, a block is not whole, or an absent name is found.
 pub fn run_blocks(plan: &KvPlan, write: &Path, read: &Path, round: u32) -> Result<KvFigures> {
-    let name = |number: usize| format!("{round:03}-{number:08x}.kv");
-    let mut block = vec![0; plan.block_bytes];
-    let mut figures = KvFigures::default();
-    let absent = look_up(plan.lookups, |number| read.join(format!("absent-{round}-{number:08x}.kv")), false)?;
-    figures.absent_us = median(&absent);
-    figures.absent_slow_us = slowest_hundredth(&absent);
-    let began = Instant::now();
-    for number in 0..plan.blocks {
-        stop::check_stop()?;
-        fill_pattern(number as u64, 0, &mut block);
-        put_block(&write.join(name(number)), &block)?;
-    }
-    figures.write_rate = (plan.blocks * plan.block_bytes) as f64 / began.elapsed().as_secs_f64();
-    let present = look_up(plan.blocks, |number| read.join(name(number)), true)?;
-    figures.present_us = median(&present);
-    let mut expected = vec![0; plan.block_bytes];
-    let mut seconds = 0.0;
-    let mut bytes = 0;
+    let len = plan.block_bytes as u64;
+    let piece = plan.block_bytes;
+    let names = |dir: &Path, kind: &str, numbers: &mut dyn Iterator<Item = usize>| {
+        FileList::of_files(numbers.map(|number| (dir.join(format!("{kind}-{round:03}-{number:08x}.kv")), len)))
+    };
+    let absent = follow(names(read, "absent", &mut (0..plan.lookups)), FileAccess::Stat { present: false })?;
+    let write_whole = FileAccess::Write { piece, sync: false, rename: true };
+    let written = follow(names(write, "block", &mut (0..plan.blocks)), write_whole)?;
+    let present = follow(names(read, "block", &mut (0..plan.blocks)), FileAccess::Stat { present: true })?;
     // The other half is never read.
-    for number in (0..plan.blocks).step_by(2) {
-        stop::check_stop()?;
-        let path = read.join(name(number));
-        let began = Instant::now();
-        File::open(&path).in_file(&path)?.read_exact(&mut block).in_file(&path)?;
-        seconds += began.elapsed().as_secs_f64();
-        bytes += block.len();
-        fill_pattern(number as u64, 0, &mut expected);
-        if block != expected {
-            return Err(BenchError::Failed(format!("{} has other bytes than were written", path.display())));
-        }
+    let read_once = FileAccess::Read { piece, cold: false, to_end: false };
+    let got = follow(names(read, "block", &mut (0..plan.blocks).step_by(2)), read_once)?;
+    if !got.checksums.iter().eq(written.checksums.iter().step_by(2)) {
+        return Err(BenchError::Failed(format!("a block in {} has other bytes than were written", read.display())));
     }
-    figures.read_rate = bytes as f64 / f64::max(seconds, 1e-9);
-    for number in 0..plan.blocks {
-        let path = write.join(name(number));
-        std::fs::remove_file(&path).map_err(|error| BenchError::io(path.display(), &error))?;
-    }
-    Ok(figures)
+    Ok(KvFigures {
+        write_rate: written.bytes as f64 / written.seconds.max(1e-9),
+        read_rate: got.bytes as f64 / got.seconds.max(1e-9),
+        absent_us: median(&absent.lookups_us),
+        absent_slow_us: percentile(&absent.lookups_us, 0.99),
+        present_us: median(&present.lookups_us),
+    })
 }
 
-fn put_block(path: &Path, block: &[u8]) -> Result<()> {
-    let temporary = path.with_extension("tmp");
-    File::create(&temporary).and_then(|mut file| file.write_all(block)).in_file(path)?;
-    std::fs::rename(&temporary, path).in_file(path)
-}
-
-/// The time of each lookup in microseconds.
-fn look_up(count: usize, path: impl Fn(usize) -> PathBuf, expected: bool) -> Result<Vec<f64>> {
-    let mut times = Vec::with_capacity(count);
-    for number in 0..count {
-        if number % 64 == 0 {
-            stop::check_stop()?;
-        }
-        let path = path(number);
-        let began = Instant::now();
-        let found = std::fs::metadata(&path);
-        times.push(began.elapsed().as_secs_f64() * 1e6);
-        match found {
-            Ok(_) if expected => {}
-            Err(error) if error.kind() == ErrorKind::NotFound && !expected => {}
-            Ok(_) => return Err(BenchError::Failed(format!("{} is there", path.display()))),
-            Err(error) => return Err(BenchError::io(path.display(), &error)),
-        }
-    }
-    Ok(times)
-}
-
-fn slowest_hundredth(times: &[f64]) -> f64 {
-    let mut sorted = times.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len().saturating_sub(1) * 99 / 100).copied().unwrap_or(0.0)
+/// One thread that follows a pattern.
+fn follow(list: FileList, access: FileAccess) -> Result<LaneFigures> {
+    let pattern = FilePattern { measured: true, ..FilePattern::of_list(list, 1, access) };
+    Ok(pattern.run(to_the_end)?.lanes.pop().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -118,14 +73,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_come_back_and_nothing_is_left() {
+    fn blocks_come_back() {
         let dir = tempfile::tempdir().unwrap();
         let plan = KvPlan { block_bytes: 100_000, blocks: 5, lookups: 100 };
         let figures = run_blocks(&plan, dir.path(), dir.path(), 1).unwrap();
         assert!(figures.write_rate > 0.0 && figures.read_rate > 0.0);
         assert!(figures.absent_us > 0.0 && figures.absent_slow_us >= figures.absent_us && figures.present_us > 0.0);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         let other = tempfile::tempdir().unwrap();
-        assert!(run_blocks(&plan, dir.path(), other.path(), 1).is_err());
+        assert!(run_blocks(&plan, dir.path(), other.path(), 2).is_err());
     }
 }

@@ -1,6 +1,7 @@
 //! Models in safetensors files: names and shapes of a Llama of any size, written with known bytes, and the tensors of files that
 //! are there. Reads no tensor.
 
+use crate::engine::pattern::FileRange;
 use crate::error::{BenchError, FileContext, Result};
 use crate::scratch::fill_pattern;
 use crate::stop;
@@ -16,26 +17,33 @@ const MOST_HEADER_BYTES: u64 = 100_000_000;
 /// Bytes of a model from which the layers have the shapes of Llama 3 8B.
 const WHOLE_LAYERS_FROM: u64 = 4 << 30;
 
-/// A tensor of a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorRange {
-    /// Number of the file.
-    pub file: usize,
-    /// Bytes from the start of the file.
-    pub start: u64,
-    /// Length in bytes.
-    pub len: u64,
-}
-
 /// The files of a model.
 #[derive(Debug, Clone)]
 pub struct ModelFiles {
     /// The files.
     pub paths: Vec<PathBuf>,
+    /// Their lengths.
+    pub lens: Vec<u64>,
     /// The tensors, in the order of the files.
-    pub tensors: Vec<TensorRange>,
-    /// Bytes of the files.
-    pub bytes: u64,
+    pub tensors: Vec<FileRange>,
+}
+
+impl ModelFiles {
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.lens.iter().sum()
+    }
+
+    /// The model in a line.
+    pub fn describe(&self) -> String {
+        format!("{} tensors in {} files, {} MB", self.tensors.len(), self.paths.len(), self.bytes() / 1_000_000)
+    }
+
+    /// The same model in another folder.
+    pub fn in_folder(&self, dir: &Path) -> ModelFiles {
+        let paths = self.paths.iter().map(|path| dir.join(path.file_name().unwrap_or_default())).collect();
+        ModelFiles { paths, ..self.clone() }
+    }
 }
 
 /// A tensor to write.
@@ -97,8 +105,8 @@ fn plan_tensors(bytes: u64) -> Vec<TensorPlan> {
 /// # Errors
 /// When a file can't be written, or the user interrupts.
 pub fn write_model(dir: &Path, bytes: u64, files: usize) -> Result<()> {
-    std::fs::create_dir_all(dir).map_err(|error| BenchError::io(dir.display(), &error))?;
-    let entries = std::fs::read_dir(dir).map_err(|error| BenchError::io(dir.display(), &error))?;
+    std::fs::create_dir_all(dir).in_file(dir)?;
+    let entries = std::fs::read_dir(dir).in_file(dir)?;
     if entries.flatten().any(|entry| entry.path().extension().is_some_and(|end| end == "safetensors")) {
         return Err(BenchError::Usage(format!("{} has a model already: give an empty folder", dir.display())));
     }
@@ -152,7 +160,7 @@ fn write_file(path: &Path, tensors: &[TensorPlan], seed: u64) -> Result<()> {
 /// # Errors
 /// `Usage` for a folder without any, and for a file that is not safetensors.
 pub fn find_model(dir: &Path) -> Result<ModelFiles> {
-    let entries = std::fs::read_dir(dir).map_err(|error| BenchError::io(dir.display(), &error))?;
+    let entries = std::fs::read_dir(dir).in_file(dir)?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| path.extension().is_some_and(|ending| ending == "safetensors"));
     paths.sort();
@@ -161,16 +169,16 @@ pub fn find_model(dir: &Path) -> Result<ModelFiles> {
             format!("{} has no *.safetensors: write some with --make, into the source of the mount", dir.display());
         return Err(BenchError::Usage(why));
     }
-    let mut model = ModelFiles { paths, tensors: Vec::new(), bytes: 0 };
+    let mut model = ModelFiles { paths, lens: Vec::new(), tensors: Vec::new() };
     for (number, path) in model.paths.iter().enumerate() {
-        let len = std::fs::metadata(path).map_err(|error| BenchError::io(path.display(), &error))?.len();
-        model.bytes += len;
+        let len = std::fs::metadata(path).in_file(path)?.len();
+        model.lens.push(len);
         model.tensors.extend(read_header(path, number, len)?);
     }
     Ok(model)
 }
 
-fn read_header(path: &Path, number: usize, file_len: u64) -> Result<Vec<TensorRange>> {
+fn read_header(path: &Path, number: usize, file_len: u64) -> Result<Vec<FileRange>> {
     let faulty = |why: &str| BenchError::Usage(format!("{} is not a safetensors file: {why}", path.display()));
     let mut file = File::open(path).in_file(path)?;
     let mut head = [0; 8];
@@ -191,7 +199,7 @@ fn read_header(path: &Path, number: usize, file_len: u64) -> Result<Vec<TensorRa
         if start > end || end > file_len - 8 - header_len {
             return Err(faulty(&format!("{name} ends behind the file")));
         }
-        tensors.push(TensorRange { file: number, start: 8 + header_len + start, len: end - start });
+        tensors.push(FileRange { file: number, start: 8 + header_len + start, len: end - start });
     }
     tensors.sort_by_key(|tensor| tensor.start);
     Ok(tensors)
@@ -207,7 +215,7 @@ mod tests {
         write_model(dir.path(), 30 << 20, 3).unwrap();
         let model = find_model(dir.path()).unwrap();
         assert_eq!(model.paths.len(), 3);
-        assert!((25 << 20..36 << 20).contains(&model.bytes), "{}", model.bytes);
+        assert!((25 << 20..36 << 20).contains(&model.bytes()), "{}", model.bytes());
         assert!(model.tensors.len() > 20 && model.tensors.iter().all(|tensor| tensor.len > 0));
         std::fs::write(dir.path().join("x.safetensors"), 99u64.to_le_bytes()).unwrap();
         assert!(find_model(dir.path()).unwrap_err().to_string().contains("longer than the file"));

@@ -1,313 +1,219 @@
-//! The processes that a suite starts beside mounts and nodes, each a ceiling or a load: command lines, and the JSON line with
-//! which a reader reports figures.
+//! The processes that a suite starts beside mounts and nodes, each a ceiling or a load: their orders in JSON, and the line of JSON
+//! with which a load reports its figures.
 
-mod bare;
-mod copy;
-mod files;
+mod blocks;
 mod null;
-mod origin;
-mod put;
+mod objects;
 mod store;
 mod transport;
-mod write;
 
-pub(crate) use write::written_block;
-
-use crate::error::{BenchError, Result};
+use crate::engine::pattern::{FileAccess, FileList, FilePattern, UNKNOWN_LEN};
+use crate::engine::{CrewRun, to_the_end};
+use crate::error::{BenchError, FileContext as _, Result};
+use crate::scratch::fill_pattern;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
-use spurline_types::Size;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The part to run.
-#[derive(Debug, clap::Subcommand)]
-pub enum SuitePart {
-    /// Mount the empty in-memory file system
+/// What a part is ordered to do.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "kebab-case")]
+pub enum PartOrder {
+    /// Mount the empty file system in memory.
     Null(NullPart),
-    /// Serve blocks from memory, request by request, without framing
-    BareServe(ServePart),
-    /// Read from bare-serve
-    BareRead(ReadPart),
-    /// Receive blocks and drop them
-    BareSink(SinkPart),
-    /// Send blocks to bare-sink
-    BareWrite(ReadPart),
-    /// Serve blocks from memory through the transport
-    TransportServe(TransportServePart),
-    /// Read from transport-serve
-    TransportRead(TransportReadPart),
-    /// Read or stat every file of a folder
-    Files(FilesPart),
-    /// Write files in sequence, each by a thread of its own
-    Write(WritePart),
-    /// Make files: create, write, close
-    Create(CreatePart),
-    /// Fill a block store, if it is empty, and read its blocks
-    Store(StorePart),
-    /// Read one object with parallel ranges, through the origin crate alone
-    Under(OriginPart),
-    /// Write objects to a bucket, without a file system
+    /// Serve blocks from memory.
+    Serve {
+        /// Where to listen.
+        addr: SocketAddr,
+        /// Memory that holds the blocks.
+        bytes: u64,
+        /// The wire.
+        wire: BlockWire,
+    },
+    /// Receive blocks and drop them.
+    Sink {
+        /// Where to listen.
+        addr: SocketAddr,
+    },
+    /// Read blocks from a server, or write to a sink.
+    Blocks(BlockPart),
+    /// Fill a block store, if it is empty, and read its blocks; each connection is a thread.
+    Store {
+        /// The cache directory.
+        dir: PathBuf,
+        /// The reads.
+        reads: BlockPart,
+    },
+    /// Read objects through the origin crate alone.
+    Fetch(FetchPart),
+    /// Write objects to a bucket, without a file system; the environment names the server and the key.
     Put(PutPart),
-    /// Copy every file of a folder, through the origin crate alone
-    Copy(CopyPart),
-    /// Be the ranks of one host: orders on standard input
-    CheckpointWorker,
+    /// Read or stat every file of a folder.
+    ReadFolder {
+        /// The folder.
+        dir: PathBuf,
+        /// Threads.
+        threads: usize,
+        /// Only stat them.
+        stat: bool,
+        /// Passes over the folder; the last counts.
+        passes: usize,
+    },
+    /// Make files: create, write, close.
+    MakeFiles {
+        /// The folder and the start of the names.
+        prefix: PathBuf,
+        /// Threads.
+        threads: usize,
+        /// Number of files.
+        files: usize,
+        /// Bytes of each.
+        bytes: u64,
+    },
 }
 
 /// The empty file system.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NullPart {
-    /// Where to mount it
-    pub mountpoint: PathBuf,
-    /// dev or uring
-    #[arg(long, default_value = "dev")]
+    /// Where to mount it.
+    pub at: PathBuf,
+    /// `dev` or `uring`.
     pub io: String,
-    /// Length of its one file
-    #[arg(long, default_value = "4G")]
-    pub size: Size,
-    /// Memory that holds its bytes
-    #[arg(long, default_value = "1M")]
-    pub held: Size,
-    /// Accept writes and drop them
-    #[arg(long)]
+    /// Length of its one file.
+    pub len: u64,
+    /// Memory that holds its bytes.
+    pub held: u64,
+    /// Accepts writes and drops them.
     pub writable: bool,
 }
 
-/// A server of blocks.
-#[derive(Debug, clap::Args)]
-pub struct ServePart {
-    /// Where to listen
+/// How blocks travel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BlockWire {
+    /// Request by request, without frames.
+    #[default]
+    Bare,
+    /// Through the transport, over TCP.
+    Tcp,
+    /// Through the transport, over TCP with a group token and TLS.
+    Tls,
+    /// Through the transport, over the RDMA device of this host that has this address.
+    Rdma(IpAddr),
+}
+
+/// A reader or writer of blocks.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BlockPart {
+    /// Where the server listens.
     pub addr: SocketAddr,
-    /// Memory that holds the blocks
-    #[arg(long, default_value = "512M")]
-    pub size: Size,
-}
-
-/// A server that drops what it gets.
-#[derive(Debug, clap::Args)]
-pub struct SinkPart {
-    /// Where to listen
-    pub addr: SocketAddr,
-}
-
-/// A writer of files.
-#[derive(Debug, clap::Args)]
-pub struct WritePart {
-    /// The files, a thread each
-    #[arg(required = true)]
-    pub files: Vec<PathBuf>,
-    /// Bytes per write
-    #[arg(long, default_value = "1M")]
-    pub block: Size,
-    /// Length of each file; it is written again and again
-    #[arg(long, default_value = "256M")]
-    pub size: Size,
-    /// Sync after each write
-    #[arg(long)]
-    pub sync: bool,
-    /// How long
-    #[arg(long, default_value = "1s", value_parser = spurline_types::parse_duration)]
-    pub time: Duration,
-}
-
-/// A maker of many files.
-#[derive(Debug, clap::Args)]
-pub struct CreatePart {
-    /// The folder, without such files
-    pub dir: PathBuf,
-    /// Threads
-    #[arg(long, default_value_t = 1)]
-    pub threads: usize,
-    /// Number of files
-    #[arg(long, default_value_t = 1000)]
-    pub files: usize,
-    /// Bytes of each
-    #[arg(long, default_value = "4K")]
-    pub size: Size,
-    /// What their names begin with
-    #[arg(long, default_value = "f")]
-    pub prefix: String,
-}
-
-/// A writer of objects; the environment names the server and the key.
-#[derive(Debug, clap::Args)]
-pub struct PutPart {
-    /// The bucket
-    pub bucket: String,
-    /// Objects on the way at once
-    #[arg(long, default_value_t = 1)]
-    pub threads: usize,
-    /// Number of objects
-    #[arg(long, default_value_t = 1)]
-    pub files: usize,
-    /// Bytes of each
-    #[arg(long, default_value = "64M")]
-    pub size: Size,
-    /// Bytes of a part; a smaller object is one request
-    #[arg(long, default_value = "8M")]
-    pub part: Size,
-    /// What their keys begin with
-    #[arg(long, default_value = "f")]
-    pub prefix: String,
-}
-
-/// A reader of blocks.
-#[derive(Debug, Clone, clap::Args)]
-pub struct ReadPart {
-    /// Where the server listens
-    pub addr: SocketAddr,
-    /// Connections, a thread each
-    #[arg(long, default_value_t = 1)]
+    /// The wire.
+    pub wire: BlockWire,
+    /// Writes instead of reads.
+    pub write: bool,
+    /// Connections, a thread each.
     pub connections: usize,
-    /// Concurrent requests on each
-    #[arg(long, default_value_t = 1)]
+    /// Concurrent requests on each.
     pub depth: usize,
-    /// Bytes per request
-    #[arg(long, default_value = "1M")]
-    pub block: Size,
-    /// Range of the server's memory that is read
-    #[arg(long, default_value = "512M")]
-    pub size: Size,
-    /// In random order
-    #[arg(long)]
+    /// Bytes of a request.
+    pub block: u64,
+    /// Range of the server's memory.
+    pub bytes: u64,
+    /// In random order.
     pub random: bool,
-    /// How long
-    #[arg(long, default_value = "1s", value_parser = spurline_types::parse_duration)]
-    pub time: Duration,
+    /// How long, in milliseconds.
+    pub time_ms: u64,
 }
 
-/// How the channels of the transport alone carry their bytes.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub struct TransportWire {
-    /// TCP with a group token and TLS
-    #[arg(long)]
-    pub tls: bool,
-    /// RDMA, over the device of this host that has this address
-    #[arg(long, conflicts_with = "tls")]
-    pub rdma: Option<IpAddr>,
+impl Default for BlockPart {
+    fn default() -> Self {
+        BlockPart {
+            addr: SocketAddr::from(([127, 0, 0, 1], 0)),
+            wire: BlockWire::Bare,
+            write: false,
+            connections: 1,
+            depth: 1,
+            block: 1 << 20,
+            bytes: 512 << 20,
+            random: false,
+            time_ms: 1000,
+        }
+    }
 }
 
-/// A server of blocks through the transport.
-#[derive(Debug, clap::Args)]
-pub struct TransportServePart {
-    /// Its address and memory.
-    #[command(flatten)]
-    pub serve: ServePart,
-    /// Its wire.
-    #[command(flatten)]
-    pub wire: TransportWire,
-}
-
-/// A reader of blocks through the transport. Over RDMA each of its concurrent requests has a channel.
-#[derive(Debug, clap::Args)]
-pub struct TransportReadPart {
-    /// Its requests.
-    #[command(flatten)]
-    pub read: ReadPart,
-    /// Its wire.
-    #[command(flatten)]
-    pub wire: TransportWire,
-}
-
-/// A reader of many files.
-#[derive(Debug, clap::Args)]
-pub struct FilesPart {
-    /// The folder
-    pub dir: PathBuf,
-    /// Threads
-    #[arg(long, default_value_t = 1)]
+/// A plain client that reads objects.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct FetchPart {
+    /// The source, as mount takes it.
+    pub source: String,
+    /// An object, which is read by ranges of 4 MiB; or a folder, whose objects are written to files.
+    pub path: String,
+    /// Where to write the objects of a folder.
+    pub to: Option<PathBuf>,
+    /// Threads, each with a range or an object at a time.
     pub threads: usize,
-    /// Only stat them
-    #[arg(long)]
-    pub stat: bool,
-    /// Passes over the folder, each with its own figures
-    #[arg(long, default_value_t = 1)]
-    pub passes: usize,
 }
 
-/// A reader of a block store.
-#[derive(Debug, clap::Args)]
-pub struct StorePart {
-    /// The cache directory
-    pub dir: PathBuf,
-    /// Threads, each with one read at a time
-    #[arg(long, default_value_t = 8)]
-    pub depth: usize,
-    /// Bytes per read
-    #[arg(long, default_value = "1M")]
-    pub block: Size,
-    /// Bytes of blocks in the store
-    #[arg(long, default_value = "2G")]
-    pub size: Size,
-    /// Blocks in random order
-    #[arg(long)]
-    pub random: bool,
-    /// How long
-    #[arg(long, default_value = "1s", value_parser = spurline_types::parse_duration)]
-    pub time: Duration,
+/// A plain client that writes objects.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PutPart {
+    /// The bucket.
+    pub bucket: String,
+    /// What the keys begin with.
+    pub prefix: String,
+    /// Objects on the way at once.
+    pub threads: usize,
+    /// Number of objects.
+    pub files: usize,
+    /// Bytes of each.
+    pub bytes: u64,
 }
 
-/// A plain client of an origin.
-#[derive(Debug, clap::Args)]
-pub struct OriginPart {
-    /// The source, as mount takes it
-    pub source: String,
-    /// The object
-    pub path: String,
-    /// Address of the server
-    #[arg(long)]
-    pub endpoint_url: Option<String>,
-    /// Threads, each with one range at a time
-    #[arg(long, default_value_t = 8)]
-    pub depth: usize,
-    /// Bytes per range
-    #[arg(long, default_value = "4M")]
-    pub block: Size,
+/// The figures of a load, as a line of JSON.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct PartFigures {
+    /// The length.
+    pub seconds: f64,
+    /// Blocks, files or objects.
+    pub ops: u64,
+    /// Bytes.
+    pub bytes: u64,
 }
 
-/// A plain copy.
-#[derive(Debug, clap::Args)]
-pub struct CopyPart {
-    /// The source, as mount takes it
-    pub source: String,
-    /// The folder below it
-    pub path: String,
-    /// Where to copy
-    #[arg(long)]
-    pub to: PathBuf,
-    /// Address of the server
-    #[arg(long)]
-    pub endpoint_url: Option<String>,
-    /// Threads, each with one object at a time
-    #[arg(long, default_value_t = 50)]
-    pub depth: usize,
+impl<T> From<CrewRun<T>> for PartFigures {
+    fn from(run: CrewRun<T>) -> Self {
+        PartFigures { seconds: run.seconds, ops: run.items, bytes: run.bytes }
+    }
 }
 
-/// Runs a part until its end.
+/// Runs a part until its end; servers and mounts run until this process is ended.
 ///
 /// # Errors
 /// Whatever makes it fail.
-pub fn run(part: &SuitePart) -> Result<()> {
-    // The suite ends its parts when it ends; started by hand, they run until Ctrl-C.
-    match part {
-        SuitePart::Null(part) => null::mount(part),
-        SuitePart::BareServe(part) => bare::serve(part),
-        SuitePart::BareRead(part) => bare::read(part),
-        SuitePart::BareSink(part) => bare::serve_sink(part),
-        SuitePart::BareWrite(part) => bare::write(part),
-        SuitePart::TransportServe(part) => transport::serve(part),
-        SuitePart::TransportRead(part) => transport::read(part),
-        SuitePart::Files(part) => files::run(part),
-        SuitePart::Write(part) => write::write_files(part),
-        SuitePart::Create(part) => write::create_files(part),
-        SuitePart::Store(part) => store::run(part),
-        SuitePart::Under(part) => origin::run(part),
-        SuitePart::Put(part) => put::run(part),
-        SuitePart::Copy(part) => copy::run(part),
-        SuitePart::CheckpointWorker => crate::checkpoint::run_worker(),
-    }
+pub fn run(order: &str) -> Result<()> {
+    let order = serde_json::from_str(order).map_err(|e| BenchError::Usage(format!("the order of a part: {e}")))?;
+    let figures = match order {
+        PartOrder::Null(part) => return null::mount(&part),
+        PartOrder::Serve { addr, bytes, wire } => return blocks::serve(addr, bytes, wire),
+        PartOrder::Sink { addr } => return blocks::serve_sink(addr),
+        PartOrder::Blocks(part) => blocks::run(&part)?,
+        PartOrder::Store { dir, reads } => store::run(&dir, &reads)?,
+        PartOrder::Fetch(part) => objects::fetch(&part)?,
+        PartOrder::Put(part) => objects::put(&part)?,
+        PartOrder::ReadFolder { dir, threads, stat, passes } => {
+            let mut figures = read_folder(&dir, threads, stat)?;
+            for _ in 1..passes {
+                figures = read_folder(&dir, threads, stat)?;
+            }
+            figures
+        }
+        PartOrder::MakeFiles { prefix, threads, files, bytes } => make_files(&prefix, threads, files, bytes)?,
+    };
+    println!("{}", json!(figures));
+    Ok(())
 }
 
 /// Announces to the suite that a server is ready.
@@ -322,60 +228,36 @@ fn serve_for_ever() -> ! {
     }
 }
 
-/// The offsets that a reading thread requests.
-struct ReadLane {
-    /// Next block of a sequential reader, or the state of a random reader.
-    at: u64,
-    random: bool,
-    blocks: u64,
-    block: u64,
-}
-
-impl ReadLane {
-    fn new(part: &ReadPart, index: usize) -> Self {
-        let blocks = (part.size.0 / part.block.0).max(1);
-        let share = blocks / part.connections.max(1) as u64;
-        let at =
-            if part.random { (index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) } else { share * index as u64 };
-        ReadLane { at, random: part.random, blocks, block: part.block.0 }
-    }
-    fn next_offset(&mut self) -> u64 {
-        if self.random {
-            // xorshift64: never zero, long enough.
-            self.at ^= self.at << 13;
-            self.at ^= self.at >> 7;
-            self.at ^= self.at << 17;
-            (self.at % self.blocks) * self.block
-        } else {
-            self.at = (self.at + 1) % self.blocks;
-            self.at * self.block
-        }
-    }
-}
-
-/// Runs one reader per connection for the configured time and prints their combined figures.
-fn read_lanes(part: &ReadPart, lane: impl Fn(usize, &AtomicBool) -> Result<u64> + Sync) -> Result<()> {
-    let stop = AtomicBool::new(false);
+/// Lists a folder, then reads or stats each file; the time is that of both.
+fn read_folder(dir: &Path, threads: usize, stat: bool) -> Result<PartFigures> {
     let start = Instant::now();
-    let answers: u64 = std::thread::scope(|scope| {
-        let lanes: Vec<_> = (0..part.connections.max(1))
-            .map(|index| {
-                let stop = &stop;
-                let lane = &lane;
-                scope.spawn(move || lane(index, stop))
-            })
-            .collect();
-        std::thread::sleep(part.time);
-        stop.store(true, Ordering::Relaxed);
-        let mut sum = 0;
-        for lane in lanes {
-            sum += lane.join().map_err(|_| BenchError::Failed("a reader panicked".into()))??;
-        }
-        Ok::<u64, BenchError>(sum)
-    })?;
-    let seconds = start.elapsed().as_secs_f64();
-    println!("{}", json!({ "seconds": seconds, "ops": answers, "bytes": answers * part.block.0 }));
-    Ok(())
+    let names = std::fs::read_dir(dir).in_file(dir)?.map(|entry| Ok((entry.in_file(dir)?.path(), UNKNOWN_LEN)));
+    let list = FileList::of_files(names.collect::<Result<Vec<_>>>()?);
+    let listed = start.elapsed().as_secs_f64();
+    let read = FileAccess::Read { piece: 1 << 20, cold: false, to_end: true };
+    let access = if stat { FileAccess::Stat { present: true } } else { read };
+    let figures = PartFigures::from(FilePattern::of_list(list, threads, access).run(to_the_end)?);
+    Ok(PartFigures { seconds: listed + figures.seconds, ..figures })
+}
+
+fn make_files(prefix: &Path, threads: usize, files: usize, bytes: u64) -> Result<PartFigures> {
+    let list = FileList::of_files((0..files).map(|number| (numbered_path(prefix, number), bytes)));
+    let access = FileAccess::Write { piece: bytes as usize, sync: false, rename: false };
+    Ok(FilePattern::of_list(list, threads, access).run(to_the_end)?.into())
+}
+
+/// The path of a file of [`PartOrder::MakeFiles`], or the key of an object of [`PutPart`].
+pub fn numbered_path(prefix: &Path, number: usize) -> PathBuf {
+    let mut path = prefix.as_os_str().to_owned();
+    path.push(number.to_string());
+    path.into()
+}
+
+/// The bytes of each file of [`PartOrder::MakeFiles`], and of each object of [`PutPart`].
+pub fn made_content(bytes: u64) -> Vec<u8> {
+    let mut content = vec![0; bytes as usize];
+    fill_pattern(0, 0, &mut content);
+    content
 }
 
 #[cfg(test)]
@@ -383,22 +265,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_stay_inside() {
-        let mut part = ReadPart {
-            addr: "127.0.0.1:1".parse().unwrap(),
-            connections: 3,
-            depth: 1,
-            block: Size(4096),
-            size: Size(64 << 10),
-            random: false,
-            time: Duration::ZERO,
-        };
-        for random in [false, true] {
-            part.random = random;
-            let mut lane = ReadLane::new(&part, 1);
-            let seen: std::collections::BTreeSet<u64> = (0..1000).map(|_| lane.next_offset()).collect();
-            assert_eq!(seen.len(), 16);
-            assert!(seen.iter().all(|o| o % 4096 == 0 && *o < 64 << 10));
+    fn files_are_made_read_and_looked_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let prefix = dir.path().join("f");
+        let made = make_files(&prefix, 3, 50, 5000).unwrap();
+        assert_eq!((made.ops, made.bytes), (50, 250_000));
+        assert_eq!(std::fs::read(numbered_path(&prefix, 49)).unwrap(), made_content(5000));
+        assert!(make_files(&prefix, 1, 1, 10).is_err(), "it is there");
+        for stat in [false, true] {
+            let read = read_folder(dir.path(), 4, stat).unwrap();
+            assert_eq!((read.ops, read.bytes), (50, 250_000));
         }
+        assert!(read_folder(Path::new("/no/such/dir"), 1, false).is_err());
+        assert!(run("{\"do\":\"nothing\"}").unwrap_err().to_string().contains("read-folder"));
     }
 }

@@ -10,7 +10,7 @@ pub(super) fn mount(part: &NullPart) -> Result<()> {
     let io = match part.io.as_str() {
         "dev" => FuseIo::Dev,
         "uring" => FuseIo::Uring,
-        other => return Err(BenchError::Failed(format!("--io {other}: dev or uring"))),
+        other => return Err(BenchError::Failed(format!("io {other}: dev or uring"))),
     };
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])
         .map_err(|e| BenchError::io("can't catch signals", &e))?;
@@ -19,8 +19,8 @@ pub(super) fn mount(part: &NullPart) -> Result<()> {
         config.options.read_only = false;
         config.writes = Some(SessionWrites { acls: false, locks: false });
     }
-    let files = NullFs::with_buffer(part.size.0, part.held.0).map_err(|e| BenchError::Failed(e.to_string()))?;
-    let session = FuseSession::mount(Arc::new(files), &part.mountpoint, config).map_err(mount_error)?;
+    let files = NullFs::with_buffer(part.len, part.held).map_err(|e| BenchError::Failed(e.to_string()))?;
+    let session = FuseSession::mount(Arc::new(files), &part.at, config).map_err(mount_error)?;
     session.wait_ready(Duration::from_secs(10)).map_err(mount_error)?;
     let chosen = session.transport();
     if chosen.as_ref().is_some_and(|c| c.io != io) {

@@ -1,7 +1,8 @@
 //! The transport alone: channels on one side, a service that answers from memory on the other; no FUSE, no cache.
 
-use super::{ReadLane, ReadPart, ServePart, TransportReadPart, TransportServePart, TransportWire};
-use super::{print_ready, read_lanes, serve_for_ever};
+use super::blocks::{BlockLane, check_block};
+use super::{BlockPart, BlockWire, print_ready, serve_for_ever};
+use crate::engine::ThreadCrew;
 use crate::error::{BenchError, Result};
 use crate::scratch;
 use spurline_mem::BufferPool;
@@ -12,10 +13,9 @@ use spurline_transport::{Channel, ConnState, Connector, Responder, Service, perf
 use spurline_trust::{GroupTokens, Trust};
 use spurline_types::{Error as WireError, ErrorKind, Stats};
 use spurline_verbs::{MemoryAccess, VerbsLibrary};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const SOURCE_NAME: &str = "memory";
@@ -50,8 +50,8 @@ impl Service for MemoryService {
 }
 
 /// The proofs that both sides require.
-fn wire_trust(wire: &TransportWire) -> Result<Arc<Trust>> {
-    if !wire.tls {
+fn wire_trust(wire: BlockWire) -> Result<Arc<Trust>> {
+    if wire != BlockWire::Tls {
         return Ok(Trust::without_checks());
     }
     let token = GroupTokens::parse(GROUP_TOKEN).map_err(BenchError::Failed)?;
@@ -71,46 +71,53 @@ fn open_rail(
     Ok((pool, rail))
 }
 
-pub(super) fn serve(part: &TransportServePart) -> Result<()> {
-    let ServePart { addr, size } = part.serve;
-    let stats = Arc::new(Stats::default());
-    if let Some(ip) = part.wire.rdma {
-        let (pool, rail) = open_rail(ip, size.0, size.0, MemoryAccess::Local)?;
-        let mut data = pool.alloc(size.0 as usize, Instant::now())?;
+pub(super) fn serve(addr: SocketAddr, bytes: u64, wire: BlockWire) -> Result<()> {
+    if let BlockWire::Rdma(ip) = wire {
+        let (pool, rail) = open_rail(ip, bytes, bytes, MemoryAccess::Local)?;
+        let mut data = pool.alloc(bytes as usize, Instant::now())?;
         scratch::fill_pattern(0, 0, &mut data);
         let service = Arc::new(MemoryService(Box::new(data)));
+        let stats = Arc::new(Stats::default());
         let _server = RdmaServer::bind(&[rail], addr.port(), service, RdmaServerConfig::default(), stats)?;
         print_ready(addr);
         serve_for_ever()
     }
-    let mut data = vec![0u8; size.0 as usize];
+    let mut data = vec![0u8; bytes as usize];
     scratch::fill_pattern(0, 0, &mut data);
-    let config = ServerConfig { trust: wire_trust(&part.wire)?, ..ServerConfig::default() };
-    let server = TcpServer::bind(&[addr], Arc::new(MemoryService(Box::new(data))), config, stats)?;
+    let server = serve_memory(addr, data, wire)?;
     print_ready(server.local_addrs().first().map(ToString::to_string).unwrap_or_default());
     serve_for_ever()
 }
 
-/// Makes the channels of a reader.
-struct ChannelMaker {
+/// A server over TCP.
+pub(super) fn serve_memory(addr: SocketAddr, data: Vec<u8>, wire: BlockWire) -> Result<TcpServer> {
+    let config = ServerConfig { trust: wire_trust(wire)?, ..ServerConfig::default() };
+    Ok(TcpServer::bind(&[addr], Arc::new(MemoryService(Box::new(data))), config, Arc::new(Stats::default()))?)
+}
+
+/// Makes the channels of a reader. Over RDMA each of its concurrent requests has a channel.
+pub(super) struct ChannelMaker {
     connector: Box<dyn Connector>,
     /// Memory that the server's device may write; over TCP any memory will do.
     pool: Option<Arc<BufferPool>>,
 }
 
 impl ChannelMaker {
-    fn new(part: &ReadPart, wire: &TransportWire) -> Result<Self> {
+    pub(super) fn new(part: &BlockPart) -> Result<Self> {
         let stats = Arc::new(Stats::default());
-        if let Some(ip) = wire.rdma {
+        if let BlockWire::Rdma(ip) = part.wire {
             let channels = (part.connections * part.depth).max(1) as u64;
             // A block takes a power of two of pages.
-            let block_bytes = channels * part.block.0.next_power_of_two();
-            let (pool, rail) = open_rail(ip, block_bytes, part.block.0, MemoryAccess::PeerWrites)?;
+            let block_bytes = channels * part.block.next_power_of_two();
+            let (pool, rail) = open_rail(ip, block_bytes, part.block, MemoryAccess::PeerWrites)?;
             let connector = Box::new(RdmaConnector::new(rail, part.addr, RdmaTimeouts::default(), stats));
             return Ok(ChannelMaker { connector, pool: Some(pool) });
         }
+        if part.depth > 1 {
+            return Err(BenchError::Failed("a TCP channel carries one request at a time: use more connections".into()));
+        }
         let connector = TcpConnector::new(&part.addr.to_string(), Vec::new(), SocketOptions::default(), stats);
-        Ok(ChannelMaker { connector: Box::new(connector.with_trust(wire_trust(wire)?)), pool: None })
+        Ok(ChannelMaker { connector: Box::new(connector.with_trust(wire_trust(part.wire)?)), pool: None })
     }
 
     fn open(&self, block_bytes: usize) -> Result<ReadChannel> {
@@ -124,6 +131,22 @@ impl ChannelMaker {
         };
         Ok(ReadChannel { channel, body: Vec::new(), dst, offset: 0, len: 0 })
     }
+
+    /// Reads as a lane of the order.
+    pub(super) fn read(&self, part: &BlockPart, crew: &ThreadCrew, lane: usize) -> Result<()> {
+        let channels = (0..part.depth.max(1)).map(|_| self.open(part.block as usize));
+        let mut channels = channels.collect::<Result<Vec<_>>>()?;
+        let mut lane = BlockLane::new(part, lane);
+        let mut is_first = true;
+        while !crew.is_stopped() {
+            read_blocks(&mut channels, &mut lane, part.bytes)?;
+            if std::mem::take(&mut is_first) {
+                channels.iter().try_for_each(|channel| check_block(&channel.dst[..channel.len], channel.offset))?;
+            }
+            channels.iter().for_each(|_| crew.add_item());
+        }
+        Ok(())
+    }
 }
 
 /// A channel with the last answer.
@@ -136,7 +159,7 @@ struct ReadChannel {
 }
 
 /// Reads a block over each channel; all requests are sent before the first answer is awaited.
-fn read_blocks(channels: &mut [ReadChannel], lane: &mut ReadLane, size: u64) -> Result<()> {
+fn read_blocks(channels: &mut [ReadChannel], lane: &mut BlockLane, size: u64) -> Result<()> {
     let Some((first, others)) = channels.split_first_mut() else { return Ok(()) };
     first.offset = lane.next_offset();
     let request = NodeRequest::Read(ReadRequest {
@@ -156,75 +179,4 @@ fn read_blocks(channels: &mut [ReadChannel], lane: &mut ReadLane, size: u64) -> 
         });
     first.len = answer.map_err(WireError::from)?.payload_len;
     of_others
-}
-
-pub(super) fn read(part: &TransportReadPart) -> Result<()> {
-    let TransportReadPart { read: part, wire } = part;
-    if part.depth > 1 && wire.rdma.is_none() {
-        return Err(BenchError::Failed("a TCP channel carries one request at a time: use more connections".into()));
-    }
-    let maker = ChannelMaker::new(part, wire)?;
-    read_lanes(part, |index, stop| {
-        let mut channels =
-            (0..part.depth.max(1)).map(|_| maker.open(part.block.0 as usize)).collect::<Result<Vec<_>>>()?;
-        let mut lane = ReadLane::new(part, index);
-        let mut answers = 0;
-        while !stop.load(Ordering::Relaxed) {
-            read_blocks(&mut channels, &mut lane, part.size.0)?;
-            if answers == 0 {
-                channels.iter().try_for_each(|channel| check_block(&channel.dst[..channel.len], channel.offset))?;
-            }
-            answers += channels.len() as u64;
-        }
-        Ok(answers)
-    })
-}
-
-/// Checks that a block equals the servers' memory at `offset`.
-pub(super) fn check_block(got: &[u8], offset: u64) -> Result<()> {
-    let mut right = vec![0u8; got.len()];
-    scratch::fill_pattern(0, offset, &mut right);
-    if !got.is_empty() && got == right { Ok(()) } else { Err(BenchError::Failed(format!("wrong bytes at {offset}"))) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use spurline_types::Size;
-    use std::net::SocketAddr;
-
-    fn serve_memory(data: &[u8], wire: &TransportWire) -> TcpServer {
-        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
-        let config = ServerConfig { trust: wire_trust(wire).unwrap(), ..ServerConfig::default() };
-        let service = Arc::new(MemoryService(Box::new(data.to_vec())));
-        TcpServer::bind(&[any], service, config, Arc::new(Stats::default())).unwrap()
-    }
-
-    #[test]
-    fn readers_get_the_right_bytes() {
-        let mut data = vec![0u8; 8 << 20];
-        scratch::fill_pattern(0, 0, &mut data);
-        let any = "127.0.0.1:0".parse().unwrap();
-        let mut part = ReadPart {
-            addr: any,
-            connections: 2,
-            depth: 1,
-            block: Size(1 << 20),
-            size: Size(8 << 20),
-            random: true,
-            time: Duration::from_millis(50),
-        };
-        for wire in [TransportWire::default(), TransportWire { tls: true, rdma: None }] {
-            let server = serve_memory(&data, &wire);
-            part.addr = server.local_addrs()[0];
-            let mut part = TransportReadPart { read: part.clone(), wire };
-            read(&part).unwrap();
-            part.read.depth = 2;
-            assert!(read(&part).is_err());
-        }
-        part.addr = spurline_net_tcp::bare::serve_data(any, Arc::new(data), SocketOptions::default()).unwrap();
-        part.depth = 4;
-        super::super::bare::read(&part).unwrap();
-        assert!(check_block(&[1, 2, 3, 4, 5, 6, 7, 8], 0).is_err());
-    }
 }

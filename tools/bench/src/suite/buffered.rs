@@ -1,85 +1,78 @@
 //! Sequential reads through the page cache, cold and hot, over both kinds of FUSE session and the choice of `auto`.
 
 use super::section::SuiteSection;
-use super::{BenchSuite, file_name, fio_sample};
-use crate::child;
-use crate::error::{BenchError, Result};
+use super::setup::{BenchSuite, FioLoad, SuitePlace, optional};
+use crate::error::Result;
 use crate::fio::FioJob;
-use crate::measure::{BenchCase, FigureUnit};
-use crate::mount::MountUnderTest;
-use crate::scratch;
-use std::path::PathBuf;
+use crate::measure::{CeilingFloor, CeilingSpec, WarmUpResult, best_of};
+use crate::{child, scratch};
 
 const BUFFERED_FILE_BYTES: u64 = 512 << 20;
+
+const COLD_LOAD: FioLoad = FioLoad::sequential("cold page cache, 1 job", "read", 1 << 20, 1, 0.0);
+const HOT_LOAD: FioLoad = FioLoad::sequential("hot page cache, 1 job", "read", 1 << 20, 1, 0.0);
+
+/// Mounts: variant, label, ceilings, and arguments.
+const BUFFERED_VARIANTS: [(&str, &str, &[CeilingSpec], &[&str]); 4] = [
+    (
+        "dev",
+        "mount, /dev/fuse",
+        &[best_of("of empty fs", &["null-dev"], CeilingFloor::None)],
+        &["--no-passthrough", "--fuse-io", "dev"],
+    ),
+    (
+        "uring",
+        "mount, io_uring",
+        &[best_of("of empty fs", &["null-uring"], CeilingFloor::None)],
+        &["--no-passthrough", "--fuse-io", "uring"],
+    ),
+    (
+        "auto",
+        "mount, auto",
+        // The faster way should be chosen; noise of a run is not a wrong choice.
+        &[best_of("of the faster kind", &["dev", "uring"], CeilingFloor::At(0.95))],
+        &["--no-passthrough"],
+    ),
+    ("passthrough", "mount, passthrough", &[best_of("of tmpfs", &["tmpfs"], CeilingFloor::None)], &[]),
+];
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     child::require_program("fio", "fio")?;
     let len = if suite.quick { BUFFERED_FILE_BYTES / 2 } else { BUFFERED_FILE_BYTES };
     let source = suite.make_source("source-one", 1, len)?;
     let mut notes = Vec::new();
-    let mut all: Vec<(&str, &str, PathBuf, Option<MountUnderTest>)> =
-        vec![("tmpfs", "tmpfs", source.join(file_name(0)), None)];
-    let mut keep = |variant, label, mounted: Result<MountUnderTest>, file: &str| match mounted {
-        Ok(m) => {
-            notes.extend(m.session_line().map(|s| format!("{label}: {s}")));
-            all.push((variant, label, m.at().join(file), Some(m)));
-            Ok(())
-        }
-        Err(BenchError::Interrupted) => Err(BenchError::Interrupted),
-        Err(e) => {
-            notes.push(format!("No {label}: {e}"));
-            Ok(())
-        }
-    };
-    keep("null-dev", "empty fs, /dev/fuse", suite.mount_null("dev"), "data")?;
-    keep("null-uring", "empty fs, io_uring", suite.mount_null("uring"), "data")?;
-    let variants: [(&str, &str, &[&str]); 4] = [
-        ("dev", "mount, /dev/fuse", &["--no-passthrough", "--fuse-io", "dev"]),
-        ("uring", "mount, io_uring", &["--no-passthrough", "--fuse-io", "uring"]),
-        ("auto", "mount, auto", &["--no-passthrough"]),
-        ("passthrough", "mount, passthrough", &[]),
-    ];
-    for (variant, label, words) in variants {
+    let mut empties = Vec::new();
+    for (variant, label, io) in
+        [("null-dev", "empty fs, /dev/fuse", "dev"), ("null-uring", "empty fs, io_uring", "uring")]
+    {
+        let mounted = optional(&mut notes, label, suite.mount_empty(io, 4 << 30, 1 << 20, false))?;
+        empties.extend(mounted.map(|mounted| (variant, label, mounted)));
+    }
+    let mut mounts = Vec::new();
+    for (variant, label, ceilings, words) in BUFFERED_VARIANTS {
         let name = format!("buffered-{variant}");
-        let cache = suite.memory.empty_subdir(&format!("cache-{name}"))?.display().to_string();
+        let cache = suite.memory.empty_dir(&format!("cache-{name}"))?;
         let fixed = ["--cache-dir", &cache, "--cache-size", "2G", "--free-space-ratio", "0", "--buffer-size", "1300M"];
-        let words = [&fixed[..], words].concat();
-        let mounted = suite.start_mount(&name, &source.display().to_string(), None, &words).and_then(|m| {
-            scratch::check_file(&m.at().join(file_name(0)), 0, len)?;
-            Ok(m)
-        });
-        keep(variant, label, mounted, &file_name(0))?;
+        let mounted = suite.mount(&name, &source, None, &[&fixed[..], words].concat());
+        let checked = mounted.and_then(|mounted| scratch::check_files(mounted.at(), 1, len).map(|()| mounted));
+        mounts.extend(optional(&mut notes, label, checked)?.map(|mounted| (variant, label, ceilings, mounted)));
+    }
+    let mut places = vec![SuitePlace::plain("tmpfs", "tmpfs", source)];
+    places.extend(empties.iter().map(|(variant, label, mounted)| SuitePlace::empty(variant, label, "mount", mounted)));
+    for (variant, label, ceilings, mounted) in &mounts {
+        notes.extend(mounted.session_line().map(|line| format!("{label}: {line}")));
+        places.push(SuitePlace::mounted(variant, label, "mount", mounted, None, ceilings));
     }
     let mut cases = Vec::new();
-    for (group, cold) in [("cold page cache, 1 job", true), ("hot page cache, 1 job", false)] {
-        for (variant, label, file, mounted) in &all {
-            let mut job = FioJob {
-                direct: false,
-                drop_cache: cold,
-                ..suite.new_job(vec![file.clone()], "read", 1 << 20, 1, len)
-            };
-            if cold {
-                // A single pass: a second pass would be hot.
-                job.runtime = None;
-            }
-            let first = FioJob { runtime: None, ..job.clone() };
-            let mut case = BenchCase::new(group, variant, label, FigureUnit::Bandwidth, move || {
-                let roles: Vec<_> = mounted.iter().map(|m| ("mount", m.daemon())).collect();
-                fio_sample(&job, FigureUnit::Bandwidth, &roles)
-            })
-            .warm(move || first.run().map(|_| (Default::default(), None)));
-            case = match *variant {
-                "dev" => case.against("of empty fs", &["null-dev"], None),
-                "uring" => case.against("of empty fs", &["null-uring"], None),
-                // The faster way should be chosen; noise of a run is not a wrong choice.
-                "auto" => case.against("of the faster kind", &["dev", "uring"], Some(0.95)),
-                "passthrough" => case.against("of tmpfs", &["tmpfs"], None),
-                _ => case,
-            };
-            cases.push(case);
+    for (load, cold) in [(&COLD_LOAD, true), (&HOT_LOAD, false)] {
+        for place in &places {
+            let job = FioJob { direct: false, drop_cache: cold, ..suite.new_job(place.files(1), load, len) };
+            let once = FioJob { runtime: None, ..job.clone() };
+            // A single pass: a second pass would be hot.
+            let case = suite.fio_case(load, place, if cold { once.clone() } else { job });
+            cases.push(case.warm(move || once.run().map(|_| WarmUpResult::default())));
         }
     }
-    let rows = suite.rounds("buffered", cases)?;
     let title = "Buffered sequential reads of a file with all blocks in the mount's memory.";
-    Ok(SuiteSection { name: "buffered", title, skipped: None, notes, rows })
+    suite.measure("buffered", title, cases, notes)
 }

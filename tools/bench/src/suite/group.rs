@@ -2,122 +2,104 @@
 //! responding.
 
 use super::section::SuiteSection;
-use super::{BenchSuite, BytePath, file_name, fio_sample, part_sample};
-use crate::child::{self, ServerProcess};
+use super::setup::{BenchSuite, BytePath, FioLoad, SuitePlace, fio_sample};
 use crate::error::{BenchError, Result};
 use crate::fio::FioJob;
-use crate::measure::{BenchCase, CaseSample, FigureUnit};
-use crate::mount::{MountUnderTest, NodeUnderTest, counter_growth};
+use crate::measure::{BenchCase, CaseSample, CeilingFloor, CeilingSpec, FigureUnit, best_of, in_turn};
+use crate::mount::{MountUnderTest, NodeUnderTest, counter, counter_growth};
 use crate::netns::NamespacePair;
+use crate::part::{BlockPart, BlockWire};
+use crate::{child, scratch};
 use rustix::process::{Pid, Signal, kill_process};
-use spurline_types::Size;
 use std::cell::RefCell;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 const GROUP_FILES: usize = 4;
 /// In total several times the memory of a mount.
 const GROUP_FILE_BYTES: u64 = 256 << 20;
-const GROUP_SIZES: [usize; 3] = [1, 2, 4];
+const BARE_PORT: u16 = 7201;
+/// The longest wait in a fault is measured.
+const LOST_LOAD: FioLoad = FioLoad::random("the longest read of 64 readers", 128 << 10, LOST_FILES, 0.0);
 /// Files read while a node is lost: enough blocks for every node to hold some, few enough to read all in a second.
 const LOST_FILES: usize = 64;
 const LOST_LEN: u64 = 4 << 20;
 const NODE_SILENCE: &str = "1s";
 
+const GROUP_LOADS: [FioLoad; 2] = [
+    FioLoad::sequential("1 MiB, 4 jobs", "read", 1 << 20, 4, 0.0),
+    FioLoad::random("128 KiB random, 4 jobs", 128 << 10, 4, 0.0),
+];
+
+const ONE_NODE_CEILINGS: &[CeilingSpec] = &[
+    best_of("of bare", &["bare"], CeilingFloor::None),
+    in_turn("of bare and empty fs in turn", &["bare", "null"], CeilingFloor::None),
+];
+const GROUP_CEILINGS: &[CeilingSpec] = &[
+    best_of("of bare", &["bare"], CeilingFloor::None),
+    in_turn("of bare and empty fs in turn", &["bare", "null"], CeilingFloor::None),
+    best_of("of 1 node", &["one"], CeilingFloor::None),
+];
+
+/// Groups: number of nodes, port of the first, variant, label and ceilings.
+const GROUPS: [(usize, u16, &str, &str, &[CeilingSpec]); 3] = [
+    (1, 7210, "one", "mount of 1 node", ONE_NODE_CEILINGS),
+    (2, 7220, "of-2", "mount of 2 nodes", GROUP_CEILINGS),
+    (4, 7230, "of-4", "mount of 4 nodes", GROUP_CEILINGS),
+];
+
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     child::require_program("fio", "fio")?;
-    let pair = NamespacePair::new()?;
-    let server = pair.server.as_str();
-    let client = pair.client.as_str();
+    let pair = &NamespacePair::new()?;
     let source = suite.make_source("source-group", GROUP_FILES, GROUP_FILE_BYTES)?;
-    let bare_addr = format!("{}:7201", pair.server_ip);
-    let words = ["bare-serve", &bare_addr, "--size", "512M"].map(String::from);
-    let log = suite.log_path("bare-group")?;
-    let limit = Duration::from_secs(30);
-    let bare = ServerProcess::start_announcing(
-        suite.part_command(&words, Some(server)),
-        &["ready"],
-        "bare-serve",
-        &log,
-        limit,
-    )?
-    .0;
-    let null = suite.mount_null("uring").ok();
-    let mut groups: Vec<(Vec<NodeUnderTest>, MountUnderTest)> = Vec::new();
-    for (place, count) in GROUP_SIZES.into_iter().enumerate() {
+    let bare = suite.serve_blocks(pair.server_address(BARE_PORT), BlockWire::Bare, &pair.server)?;
+    let null = suite.mount_empty("uring", 4 << 30, 1 << 20, false).ok();
+    let mut groups = Vec::new();
+    for (count, port, ..) in GROUPS {
         let share = format!("{}M", ((GROUP_FILES as u64 * GROUP_FILE_BYTES) >> 20) * 3 / 2 / count as u64 + 64);
-        let nodes = start_nodes(suite, &pair, &source, count, 7210 + 10 * place as u16, &share)?;
-        let mounted = mount_group(suite, &format!("group-{count}"), &source, client, &nodes)?;
-        suite.check_files("group", mounted.at(), GROUP_FILES, GROUP_FILE_BYTES)?;
+        let nodes = start_nodes(suite, pair, &source, count, port, &share)?;
+        let mounted = mount_group(suite, &format!("group-{count}"), &source, pair, &nodes)?;
+        scratch::check_files(mounted.at(), GROUP_FILES, GROUP_FILE_BYTES)?;
         groups.push((nodes, mounted));
     }
-    let lost = suite.make_source("source-lost", LOST_FILES, LOST_LEN)?;
-    let asked = RefCell::new(Vec::new());
+    let remarks = RefCell::new(Vec::new());
+    let lost = &suite.make_source("source-lost", LOST_FILES, LOST_LEN)?;
+    let mut places = Vec::new();
+    places.extend(null.iter().map(|null| SuitePlace::empty("null", "empty fs, io_uring", "client", null)));
+    for ((_, _, variant, label, ceilings), (nodes, mounted)) in GROUPS.into_iter().zip(&groups) {
+        let place = SuitePlace::mounted(variant, label, "client", mounted, Some(BytePath::Tcp), ceilings);
+        places.push(place.with_nodes("nodes", nodes));
+    }
+    let remarks = &remarks;
     let mut cases = Vec::new();
-    for (name, pattern, block) in
-        [("1 MiB, 4 jobs", "read", 1u64 << 20), ("128 KiB random, 4 jobs", "randread", 128 << 10)]
-    {
-        let mut words: Vec<String> =
-            ["bare-read", &bare_addr, "--connections", "4", "--size", "512M"].map(String::from).into();
-        words.extend([
-            "--block".into(),
-            Size(block).to_string(),
-            "--time".into(),
-            format!("{}ms", suite.time.as_millis()),
-        ]);
-        words.extend((pattern == "randread").then(|| "--random".into()));
-        let bare = &bare;
-        cases.push(BenchCase::new(name, "bare", "bare block reader", FigureUnit::Bandwidth, move || {
-            let limit = suite.time * 3 + Duration::from_secs(30);
-            part_sample(suite.part_command(&words, Some(client)), limit, FigureUnit::Bandwidth, &[("nodes", bare)])
-        }));
-        if let Some(null) = &null {
-            let job = suite.new_job(vec![null.at().join("data")], pattern, block, 4, GROUP_FILE_BYTES);
-            cases.push(BenchCase::new(name, "null", "empty fs, io_uring", FigureUnit::Bandwidth, move || {
-                fio_sample(&job, FigureUnit::Bandwidth, &[("client", null.daemon())])
-            }));
-        }
-        for (nodes, mounted) in &groups {
-            let job = suite.new_job(file_paths(mounted, GROUP_FILES), pattern, block, 4, GROUP_FILE_BYTES);
-            let first = job.clone();
-            let (variant, label) = match nodes.len() {
-                1 => ("one".into(), "mount of 1 node".into()),
-                n => (format!("of-{n}"), format!("mount of {n} nodes")),
-            };
-            let case = BenchCase::new(name, &variant, &label, FigureUnit::Bandwidth, move || {
-                let mut roles = vec![("client", mounted.daemon())];
-                roles.extend(nodes.iter().map(|node| ("nodes", node.daemon())));
-                let mut sample = fio_sample(&job, FigureUnit::Bandwidth, &roles)?;
-                let all: f64 = sample.cpu.iter().filter(|(role, _)| *role == "nodes").map(|(_, cpu)| cpu).sum();
-                sample.cpu.retain(|(role, _)| *role != "nodes");
-                sample.cpu.push(("nodes", all));
-                Ok(sample)
-            })
-            .against("of bare", &["bare"], None)
-            .against_series("of bare and empty fs in turn", &["bare", "null"], None)
-            .warm(move || suite.warm_up(mounted, &first, BytePath::Tcp));
-            cases.push(if nodes.len() == 1 { case } else { case.against("of 1 node", &["one"], None) });
+    for load in &GROUP_LOADS {
+        let part = BlockPart { addr: pair.server_address(BARE_PORT), ..BlockPart::default() };
+        cases.push(suite.block_case(load, "bare", "bare block reader", part, &pair.client, ("nodes", &bare)));
+        for place in &places {
+            let job = suite.new_job(place.files(GROUP_FILES), load, GROUP_FILE_BYTES);
+            cases.push(suite.fio_case(load, place, job));
         }
     }
     for (variant, label, signal) in [
         ("killed", "one of three nodes is killed", Signal::KILL),
         ("stalled", "one of three nodes stops responding", Signal::STOP),
     ] {
-        let pair = &pair;
-        let lost = &lost;
-        let asked = &asked;
-        cases.push(BenchCase::new("the longest read of 64 readers", variant, label, FigureUnit::Time, move || {
-            lose_node(suite, pair, lost, signal, |line| asked.borrow_mut().push(format!("{label}: {line}")))
+        cases.push(BenchCase::new(LOST_LOAD.name, variant, label, FigureUnit::Time, move || {
+            let (sample, remark) = lose_node(suite, pair, lost, signal)?;
+            remarks.borrow_mut().push(format!("{label}: {remark}"));
+            Ok(sample)
         }));
     }
-    let rows = suite.rounds("group", cases)?;
-    let mut notes = asked.into_inner();
-    notes.push(format!(
+    let title = "Hot reads from one, two and four nodes over veth, and 64 readers of three nodes of which one is lost.";
+    let mut section = suite.measure("group", title, cases, Vec::new())?;
+    section.notes = remarks.take();
+    section.notes.push(format!(
         "A node with pending requests counts as lost after {NODE_SILENCE} without a heartbeat (--peer-silence)."
     ));
-    notes.push("All nodes, the mount and the readers share this machine's processors: more nodes add none.".into());
-    let title = "Hot reads from one, two and four nodes over veth, and 64 readers of three nodes of which one is lost.";
-    Ok(SuiteSection { name: "group", title, skipped: None, notes, rows })
+    section
+        .notes
+        .push("All nodes, the mount and the readers share this machine's processors: more nodes add none.".into());
+    Ok(section)
 }
 
 /// Nodes on the server's side, with consecutive ports and this much memory.
@@ -129,52 +111,38 @@ fn start_nodes(
     port: u16,
     memory: &str,
 ) -> Result<Vec<NodeUnderTest>> {
-    (0..count)
-        .map(|n| {
-            let addr = format!("{}:{}", pair.server_ip, port + n as u16);
-            let words = ["--buffer-size", memory, "--cache-size", "0", "--free-space-ratio", "0"];
-            suite.start_node(source, &addr, Some(&pair.server), &words)
-        })
-        .collect()
+    let words = ["--buffer-size", memory, "--cache-size", "0", "--free-space-ratio", "0"];
+    let addresses = (0..count).map(|n| pair.server_address(port + n as u16).to_string());
+    addresses.map(|address| suite.memory.node(source, &address, Some(&pair.server), &words, &[])).collect()
 }
 
 fn mount_group(
     suite: &BenchSuite,
     name: &str,
     source: &Path,
-    client: &str,
+    pair: &NamespacePair,
     nodes: &[NodeUnderTest],
 ) -> Result<MountUnderTest> {
     let registry = format!("static:{}", nodes.iter().map(|n| n.addr.clone()).collect::<Vec<_>>().join(","));
     let words = ["--registry", &registry, "--buffer-size", "160M", "--peer-silence", NODE_SILENCE];
-    suite.start_mount(name, &source.display().to_string(), Some(client), &words)
+    suite.mount(name, source, Some(&pair.client), &words)
 }
 
-fn file_paths(mounted: &MountUnderTest, count: usize) -> Vec<PathBuf> {
-    (0..count).map(|i| mounted.at().join(file_name(i))).collect()
-}
-
-/// Loses a node of three under 64 readers; returns the longest read, and notes the other nodes' reads from the origin.
-fn lose_node(
-    suite: &BenchSuite,
-    pair: &NamespacePair,
-    source: &Path,
-    signal: Signal,
-    mut note: impl FnMut(String),
-) -> Result<CaseSample> {
+/// Loses a node of three under 64 readers; returns the longest read, and a remark on the other nodes' reads from the origin.
+fn lose_node(suite: &BenchSuite, pair: &NamespacePair, source: &Path, signal: Signal) -> Result<(CaseSample, String)> {
     let nodes = start_nodes(suite, pair, source, 3, 7270, "512M")?;
-    let mounted = mount_group(suite, "group-lost", source, &pair.client, &nodes)?;
-    suite.check_files("group", mounted.at(), LOST_FILES, LOST_LEN)?;
-    let gets = |node: &NodeUnderTest| -> Result<_> { node.counters(&suite.spurline) };
-    let before = nodes.iter().map(gets).collect::<Result<Vec<_>>>()?;
+    let mounted = mount_group(suite, "group-lost", source, pair, &nodes)?;
+    scratch::check_files(mounted.at(), LOST_FILES, LOST_LEN)?;
+    let before = nodes.iter().map(NodeUnderTest::counters).collect::<Result<Vec<_>>>()?;
     let held = counter(&before[0], "object.get_bytes");
-    let mut job: FioJob = suite.new_job(file_paths(&mounted, LOST_FILES), "randread", 128 << 10, LOST_FILES, LOST_LEN);
+    let files = SuitePlace::plain("", "", mounted.at().to_owned()).files(LOST_FILES);
     // Long enough for every reader to pass the lost blocks.
-    job.runtime = Some(suite.time.max(Duration::from_secs(1)) * 3);
+    let wait = suite.time.max(Duration::from_secs(1));
+    let job = FioJob { runtime: Some(wait * 3), ..suite.new_job(files, &LOST_LOAD, LOST_LEN) };
     let pid = Pid::from_raw(nodes[0].daemon().pid() as i32);
     let got = std::thread::scope(|scope| {
-        let readers = scope.spawn(|| fio_latest(&job));
-        std::thread::sleep(suite.time.max(Duration::from_secs(1)));
+        let readers = scope.spawn(|| fio_sample(&job, FigureUnit::Time, &[]));
+        std::thread::sleep(wait);
         let sent = pid.map_or(Ok(()), |pid| kill_process(pid, signal));
         let got = readers.join().unwrap_or_else(|_| Err(BenchError::Failed("the readers panicked".into())));
         if signal == Signal::STOP {
@@ -183,26 +151,17 @@ fn lose_node(
         }
         sent.map_err(|e| BenchError::Failed(format!("a node could not be lost: {e}"))).and(got)
     })?;
-    let after = nodes[1..].iter().map(gets).collect::<Result<Vec<_>>>()?;
-    let grown: Vec<_> = before[1..].iter().zip(&after).map(|(b, a)| counter_growth(b, a)).collect();
-    let bytes: u64 = grown.iter().map(|g| counter(g, "object.get_bytes")).sum();
-    let ops: u64 = grown.iter().map(|g| counter(g, "object.get_ops")).sum();
-    note(format!(
-        "the others read {} MiB in {ops} requests from the origin; the lost node held {} MiB.",
+    let mut bytes = 0;
+    let mut requests = 0;
+    for (node, before) in nodes.iter().zip(&before).skip(1) {
+        let grown = counter_growth(before, &node.counters()?);
+        bytes += counter(&grown, "object.get_bytes");
+        requests += counter(&grown, "object.get_ops");
+    }
+    let remark = format!(
+        "the others read {} MiB in {requests} requests from the origin; the lost node held {} MiB.",
         bytes >> 20,
         held >> 20
-    ));
-    Ok(got)
-}
-
-fn counter(counters: &crate::mount::CounterValues, name: &str) -> u64 {
-    counters.get(name).copied().unwrap_or(0)
-}
-
-/// A run of fio with the longest read, in seconds, as the value.
-fn fio_latest(job: &FioJob) -> Result<CaseSample> {
-    let (got, done) = job.run()?;
-    let cpu = vec![("reader", done.cpu)];
-    let latency_us = Some((got.p50_us, got.p99_us));
-    Ok(CaseSample { value: got.max_us / 1e6, bytes: got.bytes, ops: got.bytes / job.block, cpu, latency_us })
+    );
+    Ok((got, remark))
 }

@@ -1,19 +1,23 @@
 //! `spurline net bw` and `net lat` over a veth pair between two network namespaces, against iperf3 and the bare
 //! reader between the same two: rate, and processor time of both ends per byte.
 
-use super::BenchSuite;
 use super::section::SuiteSection;
+use super::setup::{BenchSuite, FioLoad, optional};
 use crate::child::{self, ServerProcess};
 use crate::error::{BenchError, Result};
 use crate::iperf;
-use crate::measure::{BenchCase, CaseSample, FigureUnit};
+use crate::measure::{BenchCase, CaseSample, CeilingFloor, CeilingSpec, FigureUnit, best_of};
 use crate::netns::NamespacePair;
+use crate::numbers::gib;
+use crate::part::{BlockPart, BlockWire};
 use serde_json::Value;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
 const PROBE_PORT: u16 = 7111;
+const BARE_PORT: u16 = 7112;
+const ECHO_LOAD: FioLoad = FioLoad::random("64 B there and back", 64, 1, 0.9);
 
 /// A transfer pattern, the same for all programs.
 struct NetLoad {
@@ -37,102 +41,59 @@ const PROBE_PROGRAMS: [(&str, &str, &str); 2] =
     [("own", "net bw", "auto"), ("own-system", "net bw --tcp-congestion system", "system")];
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
-    let pair = NamespacePair::new()?;
-    let client = pair.client.as_str();
+    let pair = &NamespacePair::new()?;
     let mut notes = Vec::new();
-    let peer = format!("{}:{PROBE_PORT}", pair.server_ip);
-    let mut serve = child::command_in(&suite.spurline, Some(&pair.server));
+    let mut serve = child::command_in(suite.memory.spurline()?, Some(&pair.server));
     serve.args(["net", "serve", "--json", "--bind", pair.server_ip, "--port", &PROBE_PORT.to_string()]);
     let limit = Duration::from_secs(30);
-    let (server, _) =
-        ServerProcess::start_announcing(serve, &["{"], "net serve", &suite.log_path("net-serve")?, limit)?;
-    let iperf = iperf::start_server(&pair.server, pair.server_ip, &suite.log_path("net-iperf3")?);
-    if let Err(e) = &iperf {
-        notes.push(format!("No iperf3: {e}"));
-    }
-    let words = ["bare-serve", &format!("{}:7112", pair.server_ip), "--size", "64M"].map(String::from);
-    let bare = suite.part_command(&words, Some(&pair.server));
-    let (bare, _) =
-        ServerProcess::start_announcing(bare, &["ready"], "bare-serve", &suite.log_path("net-bare")?, limit)?;
+    let log = suite.memory.log("net-serve")?;
+    let server = &ServerProcess::start_announcing(serve, &["{"], "net serve", &log, limit)?.0;
+    let iperf = iperf::start_server(&pair.server, pair.server_ip, &suite.memory.log("net-iperf3")?);
+    let iperf = optional(&mut notes, "iperf3", iperf)?;
+    let bare = suite.serve_blocks(pair.server_address(BARE_PORT), BlockWire::Bare, &pair.server)?;
     let mut cases = Vec::new();
     // Processor time is a separate row, with the figures of the previous run in the same round.
     let mut costs = Vec::new();
     for load in &NET_LOADS {
-        let mut add = |(case, cost)| {
-            cases.push(case);
-            costs.push(cost);
-        };
-        if let Ok(daemon) = &iperf {
-            for (variant, label, more) in IPERF_PROGRAMS {
-                let ip = pair.server_ip;
-                let time = suite.time;
-                add(both_directions(load, variant, label, move || {
-                    let before = daemon.cpu()?;
-                    let (got, used) = iperf::run_client(client, ip, load.streams, load.read, time, more)?;
-                    let cpu = vec![("client", used), ("server", daemon.cpu()? - before)];
-                    Ok(CaseSample { value: got.bandwidth, bytes: got.bytes, ops: 0, cpu, latency_us: None })
-                }));
-            }
+        let mut both = Vec::new();
+        for (variant, label, more) in IPERF_PROGRAMS {
+            let Some(daemon) = &iperf else { break };
+            both.push(both_directions(load, variant, label, move || {
+                let before = daemon.cpu()?;
+                let (got, used) =
+                    iperf::run_client(&pair.client, pair.server_ip, load.streams, load.read, suite.time, more)?;
+                let cpu = vec![("client", used), ("server", daemon.cpu()? - before)];
+                Ok(CaseSample { value: got.bandwidth, bytes: got.bytes, ops: 0, cpu, latency_us: None })
+            }));
         }
         for (variant, label, congestion) in PROBE_PROGRAMS {
-            let streams = load.streams.to_string();
-            let time = format!("{}ms", suite.time.as_millis().max(1000));
-            let way = if load.read { "read" } else { "write" };
-            let words = ["bw", &peer, "--streams", &streams, "--direction", way, "--time", &time];
-            let words = [&words[..], &["--tcp-congestion", congestion, "--json"]].concat();
-            let words: Vec<String> = words.into_iter().map(String::from).collect();
-            let server = &server;
-            add(both_directions(load, variant, label, move || {
-                let before = server.cpu()?;
-                let (said, used) = run_net(suite, client, &words)?;
-                Ok(CaseSample {
-                    value: number_in(&said, "read_bytes_per_second") + number_in(&said, "write_bytes_per_second"),
-                    bytes: (number_in(&said, "read_bytes") + number_in(&said, "write_bytes")) as u64,
-                    ops: number_in(&said, "operations") as u64,
-                    cpu: vec![("client", used), ("server", server.cpu()? - before)],
-                    latency_us: None,
-                })
-            }));
+            let take = move || probe_rate(suite, pair, load, congestion, server);
+            both.push(both_directions(load, variant, label, take));
+        }
+        for (case, cost) in both {
+            cases.push(case);
+            costs.push(cost);
         }
     }
     cases.extend(costs);
-    let time = format!("{}ms", suite.time.as_millis());
-    let words = ["bare-read", &format!("{}:7112", pair.server_ip), "--block", "64B", "--size", "64M", "--time", &time];
-    let words = words.map(String::from);
-    let around = "64 B there and back";
-    let bare = &bare;
-    cases.push(BenchCase::new(around, "bare", "bare reader, 64 B", FigureUnit::Rate, move || {
-        super::part_sample(
-            suite.part_command(&words, Some(client)),
-            suite.time * 3 + limit,
-            FigureUnit::Rate,
-            &[("server", bare)],
-        )
-    }));
-    let words = ["lat", &peer, "--size", "64B", "--time", &time, "--json"].map(String::from);
-    let server = &server;
-    let lat = BenchCase::new(around, "own", "net lat", FigureUnit::Rate, move || {
-        let before = server.cpu()?;
-        let (said, used) = run_net(suite, client, &words)?;
+    let part = BlockPart { addr: pair.server_address(BARE_PORT), bytes: 64 << 20, ..BlockPart::default() };
+    cases.push(suite.block_case(&ECHO_LOAD, "bare", "bare reader, 64 B", part, &pair.client, ("server", &bare)));
+    let lat = BenchCase::new(ECHO_LOAD.name, "own", "net lat", FigureUnit::Rate, move || {
+        let time = format!("{}ms", suite.time.as_millis());
+        let (said, cpu) = run_net(suite, pair, server, "lat", &["--size", "64B", "--time", &time])?;
         let ops = number_of(&said["operations"]);
-        let seconds = number_of(&said["seconds"]);
-        let cpu = vec![("client", used), ("server", server.cpu()? - before)];
         let latency_us = Some((number_of(&said["echo_us"]["p50"]), number_of(&said["echo_us"]["p99"])));
-        Ok(CaseSample { value: ops / seconds.max(1e-9), bytes: 0, ops: ops as u64, cpu, latency_us })
+        let value = ops / number_of(&said["seconds"]).max(1e-9);
+        Ok(CaseSample { value, bytes: 0, ops: ops as u64, cpu, latency_us })
     });
-    cases.push(lat.against("of bare", &["bare"], Some(0.9)));
-    let rows = suite.rounds("net", cases)?;
+    cases.push(lat.against("of bare", &["bare"], Some(ECHO_LOAD.floor)));
     notes.push(
         "CPU-s/GiB rows are seconds of both ends together for one GiB, of the runs above; less is better.".into(),
     );
     notes.push("net bw takes cubic where the host's own congestion control is BBR, as mounts and nodes do.".into());
     let title =
         "Point-to-point measurements over veth between two network namespaces, `net bw` and `net lat` beside iperf3.";
-    Ok(SuiteSection { name: "net", title, skipped: None, notes, rows })
-}
-
-fn number_in(json: &Value, key: &str) -> f64 {
-    json[key].as_f64().unwrap_or(0.0)
+    suite.measure("net", title, cases, notes)
 }
 
 fn number_of(value: &Value) -> f64 {
@@ -151,31 +112,55 @@ fn both_directions<'a>(
     let rate = BenchCase::new(load.name, variant, label, FigureUnit::Bandwidth, move || {
         let sample = take()?;
         let seconds: f64 = sample.cpu.iter().map(|(_, seconds)| seconds).sum();
-        seen.set(Some(seconds / (sample.bytes.max(1) as f64 / f64::from(1u32 << 30))));
+        seen.set(Some(seconds / gib(sample.bytes)));
         Ok(sample)
     });
     let cost = BenchCase::new(load.cpu, variant, label, FigureUnit::Time, move || {
         let value = spent.take().ok_or_else(|| BenchError::Failed("the run it belongs to failed".into()))?;
         Ok(CaseSample { value, ..CaseSample::default() })
     });
-    let all = IPERF_PROGRAMS.map(|(id, _, _)| id);
-    match variant {
-        "own" => (rate.against("of iperf3", &all, Some(1.0)), cost.against("of iperf3", &all, Some(1.0))),
+    let ceilings: &[CeilingSpec] = match variant {
+        "own" => &[best_of("of iperf3", &["iperf3", "iperf3-cubic-1m"], CeilingFloor::At(1.0))],
         // The same congestion control as plain iperf3.
-        "own-system" => (rate.against("of iperf3", &all[..1], None), cost.against("of iperf3", &all[..1], None)),
-        _ => (rate, cost),
-    }
+        "own-system" => &[best_of("of iperf3", &["iperf3"], CeilingFloor::None)],
+        _ => &[],
+    };
+    (rate.below(ceilings), cost.below(ceilings))
 }
 
-/// `spurline net …` with the JSON and the processor seconds.
-fn run_net(suite: &BenchSuite, client: &str, words: &[String]) -> Result<(Value, f64)> {
-    let mut command = child::command_in(&suite.spurline, Some(client));
-    command.arg("net").args(words);
+fn probe_rate(
+    suite: &BenchSuite,
+    pair: &NamespacePair,
+    load: &NetLoad,
+    congestion: &str,
+    server: &ServerProcess,
+) -> Result<CaseSample> {
+    let streams = load.streams.to_string();
+    let time = format!("{}ms", suite.time.as_millis().max(1000));
+    let direction = if load.read { "read" } else { "write" };
+    let words = ["--streams", &streams, "--direction", direction, "--time", &time, "--tcp-congestion", congestion];
+    let (said, cpu) = run_net(suite, pair, server, "bw", &words)?;
+    let value = number_of(&said["read_bytes_per_second"]) + number_of(&said["write_bytes_per_second"]);
+    let bytes = (number_of(&said["read_bytes"]) + number_of(&said["write_bytes"])) as u64;
+    Ok(CaseSample { value, bytes, ops: number_of(&said["operations"]) as u64, cpu, latency_us: None })
+}
+
+/// `spurline net …` with the JSON and the processor seconds of both ends.
+fn run_net(
+    suite: &BenchSuite,
+    pair: &NamespacePair,
+    server: &ServerProcess,
+    kind: &str,
+    words: &[&str],
+) -> Result<(Value, Vec<(&'static str, f64)>)> {
+    let before = server.cpu()?;
+    let mut command = child::command_in(suite.memory.spurline()?, Some(&pair.client));
+    command.arg("net").arg(kind).arg(format!("{}:{PROBE_PORT}", pair.server_ip)).args(words).arg("--json");
     let done = child::run_to_end(command, suite.time * 3 + Duration::from_secs(60))?;
     let said: Value =
         serde_json::from_str(&done.out).map_err(|e| BenchError::Failed(format!("net printed {:?}: {e}", done.out)))?;
     match said["error"].as_str() {
         Some(error) => Err(BenchError::Failed(format!("net: {error}"))),
-        None => Ok((said, done.cpu)),
+        None => Ok((said, vec![("client", done.cpu), ("server", server.cpu()? - before)])),
     }
 }

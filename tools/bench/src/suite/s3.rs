@@ -1,13 +1,16 @@
 //! A cold sequential read from real S3 servers, against a plain parallel-range client of the same library.
 
 use super::section::SuiteSection;
-use super::{BenchSuite, file_name, fio_sample, part_sample};
+use super::setup::{BenchSuite, FioLoad, fio_sample, optional};
 use crate::child::{self, ServerProcess};
-use crate::error::{BenchError, Result};
+use crate::error::{BenchError, FileContext as _, Result};
 use crate::fio::FioJob;
-use crate::measure::{BenchCase, FigureUnit};
+use crate::measure::{BenchCase, CaseSample, FigureUnit};
+use crate::mount::{MountUnderTest, counter, counter_growth};
 use crate::netns::NamespacePair;
-use crate::scratch;
+use crate::part::{FetchPart, PartOrder};
+use crate::scratch::{self, file_name};
+use crate::workplace::own_program;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -15,6 +18,7 @@ use std::time::Duration;
 const S3_BUCKET: &str = "bench";
 /// Slower than this machine's processors, so that the overhead of a mount must not show.
 const LINK_GBIT: u32 = 3;
+const S3_LOAD: FioLoad = FioLoad::sequential("", "read", 1 << 20, 1, 0.9);
 
 /// A server over a directory of buckets.
 pub(super) struct S3Process {
@@ -41,6 +45,27 @@ impl S3Process {
             ("AWS_REGION", "us-east-1"),
         ]
     }
+
+    /// A run of a part that is a client of this server.
+    pub(super) fn part_sample(
+        &self,
+        suite: &BenchSuite,
+        order: &PartOrder,
+        unit: FigureUnit,
+        user: &'static str,
+    ) -> Result<CaseSample> {
+        let mut command = suite.part_command(order, self.net.as_deref())?;
+        command.envs(self.env());
+        suite.command_sample(command, unit, user, &[("server", &self.daemon)])
+    }
+
+    /// A mount with an empty cache, so that all data comes from the server.
+    fn cold_mount(&self, suite: &BenchSuite) -> Result<MountUnderTest> {
+        let name = format!("s3-{}", self.variant);
+        let cache = suite.memory.empty_dir(&format!("cache-{name}"))?;
+        let words = ["--cache-dir", &cache, "--cache-size", "4G", "--free-space-ratio", "0"];
+        suite.memory.mount(&name, format!("s3://{S3_BUCKET}"), self.net.as_deref(), &words, &self.env())
+    }
 }
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
@@ -49,22 +74,19 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let buckets = suite.make_source("source-s3", 0, len)?;
     let file = buckets.join(S3_BUCKET).join(file_name(0));
     if !file.exists() {
-        std::fs::create_dir_all(buckets.join(S3_BUCKET)).map_err(|e| BenchError::io(buckets.display(), &e))?;
+        std::fs::create_dir_all(buckets.join(S3_BUCKET)).in_file(&buckets)?;
         scratch::write_file(&file, 0, len)?;
     }
     let mut notes = Vec::new();
-    let mut servers = Vec::new();
     let pair = NamespacePair::new().and_then(|pair| pair.limit_rate(LINK_GBIT).map(|()| pair));
-    let linked = match &pair {
-        Ok(pair) => start_embedded(suite, &buckets, Some(pair)),
-        Err(e) => Err(e.clone()),
-    };
-    for started in [start_embedded(suite, &buckets, None), linked, start_versitygw(suite, &buckets)] {
-        match started {
-            Ok(server) => servers.push(server),
-            Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
-            Err(e) => notes.push(format!("{e}")),
-        }
+    let linked = pair.as_ref().map_err(Clone::clone).and_then(|pair| start_embedded(suite, &buckets, Some(pair)));
+    let mut servers = Vec::new();
+    for (what, started) in [
+        ("embedded S3 server", start_embedded(suite, &buckets, None)),
+        ("slower link", linked),
+        ("versitygw", start_versitygw(suite, &buckets)),
+    ] {
+        servers.extend(optional(&mut notes, what, started)?);
     }
     if servers.is_empty() {
         return Err(BenchError::Missing(notes.join("; ")));
@@ -72,66 +94,46 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let mut cases = Vec::new();
     for server in &servers {
         let group = format!("cold, from {}", server.label);
-        for (variant, label, depth) in
-            [("plain-8", "plain client, 8 ranges", "8"), ("plain-16", "plain client, 16 ranges", "16")]
+        for (variant, label, threads) in
+            [("plain-8", "plain client, 8 ranges", 8), ("plain-16", "plain client, 16 ranges", 16)]
         {
-            let words = ["under", &format!("s3://{S3_BUCKET}"), &file_name(0), "--depth", depth].map(String::from);
-            cases.push(BenchCase::new(&group, variant, label, FigureUnit::Bandwidth, move || {
-                let mut command = suite.part_command(&words, server.net.as_deref());
-                command.envs(server.env());
-                part_sample(command, Duration::from_secs(120), FigureUnit::Bandwidth, &[("server", &server.daemon)])
-            }));
+            let source = format!("s3://{S3_BUCKET}");
+            let order = PartOrder::Fetch(FetchPart { source, path: file_name(0), to: None, threads });
+            let take = move || server.part_sample(suite, &order, FigureUnit::Bandwidth, "reader");
+            cases.push(BenchCase::new(&group, variant, label, FigureUnit::Bandwidth, take));
         }
         for (variant, label, direct) in
             [("direct", "mount, O_DIRECT 1 MiB, 1 job", true), ("buffered", "mount, buffered 1 MiB, 1 job", false)]
         {
-            let name = format!("s3-{}", server.variant);
-            let case = BenchCase::new(&group, variant, label, FigureUnit::Bandwidth, move || {
-                // Each pass has a new mount and cache, so that all data comes from the server.
-                let cache = suite.memory.empty_subdir(&format!("cache-{name}"))?.display().to_string();
-                let words = ["--cache-dir", &cache, "--cache-size", "4G", "--free-space-ratio", "0"];
-                let mounted = suite.mount_with(
-                    &name,
-                    &format!("s3://{S3_BUCKET}"),
-                    server.net.as_deref(),
-                    &words,
-                    &server.env(),
-                )?;
-                let at = mounted.at().join(file_name(0));
-                let job = FioJob { direct, runtime: None, ..suite.new_job(vec![at], "read", 1 << 20, 1, len) };
-                let before = mounted.counters(&suite.spurline)?;
-                let sample = fio_sample(
-                    &job,
-                    FigureUnit::Bandwidth,
-                    &[("mount", mounted.daemon()), ("server", &server.daemon)],
-                )?;
-                let grown = crate::mount::counter_growth(&before, &mounted.counters(&suite.spurline)?);
-                let got = grown.get("object.get_bytes").copied().unwrap_or(0);
-                if got < len || got > len + len / 50 {
-                    return Err(BenchError::Failed(format!("{got} bytes came from the server, the object has {len}")));
-                }
-                Ok(sample)
-            })
-            .against("of the plain client", &["plain-8", "plain-16"], Some(0.9));
-            cases.push(case.warm(move || check_object(suite, server, len).map(|()| Default::default())));
+            let take = move || mount_sample(suite, server, len, direct);
+            let case = BenchCase::new(&group, variant, label, FigureUnit::Bandwidth, take);
+            let case = case.against("of the plain client", &["plain-8", "plain-16"], Some(0.9));
+            cases.push(case.warm(move || {
+                // Every byte is compared once.
+                let mounted = server.cold_mount(suite)?;
+                scratch::check_file(&mounted.at().join(file_name(0)), 0, len).map(|()| Default::default())
+            }));
         }
     }
-    let rows = suite.rounds("s3", cases)?;
     notes
         .push("Server and client share this machine's processors: the server's cost stands beside each figure.".into());
     let title =
         "Cold sequential read of one object from an S3 server on this machine, through an empty cache on tmpfs.";
-    Ok(SuiteSection { name: "s3", title, skipped: None, notes, rows })
+    suite.measure("s3", title, cases, notes)
 }
 
-/// Compares every byte once.
-fn check_object(suite: &BenchSuite, server: &S3Process, len: u64) -> Result<()> {
-    let name = format!("s3-{}", server.variant);
-    let cache = suite.memory.empty_subdir(&format!("cache-{name}"))?.display().to_string();
-    let words = ["--cache-dir", &cache, "--cache-size", "4G", "--free-space-ratio", "0"];
-    let mounted =
-        suite.mount_with(&name, &format!("s3://{S3_BUCKET}"), server.net.as_deref(), &words, &server.env())?;
-    scratch::check_file(&mounted.at().join(file_name(0)), 0, len)
+fn mount_sample(suite: &BenchSuite, server: &S3Process, len: u64, direct: bool) -> Result<CaseSample> {
+    let mounted = server.cold_mount(suite)?;
+    let files = vec![mounted.at().join(file_name(0))];
+    let job = FioJob { direct, runtime: None, ..suite.new_job(files, &S3_LOAD, len) };
+    let before = mounted.counters()?;
+    let roles = [("mount", mounted.daemon()), ("server", &server.daemon)];
+    let sample = fio_sample(&job, FigureUnit::Bandwidth, &roles)?;
+    let got = counter(&counter_growth(&before, &mounted.counters()?), "object.get_bytes");
+    if got < len || got > len + len / 50 {
+        return Err(BenchError::Failed(format!("{got} bytes came from the server, the object has {len}")));
+    }
+    Ok(sample)
 }
 
 /// The server of the project's own tests over a directory of buckets, on this host or at the other end of a link.
@@ -160,15 +162,17 @@ fn start_testkit(
     label: String,
     net: Option<&str>,
 ) -> Result<S3Process> {
-    let beside = suite.me.with_file_name("spurline-testkit");
-    let program = suite.s3_server.clone().unwrap_or(beside);
+    let program = match &suite.s3_server {
+        Some(program) => program.clone(),
+        None => own_program()?.with_file_name("spurline-testkit"),
+    };
     if !program.exists() {
-        let why = format!("no embedded S3 server: {} is not built (make bench builds it)", program.display());
+        let why = format!("{} is not built (make bench builds it)", program.display());
         return Err(BenchError::Missing(why));
     }
     let mut command = child::command_in(&program, net);
     command.args(words);
-    let log = suite.log_path(&format!("s3-{variant}"))?;
+    let log = suite.memory.log(&format!("s3-{variant}"))?;
     let limit = Duration::from_secs(20);
     let (daemon, said) = ServerProcess::start_announcing(command, &["listening", "key"], "the S3 server", &log, limit)?;
     let (key, secret) = said[1].split_once(' ').unwrap_or((&said[1], ""));
@@ -181,27 +185,19 @@ fn start_testkit(
 fn start_versitygw(suite: &BenchSuite, buckets: &Path) -> Result<S3Process> {
     let home = std::env::var_os("HOME").map(|h| PathBuf::from(h).join("go/bin/versitygw")).filter(|p| p.is_file());
     let program = child::find_program("versitygw").or(home).ok_or_else(|| {
-        BenchError::Missing("no versitygw: go install github.com/versity/versitygw/cmd/versitygw@latest".into())
+        BenchError::Missing("go install github.com/versity/versitygw/cmd/versitygw@latest installs it".into())
     })?;
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").map_err(|e| BenchError::io("no free port", &e))?;
-    let addr = listener.local_addr().map_err(|e| BenchError::io("no free port", &e))?;
-    drop(listener);
+    let port = child::free_port().map_err(|e| BenchError::io("no free port", &e))?;
+    let address = format!("127.0.0.1:{port}");
     let key = "bench-key".to_owned();
     let secret = "bench-secret".to_owned();
     let mut command = Command::new(program);
-    command.args(["--access", &key, "--secret", &secret, "--port", &addr.to_string(), "--quiet", "posix"]).arg(buckets);
-    let mut daemon = ServerProcess::start(command, "versitygw", &suite.log_path("s3-versitygw")?)?;
+    command.args(["--access", &key, "--secret", &secret, "--port", &address, "--quiet", "posix"]).arg(buckets);
+    let mut daemon = ServerProcess::start(command, "versitygw", &suite.memory.log("s3-versitygw")?)?;
     crate::stop::wait_until("versitygw to listen", Duration::from_secs(20), Duration::from_millis(20), || {
         daemon.check_alive()?;
-        Ok(std::net::TcpStream::connect(addr).is_ok().then_some(()))
+        Ok(std::net::TcpStream::connect(&address).is_ok().then_some(()))
     })?;
-    Ok(S3Process {
-        variant: "versitygw",
-        label: "versitygw".into(),
-        net: None,
-        daemon,
-        url: format!("http://{addr}"),
-        key,
-        secret,
-    })
+    let url = format!("http://{address}");
+    Ok(S3Process { variant: "versitygw", label: "versitygw".into(), net: None, daemon, url, key, secret })
 }

@@ -2,7 +2,7 @@
 
 use crate::measure::{CeilingRatio, FigureUnit, ResultRow};
 use crate::numbers::{short_count, three_digits};
-use crate::plot::{BenchChart, ChartSeries};
+use crate::plot::BenchChart;
 use crate::report::{CellVerdict, ReportSection, TableCell, TableRow};
 use serde_json::{Value, json};
 
@@ -77,15 +77,15 @@ fn verdict(met: Option<bool>) -> CellVerdict {
 }
 
 fn row_cells(row: &ResultRow) -> Vec<TableCell> {
-    let mut cells = vec![TableCell::plain(row.label.clone())];
+    let mut cells = vec![TableCell::plain(row.name.label.clone())];
     if row.samples.is_empty() {
         let text = row.problem.clone().unwrap_or_else(|| "not measured".into()).replace('\n', " ");
         cells.push(TableCell { text, verdict: CellVerdict::Bad });
         return cells;
     }
     let (min, max) = row.spread();
-    cells.push(TableCell::plain(show_value(row.unit, row.median())));
-    let spread = format!("{} – {}", show_value(row.unit, min), show_value(row.unit, max));
+    cells.push(TableCell::plain(show_value(row.name.unit, row.median())));
+    let spread = format!("{} – {}", show_value(row.name.unit, min), show_value(row.name.unit, max));
     cells.push(TableCell { text: spread, verdict: CellVerdict::Dim });
     let cpu: Vec<String> = row.cpu_per_gib().iter().map(|(role, s)| format!("{role} {}", three_digits(*s))).collect();
     let is_above_limit = row.limits.iter().any(|limit| limit.1 > limit.2);
@@ -105,9 +105,9 @@ fn row_cells(row: &ResultRow) -> Vec<TableCell> {
 fn group_rows(rows: &[ResultRow]) -> Vec<(&str, Vec<&ResultRow>)> {
     let mut groups: Vec<(&str, Vec<&ResultRow>)> = Vec::new();
     for row in rows {
-        match groups.iter_mut().find(|(name, _)| *name == row.group) {
+        match groups.iter_mut().find(|(name, _)| *name == row.name.group) {
             Some((_, rows)) => rows.push(row),
-            None => groups.push((&row.group, vec![row])),
+            None => groups.push((&row.name.group, vec![row])),
         }
     }
     groups
@@ -116,19 +116,19 @@ fn group_rows(rows: &[ResultRow]) -> Vec<(&str, Vec<&ResultRow>)> {
 /// A bar for each row that was measured.
 fn bar_chart(title: String, rows: &[&ResultRow]) -> Option<BenchChart> {
     let measured: Vec<&&ResultRow> = rows.iter().filter(|row| !row.samples.is_empty()).collect();
-    let (scale, unit) = match measured.first()?.unit {
+    let (scale, unit) = match measured.first()?.name.unit {
         FigureUnit::Bandwidth => (1e-9, "GB/s"),
         FigureUnit::Rate => (1.0, "1/s"),
         FigureUnit::Time => (1.0, "s"),
     };
-    let bars = measured.iter().map(|row| ChartSeries::bar(row.label.clone(), row.median() * scale)).collect();
+    let bars = measured.iter().map(|row| (row.name.label.clone(), row.median() * scale));
     Some(BenchChart::bars(title, unit, bars))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::CaseSample;
+    use crate::measure::{CaseName, CaseSample};
     use anstyle::AnsiColor;
 
     fn row(label: &str, group: &str, value: f64, ratio: Option<f64>) -> ResultRow {
@@ -147,10 +147,12 @@ mod tests {
             floor: Some(0.9),
         });
         ResultRow {
-            id: format!("{group}/{label}"),
-            group: group.into(),
-            label: label.into(),
-            unit: FigureUnit::Bandwidth,
+            name: CaseName {
+                id: format!("{group}/{label}"),
+                group: group.into(),
+                label: label.into(),
+                unit: FigureUnit::Bandwidth,
+            },
             samples: vec![sample],
             ratios: ratios.into_iter().collect(),
             limits: Vec::new(),

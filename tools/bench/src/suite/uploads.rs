@@ -3,19 +3,15 @@
 
 use super::s3::{S3Process, start_in_memory};
 use super::section::SuiteSection;
-use super::{BenchSuite, CpuRole, user_sample};
-use crate::error::{BenchError, Result};
+use super::setup::{BenchSuite, CpuRole};
+use crate::error::{BenchError, FileContext as _, Result};
 use crate::measure::{BenchCase, CaseSample, FigureUnit};
 use crate::mount::{MountUnderTest, NodeUnderTest};
-use crate::part::written_block;
-use spurline_types::Size;
-use std::cell::Cell;
+use crate::part::{PartOrder, PutPart, made_content, numbered_path};
+use std::path::Path;
 use std::time::Duration;
 
 const BUCKET: &str = "bench";
-/// The time of a far store for an object or part.
-const FAR_PUT_DELAY: Duration = Duration::from_millis(30);
-const UPLOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Objects that are written by several threads.
 #[derive(Clone, Copy)]
@@ -31,59 +27,47 @@ struct UploadLoad {
     floors: [f64; 2],
 }
 
-/// The parts of a rig that differ between two.
-struct RigPlace {
-    name: &'static str,
-    node_addr: &'static str,
-    put_delay: Duration,
-}
-
-const NEAR_PLACE: RigPlace = RigPlace { name: "uploads", node_addr: "127.0.0.1:7105", put_delay: Duration::ZERO };
-const FAR_PLACE: RigPlace = RigPlace { name: "uploads-far", node_addr: "127.0.0.1:7106", put_delay: FAR_PUT_DELAY };
-
 /// The server, and what writes to it.
 struct UploadRig<'a> {
     suite: &'a BenchSuite,
     server: S3Process,
     lone: MountUnderTest,
-    node: NodeUnderTest,
     through_node: MountUnderTest,
-    /// Number of the next sample: each has names of its own.
-    next: Cell<usize>,
+    // Ends after its mount.
+    node: NodeUnderTest,
 }
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
-    let near = &start_rig(suite, &NEAR_PLACE)?;
-    let far = &start_rig(suite, &FAR_PLACE)?;
+    let near = &start_rig(suite, "uploads", "127.0.0.1:7105", Duration::ZERO)?;
+    // The time of a far store for an object or part.
+    let far = &start_rig(suite, "uploads-far", "127.0.0.1:7106", Duration::from_millis(30))?;
     let mut cases = Vec::new();
     for load in loads(suite.quick) {
         let rig = if load.is_far { far } else { near };
         cases.push(BenchCase::new(load.group, "plain", "plain client", load.unit, move || rig.put_objects(load)));
-        for (variant, label, mount, floor) in [
-            ("alone", "mount", &rig.lone, load.floors[0]),
-            ("node", "mount of a node", &rig.through_node, load.floors[1]),
+        for (variant, label, mount, other, floor) in [
+            ("alone", "mount", &rig.lone, &rig.through_node, load.floors[0]),
+            ("node", "mount of a node", &rig.through_node, &rig.lone, load.floors[1]),
         ] {
-            let case = BenchCase::new(load.group, variant, label, load.unit, move || rig.write_files(load, mount));
+            let take = move || rig.write_files(load, mount, other);
+            let case = BenchCase::new(load.group, variant, label, load.unit, take);
             cases.push(case.against("of the plain client", &["plain"], Some(floor)));
         }
     }
-    let rows = suite.rounds("uploads", cases)?;
     let notes =
         vec!["Server, node, mount and writer share this machine's processors. The caches are on tmpfs, and the bucket is in memory.".into()];
     let title =
         "New files of a bucket on this machine, closed within the time: an object is whole when its file is closed.";
-    Ok(SuiteSection { name: "uploads", title, skipped: None, notes, rows })
+    suite.measure("uploads", title, cases, notes)
 }
 
 fn loads(quick: bool) -> [UploadLoad; 4] {
-    let long = if quick { 128 << 20 } else { 1 << 30 };
-    let small = if quick { 1000 } else { 10_000 };
     let long = UploadLoad {
         group: "one long file",
         unit: FigureUnit::Bandwidth,
         files: 1,
         threads: 1,
-        bytes: long,
+        bytes: if quick { 128 << 20 } else { 1 << 30 },
         is_far: false,
         floors: [0.95, 0.85],
     };
@@ -91,7 +75,7 @@ fn loads(quick: bool) -> [UploadLoad; 4] {
     let small = UploadLoad {
         group: "files of 10 KiB, 8 threads",
         unit: FigureUnit::Rate,
-        files: small,
+        files: if quick { 1000 } else { 10_000 },
         threads: 8,
         bytes: 10 << 10,
         is_far: false,
@@ -101,68 +85,54 @@ fn loads(quick: bool) -> [UploadLoad; 4] {
     [long, four, small, far]
 }
 
-fn start_rig<'a>(suite: &'a BenchSuite, place: &RigPlace) -> Result<UploadRig<'a>> {
-    let server = start_in_memory(suite, BUCKET, place.put_delay)?;
-    let name = place.name;
+fn start_rig<'a>(suite: &'a BenchSuite, name: &str, node: &str, put_delay: Duration) -> Result<UploadRig<'a>> {
+    let server = start_in_memory(suite, BUCKET, put_delay)?;
     let source = format!("s3://{BUCKET}");
-    let cache = suite.memory.empty_subdir(&format!("cache-{name}-alone"))?.display().to_string();
+    let cache = suite.memory.empty_dir(&format!("cache-{name}-alone"))?;
     let words = ["--rw", "--cache-dir", &cache, "--cache-size", "4G", "--free-space-ratio", "0"];
-    let lone = suite.mount_with(&format!("{name}-alone"), &source, None, &words, &server.env())?;
+    let lone = suite.memory.mount(&format!("{name}-alone"), &source, None, &words, &server.env())?;
     let words = ["--writable", "--cache-size", "4G", "--free-space-ratio", "0"];
-    let node = suite.node_with(&source, place.node_addr, None, &words, &server.env())?;
-    let registry = format!("static:{}", node.addr);
-    let words = ["--rw", "--registry", &registry];
-    let through_node = suite.mount_with(&format!("{name}-node"), &source, None, &words, &[])?;
-    Ok(UploadRig { suite, server, lone, node, through_node, next: Cell::new(0) })
+    let node = suite.memory.node(&source, node, None, &words, &server.env())?;
+    let words = ["--rw", "--registry", &format!("static:{}", node.addr)];
+    let through_node = suite.memory.mount(&format!("{name}-node"), &source, None, &words, &[])?;
+    Ok(UploadRig { suite, server, lone, through_node, node })
 }
 
 impl UploadRig<'_> {
     fn new_folder(&self) -> String {
-        format!("sample-{}", self.next.replace(self.next.get() + 1))
+        format!("sample-{}", self.suite.new_number())
     }
 
     fn put_objects(&self, load: UploadLoad) -> Result<CaseSample> {
         let folder = self.new_folder();
-        let mut words = ["put", BUCKET, "--prefix", &format!("{folder}/f")].map(String::from).to_vec();
-        words.extend(load_words(load));
-        let mut command = self.suite.part_command(&words, None);
-        command.envs(self.server.env());
-        let roles = [("server", self.server.daemon())];
-        let sample = user_sample(command, UPLOAD_TIMEOUT, load.unit, "writer", &roles)?;
-        self.check_objects(&folder, load, &self.lone)?;
+        let UploadLoad { threads, files, bytes, .. } = load;
+        let part = PutPart { bucket: BUCKET.into(), prefix: format!("{folder}/f"), threads, files, bytes };
+        let sample = self.server.part_sample(self.suite, &PartOrder::Put(part), load.unit, "writer")?;
+        check_objects(&folder, load, &self.lone)?;
         Ok(sample)
     }
 
-    fn write_files(&self, load: UploadLoad, mount: &MountUnderTest) -> Result<CaseSample> {
+    /// Writes by a mount, and checks by another one.
+    fn write_files(&self, load: UploadLoad, mount: &MountUnderTest, other: &MountUnderTest) -> Result<CaseSample> {
         let folder = self.new_folder();
         let at = mount.at().join(&folder);
-        std::fs::create_dir(&at).map_err(|e| BenchError::io(at.display(), &e))?;
-        let mut words = vec!["create".to_owned(), at.display().to_string()];
-        words.extend(load_words(load));
-        let command = self.suite.part_command(&words, None);
+        std::fs::create_dir(&at).in_file(&at)?;
+        let UploadLoad { threads, files, bytes, .. } = load;
+        let order = PartOrder::MakeFiles { prefix: at.join("f"), threads, files, bytes };
         let mut roles: Vec<CpuRole<'_>> = vec![("mount", mount.daemon()), ("server", self.server.daemon())];
-        let through_node = std::ptr::eq(mount, &raw const self.through_node);
-        if through_node {
-            roles.push(("node", self.node.daemon()));
-        }
-        let sample = user_sample(command, UPLOAD_TIMEOUT, load.unit, "writer", &roles)?;
-        self.check_objects(&folder, load, if through_node { &self.lone } else { &self.through_node })?;
+        roles.extend(std::ptr::eq(mount, &raw const self.through_node).then(|| ("node", self.node.daemon())));
+        let sample = self.suite.part_sample(&order, None, load.unit, "writer", &roles)?;
+        check_objects(&folder, load, other)?;
         Ok(sample)
-    }
-
-    /// Another mount reads the last object whole, and removes all of them.
-    fn check_objects(&self, folder: &str, load: UploadLoad, other: &MountUnderTest) -> Result<()> {
-        let folder = other.at().join(folder);
-        let last = std::fs::read(folder.join(format!("f{}", load.files - 1))).unwrap_or_default();
-        if last != written_block(0, load.bytes) {
-            return Err(BenchError::Failed("the last object is not whole in the bucket".into()));
-        }
-        std::fs::remove_dir_all(&folder).map_err(|e| BenchError::io(folder.display(), &e))
     }
 }
 
-fn load_words(load: UploadLoad) -> Vec<String> {
-    let UploadLoad { files, threads, bytes, .. } = load;
-    let words = ["--files", &files.to_string(), "--threads", &threads.to_string(), "--size", &Size(bytes).to_string()];
-    words.map(String::from).to_vec()
+/// Another mount reads the last object whole, and removes all of them.
+fn check_objects(folder: &str, load: UploadLoad, other: &MountUnderTest) -> Result<()> {
+    let folder = other.at().join(folder);
+    let last = numbered_path(&folder.join(Path::new("f")), load.files - 1);
+    if std::fs::read(&last).unwrap_or_default() != made_content(load.bytes) {
+        return Err(BenchError::Failed("the last object is not whole in the bucket".into()));
+    }
+    std::fs::remove_dir_all(&folder).in_file(&folder)
 }

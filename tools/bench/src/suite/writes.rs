@@ -2,93 +2,168 @@
 //! bare directory, an empty file system that drops written bytes, and a bare TCP block writer.
 
 use super::section::SuiteSection;
-use super::{BenchSuite, CpuRole, part_sample, show_progress, user_sample, with_cpu};
+use super::setup::{BenchSuite, BytePath, FioLoad, SuitePlace, optional, with_cpu};
 use crate::child::{self, ServerProcess};
-use crate::error::{BenchError, Result};
-use crate::measure::{BenchCase, CaseSample, FigureUnit, WarmUpResult};
-use crate::mount::{MountUnderTest, NodeUnderTest, counter_growth};
+use crate::error::{BenchError, FileContext as _, Result};
+use crate::fio::{FioJob, WRITTEN_PATTERN};
+use crate::measure::{BenchCase, CaseSample, CeilingFloor, CeilingSpec, FigureUnit, best_of, in_turn};
+use crate::mount::{MountUnderTest, NodeUnderTest};
 use crate::netns::NamespacePair;
-use crate::part::written_block;
-use spurline_types::Size;
-use std::cell::Cell;
+use crate::part::{BlockPart, PartOrder, made_content, numbered_path};
+use crate::scratch;
+use crate::terminal::show_progress;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Length of each file, and of a write.
+/// Length of each long file.
 const WRITE_FILE_BYTES: u64 = 256 << 20;
-const WRITE_BLOCK_BYTES: u64 = 1 << 20;
+const SMALL_FILE_BYTES: u64 = 4096;
 /// Small files per second through a node.
 const SMALL_FILES_AIM: f64 = 5_000.0;
 const WRITE_TIMEOUT: Duration = Duration::from_secs(600);
+const SINK_PORT: u16 = 7103;
+const NODE_PORT: u16 = 7104;
 
-/// A file system for the writes.
-struct WritePlace<'a> {
-    name: &'static str,
-    label: &'static str,
-    /// The path to the file system.
-    at: PathBuf,
-    roles: Vec<CpuRole<'a>>,
-    mount: Option<&'a MountUnderTest>,
-    /// Whether the kernel writes the source's file itself.
-    passthrough: bool,
-}
+const ALONE_LOAD: FioLoad = FioLoad::sequential("1 MiB write, alone", "write", 1 << 20, 1, 0.0);
+const NODE_LOADS: [FioLoad; 2] = [
+    FioLoad::sequential("1 MiB write through a node, 1 file", "write", 1 << 20, 1, 0.0),
+    FioLoad::sequential("1 MiB write through a node, 4 files", "write", 1 << 20, 4, 0.0),
+];
+const SYNC_LOAD: FioLoad = FioLoad {
+    name: "4 KiB write + fsync through a node",
+    pattern: "write",
+    block: 4096,
+    jobs: 1,
+    floor: 0.0,
+    unit: FigureUnit::Rate,
+};
+
+/// A mount alone: variant, label, arguments, the path of its bytes, and its ceilings.
+type LoneMount = (&'static str, &'static str, &'static [&'static str], BytePath, &'static [CeilingSpec]);
+
+const LONE_MOUNTS: [LoneMount; 3] = [
+    (
+        "dev",
+        "mount, /dev/fuse",
+        &["--no-passthrough", "--fuse-io", "dev"],
+        BytePath::Written,
+        &[
+            best_of("of tmpfs", &["tmpfs"], CeilingFloor::None),
+            best_of("of empty fs", &["sink-dev"], CeilingFloor::At(0.8)),
+            in_turn("of both in turn", &["sink-dev", "tmpfs"], CeilingFloor::None),
+        ],
+    ),
+    (
+        "uring",
+        "mount, io_uring",
+        &["--no-passthrough", "--fuse-io", "uring"],
+        BytePath::Written,
+        &[
+            best_of("of tmpfs", &["tmpfs"], CeilingFloor::None),
+            best_of("of empty fs", &["sink-uring"], CeilingFloor::At(0.8)),
+            in_turn("of both in turn", &["sink-uring", "tmpfs"], CeilingFloor::None),
+        ],
+    ),
+    (
+        "passthrough",
+        "mount, passthrough",
+        &[],
+        BytePath::WrittenByKernel,
+        &[best_of("of tmpfs", &["tmpfs"], CeilingFloor::At(0.95))],
+    ),
+];
+
+const NODE_CEILINGS: [CeilingSpec; 3] = [
+    best_of("of bare", &["bare"], CeilingFloor::At(0.9)),
+    in_turn("of bare and empty fs in turn", &["bare", "sink-uring"], CeilingFloor::At(0.9)),
+    in_turn("of these and tmpfs in turn", &["bare", "sink-uring", "tmpfs"], CeilingFloor::None),
+];
+
+/// A fifth longer than the parts.
+const SYNC_CEILINGS: [CeilingSpec; 1] = [in_turn("of both in turn", &["disk", "trips"], CeilingFloor::At(1.0 / 1.2))];
 
 /// What runs during the whole section.
 struct WriteServers {
     sink: ServerProcess,
-    node: NodeUnderTest,
     mount: MountUnderTest,
     /// The same node over the directory on the disk.
     synced: MountUnderTest,
-    // The last to go.
+    // The last to go, in this order.
+    node: NodeUnderTest,
     pair: NamespacePair,
 }
 
+/// The file systems to write to.
+struct WritePlaces<'a> {
+    suite: &'a BenchSuite,
+    /// The source itself.
+    bare: SuitePlace<'a>,
+    sinks: Vec<SuitePlace<'a>>,
+    lone: Vec<SuitePlace<'a>>,
+    remote: Option<SuitePlace<'a>>,
+}
+
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
-    let source = suite.memory.subdir("source-writes")?;
+    child::require_program("fio", "fio")?;
+    let source = suite.memory.scratch.subdir("source-writes")?;
     let on_disk = suite.disk.subdir("source-writes")?;
     let mut notes = Vec::new();
-    let mut optional = |what: &str, started: Result<MountUnderTest>| match started {
-        Err(BenchError::Interrupted) => Err(BenchError::Interrupted),
-        Err(error) => {
-            notes.push(format!("No {what}: {error}"));
-            Ok(None)
-        }
-        Ok(mounted) => Ok(Some(mounted)),
+    let mut sinks = Vec::new();
+    for (variant, label, io) in
+        [("sink-dev", "empty fs, /dev/fuse", "dev"), ("sink-uring", "empty fs, io_uring", "uring")]
+    {
+        let mounted = suite.mount_empty(io, WRITE_FILE_BYTES, 1 << 20, true);
+        sinks.extend(optional(&mut notes, label, mounted)?.map(|mounted| (variant, label, mounted)));
+    }
+    let mut mounts = Vec::new();
+    for mount in LONE_MOUNTS {
+        let (variant, label, words, ..) = mount;
+        let words = [&["--rw", "--cache-size", "0", "--buffer-size", "300M"], words].concat();
+        let mounted = suite.mount(&format!("writes-{variant}"), &source, None, &words);
+        mounts.extend(optional(&mut notes, label, mounted)?.map(|mounted| (mount, mounted)));
+    }
+    let servers = optional(&mut notes, "node", start_servers(suite, &source, &on_disk))?;
+    let servers = servers.as_ref();
+    let sinks =
+        sinks.iter().map(|(variant, label, mounted)| SuitePlace::empty(variant, label, "mount", mounted)).collect();
+    let lone = mounts.iter().map(|((variant, label, _, path, ceilings), mounted)| {
+        SuitePlace::mounted(variant, label, "mount", mounted, Some(*path), ceilings)
+    });
+    let label = "mount of a node over veth";
+    let of_node = |mount, ceilings: &'static [CeilingSpec], path| {
+        let node = servers.map(|servers| &servers.node);
+        SuitePlace::mounted("node", label, "mount", mount, path, ceilings).with_nodes("node", node)
     };
-    let empty = |io: &str| suite.mount_empty(&format!("sink-{io}"), &["--io", io, "--size", "256M", "--writable"]);
-    let sinks = [optional("empty fs, /dev/fuse", empty("dev"))?, optional("empty fs, io_uring", empty("uring"))?];
-    let lone = |name: &str, more: &[&str]| {
-        let words = [&["--rw", "--cache-size", "0", "--buffer-size", "300M"], more].concat();
-        suite.start_mount(&format!("writes-{name}"), &source.display().to_string(), None, &words)
-    };
-    let mounts = [
-        optional("mount, /dev/fuse", lone("dev", &["--no-passthrough", "--fuse-io", "dev"]))?,
-        optional("mount, io_uring", lone("uring", &["--no-passthrough", "--fuse-io", "uring"]))?,
-        optional("mount, passthrough", lone("passthrough", &[]))?,
-    ];
-    let servers = match start_servers(suite, &source, &on_disk) {
-        Ok(servers) => Some(servers),
-        Err(BenchError::Interrupted) => return Err(BenchError::Interrupted),
-        Err(error) => {
-            notes.push(format!("No node: {error}"));
-            None
-        }
-    };
-    let places = WritePlaces::new(&source, &sinks, &mounts, servers.as_ref());
+    let remote = servers.map(|servers| of_node(&servers.mount, &NODE_CEILINGS, Some(BytePath::Sent)));
+    let bare = SuitePlace::plain("tmpfs", "tmpfs", source.clone());
+    let places = WritePlaces { suite, bare, sinks, lone: lone.collect(), remote };
     let archive = make_archive(suite)?;
-    let fresh = FreshFolders { source: &source, next: Cell::new(0) };
-    let mut cases = long_cases_alone(suite, &source, &places);
-    if let Some(servers) = &servers {
-        cases.extend(long_cases_through_node(suite, &source, &places, servers));
+    let on_disk = SuitePlace::plain("disk", "fdatasync on the source", on_disk);
+    let synced = servers.map(|servers| of_node(&servers.synced, &SYNC_CEILINGS, None));
+    let mut cases = places.long_cases(&ALONE_LOAD, &places.sinks, &places.lone);
+    if let (Some(servers), Some(remote)) = (servers, &places.remote) {
+        for load in &NODE_LOADS {
+            let sinks = places.sinks.iter().filter(|sink| sink.variant == "sink-uring");
+            let mut of_load = places.long_cases(load, sinks, [remote]);
+            let bare = bare_case(suite, load, "bare", "bare block writer", servers);
+            of_load.insert(of_load.len() - 1, bare);
+            cases.extend(of_load);
+        }
     }
-    cases.extend(small_file_cases(suite, &fresh, &places));
-    cases.extend(unpack_cases(suite, &fresh, &places, &archive));
-    if let Some(servers) = &servers {
-        cases.extend(synced_cases(suite, servers, &on_disk));
+    for (group, threads) in
+        [("create + write 4 KiB + close, 1 thread", 1), ("create + write 4 KiB + close, 8 threads", 8)]
+    {
+        cases.extend(places.small_file_cases(group, threads));
     }
-    let rows = suite.rounds("writes", cases)?;
+    cases.extend(places.unpack_cases(&archive));
+    if let (Some(servers), Some(synced)) = (servers, &synced) {
+        let sync = |place: &SuitePlace<'_>| place.files_named("synced", 1);
+        let job = |place: &SuitePlace<'_>| FioJob { sync: true, ..suite.new_job(sync(place), &SYNC_LOAD, 4 << 20) };
+        cases.push(suite.fio_case(&SYNC_LOAD, &on_disk, job(&on_disk)));
+        cases.push(trips_case(suite, servers));
+        cases.push(suite.fio_case(&SYNC_LOAD, synced, job(synced)));
+    }
     notes.push(format!(
         "Long files have {} MiB and exist; each is written again and again, and synced at the end. The tree has {} files.",
         WRITE_FILE_BYTES >> 20,
@@ -99,332 +174,173 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
          machine's processors; where those are the limit a mount can't be faster than these one after the other."
             .into(),
     );
-    drop(places);
-    drop(servers);
     let title =
         "Writes of a lone mount and through a node over veth, source on tmpfs; syncs with the source on the disk.";
-    Ok(SuiteSection { name: "writes", title, skipped: None, notes, rows })
-}
-
-/// The file systems to write to.
-struct WritePlaces<'a> {
-    /// The source itself.
-    bare: WritePlace<'a>,
-    lone: Vec<WritePlace<'a>>,
-    remote: Option<WritePlace<'a>>,
-    /// Empty file systems over /dev/fuse and over io_uring.
-    sinks: &'a [Option<MountUnderTest>; 2],
-}
-
-impl<'a> WritePlaces<'a> {
-    /// The source, the mounts over /dev/fuse, over io_uring and with passthrough, and the mount of a node.
-    fn new(
-        source: &Path,
-        sinks: &'a [Option<MountUnderTest>; 2],
-        mounts: &'a [Option<MountUnderTest>; 3],
-        servers: Option<&'a WriteServers>,
-    ) -> Self {
-        let [dev, uring, passthrough] = mounts;
-        let dev = dev.as_ref().map(|mount| place_of(source, "dev", "mount, /dev/fuse", Some(mount), false));
-        let uring = uring.as_ref().map(|mount| place_of(source, "uring", "mount, io_uring", Some(mount), false));
-        let passthrough =
-            passthrough.as_ref().map(|mount| place_of(source, "passthrough", "mount, passthrough", Some(mount), true));
-        let remote = servers.map(|servers| WritePlace {
-            name: "node",
-            label: "mount of a node over veth",
-            at: servers.mount.at().to_owned(),
-            roles: vec![("mount", servers.mount.daemon()), ("node", servers.node.daemon())],
-            mount: Some(&servers.mount),
-            passthrough: false,
-        });
-        WritePlaces {
-            bare: place_of(source, "tmpfs", "tmpfs", None, false),
-            lone: dev.into_iter().chain(uring).chain(passthrough).collect(),
-            remote,
-            sinks,
-        }
-    }
-
-    /// The lone mount that a user has by default.
-    fn default_mount(&self) -> Option<&WritePlace<'a>> {
-        self.lone.iter().find(|place| place.passthrough).or(self.lone.first())
-    }
-}
-
-fn long_cases_alone<'a>(suite: &'a BenchSuite, source: &'a Path, places: &'a WritePlaces<'a>) -> Vec<BenchCase<'a>> {
-    let group = "1 MiB write, alone";
-    let job = LongWrites { suite, source };
-    let mut cases = vec![job.case(group, &places.bare, 1)];
-    cases.extend(sink_cases(suite, group, places.sinks, 1));
-    for place in &places.lone {
-        let case = job.case(group, place, 1);
-        if place.passthrough {
-            cases.push(case.against("of tmpfs", &["tmpfs"], Some(0.95)));
-            continue;
-        }
-        let sink = if place.name == "dev" { "sink-dev" } else { "sink-uring" };
-        let case = case.against("of tmpfs", &["tmpfs"], None).against("of empty fs", &[sink], Some(0.8));
-        cases.push(case.against_series("of both in turn", &[sink, "tmpfs"], None));
-    }
-    cases
-}
-
-fn long_cases_through_node<'a>(
-    suite: &'a BenchSuite,
-    source: &'a Path,
-    places: &'a WritePlaces<'a>,
-    servers: &'a WriteServers,
-) -> Vec<BenchCase<'a>> {
-    let job = LongWrites { suite, source };
-    let mut cases = Vec::new();
-    let Some(place) = &places.remote else { return cases };
-    for (group, files) in [("1 MiB write through a node, 1 file", 1), ("1 MiB write through a node, 4 files", 4)] {
-        cases.push(job.case(group, &places.bare, files));
-        cases.extend(sink_cases(suite, group, &places.sinks[1..], files));
-        cases.push(bare_writer(
-            suite,
-            servers,
-            group,
-            BareWrites {
-                name: "bare",
-                label: "bare block writer",
-                connections: files,
-                block: WRITE_BLOCK_BYTES,
-                rate_share: 1.0,
-            },
-        ));
-        let case = job.case(group, place, files).against("of bare", &["bare"], Some(0.9));
-        let case = case.against_series("of bare and empty fs in turn", &["bare", "sink-uring"], Some(0.9));
-        cases.push(case.against_series("of these and tmpfs in turn", &["bare", "sink-uring", "tmpfs"], None));
-    }
-    cases
-}
-
-fn small_file_cases<'a>(
-    suite: &'a BenchSuite,
-    fresh: &'a FreshFolders<'a>,
-    places: &'a WritePlaces<'a>,
-) -> Vec<BenchCase<'a>> {
-    let files = if suite.quick { 1_000 } else { 4_000 };
-    let [dev_sink, uring_sink] = places.sinks;
-    let sink = uring_sink.as_ref().or(dev_sink.as_ref());
-    let mut cases = Vec::new();
-    for (group, threads) in
-        [("create + write 4 KiB + close, 1 thread", 1), ("create + write 4 KiB + close, 8 threads", 8)]
-    {
-        let small = |place| small_files(suite, fresh, group, place, threads, files);
-        cases.push(small(&places.bare));
-        cases.extend(small_files_sink(suite, group, sink, threads, files));
-        cases.extend(places.default_mount().map(|place| {
-            small(place).against("of tmpfs", &["tmpfs"], Some(0.5)).against("of empty fs", &["sink"], None)
-        }));
-        if let Some(place) = &places.remote {
-            cases.push(BenchCase::new(group, "aim", "the aim of a node", FigureUnit::Rate, || {
-                Ok(CaseSample { value: SMALL_FILES_AIM, ..CaseSample::default() })
-            }));
-            cases.push(small(place).against("of the aim", &["aim"], Some(1.0)).against("of tmpfs", &["tmpfs"], None));
-        }
-    }
-    cases
-}
-
-fn unpack_cases<'a>(
-    suite: &'a BenchSuite,
-    fresh: &'a FreshFolders<'a>,
-    places: &'a WritePlaces<'a>,
-    archive: &'a Path,
-) -> Vec<BenchCase<'a>> {
-    let case_of = |place| unpack(fresh, place, archive, suite.tree_files);
-    let mut cases = vec![case_of(&places.bare)];
-    let lone = places.default_mount().map(case_of);
-    cases.extend(lone.map(|case| case.against("of tmpfs", &["tmpfs"], Some(1.0 / 1.3))));
-    let remote = places.remote.as_ref().map(case_of);
-    cases.extend(remote.map(|case| case.against("of tmpfs", &["tmpfs"], Some(1.0 / 3.0))));
-    cases
-}
-
-fn synced_cases<'a>(suite: &'a BenchSuite, servers: &'a WriteServers, on_disk: &'a Path) -> Vec<BenchCase<'a>> {
-    let group = "4 KiB write + fsync through a node";
-    let roles = vec![("mount", servers.synced.daemon()), ("node", servers.node.daemon())];
-    let case = synced_writes(suite, group, "node", "mount of a node over veth", servers.synced.at(), roles);
-    vec![
-        synced_writes(suite, group, "disk", "fdatasync on the source", on_disk, Vec::new()),
-        bare_writer(
-            suite,
-            servers,
-            group,
-            BareWrites { name: "trips", label: "two round trips", connections: 1, block: 4096, rate_share: 0.5 },
-        ),
-        // A fifth longer than the parts.
-        case.against_series("of both in turn", &["disk", "trips"], Some(1.0 / 1.2)),
-    ]
-}
-
-fn place_of<'a>(
-    source: &Path,
-    name: &'static str,
-    label: &'static str,
-    mount: Option<&'a MountUnderTest>,
-    passthrough: bool,
-) -> WritePlace<'a> {
-    let at = mount.map_or(source, MountUnderTest::at).to_owned();
-    let roles = mount.iter().map(|mount| ("mount", mount.daemon())).collect();
-    WritePlace { name, label, at, roles, mount, passthrough }
+    suite.measure("writes", title, cases, notes)
 }
 
 fn start_servers(suite: &BenchSuite, source: &Path, on_disk: &Path) -> Result<WriteServers> {
     let pair = NamespacePair::new()?;
-    let addr = |port: u16| format!("{}:{port}", pair.server_ip);
-    let words = ["bare-sink", &addr(7103)].map(String::from);
-    let command = suite.part_command(&words, Some(&pair.server));
-    let log = suite.log_path("bare-sink")?;
-    let (sink, _) = ServerProcess::start_announcing(command, &["ready"], "bare-sink", &log, Duration::from_secs(30))?;
+    let order = PartOrder::Sink { addr: pair.server_address(SINK_PORT) };
+    let sink = suite.start_part("bare-sink", &order, &pair.server)?;
+    let address = pair.server_address(NODE_PORT).to_string();
     let disk_text = on_disk.display().to_string();
     let words = ["--writable", "--source", &disk_text, "--cache-size", "0", "--buffer-size", "300M"];
-    let node = suite.start_node(source, &addr(7104), Some(&pair.server), &words)?;
-    let registry = format!("static:{}", node.addr);
+    let node = suite.memory.node(source, &address, Some(&pair.server), &words, &[])?;
+    let registry = format!("static:{address}");
     let words = ["--rw", "--registry", &registry, "--buffer-size", "300M"];
-    let mounted =
-        |name: &str, source: &Path| suite.start_mount(name, &source.display().to_string(), Some(&pair.client), &words);
-    let mount = mounted("writes-node", source)?;
-    let synced = mounted("writes-synced", on_disk)?;
-    Ok(WriteServers { sink, node, mount, synced, pair })
+    let mount = suite.mount("writes-node", source, Some(&pair.client), &words)?;
+    let synced = suite.mount("writes-synced", on_disk, Some(&pair.client), &words)?;
+    Ok(WriteServers { sink, mount, synced, node, pair })
 }
 
-/// Long files, written a mebibyte at a time.
-struct LongWrites<'a> {
+/// The bare block writer, with a connection for each file.
+fn bare_case<'a>(
     suite: &'a BenchSuite,
-    source: &'a Path,
-}
-
-fn long_file(at: &Path, writer: usize) -> PathBuf {
-    at.join(format!("long-{writer}"))
-}
-
-impl<'a> LongWrites<'a> {
-    fn command(&self, files: &[PathBuf], time: Duration) -> Command {
-        let mut words = vec!["write".to_owned()];
-        words.extend(files.iter().map(|file| file.display().to_string()));
-        words.extend(
-            ["--block", &Size(WRITE_BLOCK_BYTES).to_string(), "--size", &Size(WRITE_FILE_BYTES).to_string()]
-                .map(String::from),
-        );
-        words.extend(["--time".to_owned(), format!("{}ms", time.as_millis())]);
-        self.suite.part_command(&words, None)
-    }
-
-    fn case(&self, group: &str, place: &'a WritePlace<'a>, writers: usize) -> BenchCase<'a> {
-        let suite = self.suite;
-        let source = self.source;
-        let files: Vec<PathBuf> = (0..writers).map(|writer| long_file(&place.at, writer)).collect();
-        let first = files.clone();
-        BenchCase::new(group, place.name, place.label, FigureUnit::Bandwidth, move || {
-            let command = LongWrites { suite, source }.command(&files, suite.time);
-            user_sample(command, WRITE_TIMEOUT, FigureUnit::Bandwidth, "writer", &place.roles)
-        })
-        .warm(move || LongWrites { suite, source }.warm_up(place, &first))
-    }
-
-    /// Writes for a moment and compares the bytes in the source; the counters show the way of the bytes.
-    fn warm_up(&self, place: &WritePlace<'_>, files: &[PathBuf]) -> Result<WarmUpResult> {
-        let counters = || place.mount.map(|mount| mount.counters(&self.suite.spurline)).transpose();
-        let before = counters()?.unwrap_or_default();
-        let command = self.command(files, Duration::from_millis(300));
-        let written = part_sample(command, WRITE_TIMEOUT, FigureUnit::Bandwidth, &[])?.bytes;
-        let grown = counter_growth(&before, &counters()?.unwrap_or_default());
-        for writer in 0..files.len() {
-            let got = std::fs::read(long_file(self.source, writer)).map_err(|e| BenchError::io("the source", &e))?;
-            if got.len() as u64 != WRITE_FILE_BYTES
-                || got[..WRITE_BLOCK_BYTES as usize] != written_block(writer, WRITE_BLOCK_BYTES)[..]
-            {
-                return Err(BenchError::Failed(format!("{}: wrong bytes in the source", place.label)));
-            }
-        }
-        let requests = growth_of(&grown, "fuse.write_bytes");
-        let remote = place.roles.len() > 1;
-        let right = match place.mount {
-            None => true,
-            Some(_) if place.passthrough => growth_of(&grown, "fuse.passthrough_opens") > 0 && requests < written / 20,
-            Some(_) => {
-                requests >= written / 10 * 9 && (!remote || growth_of(&grown, "tcp.send_bytes") >= written / 10 * 9)
-            }
-        };
-        let seen = format!(
-            "{written} bytes; fuse.write_bytes {requests}, tcp.send_bytes {}",
-            growth_of(&grown, "tcp.send_bytes")
-        );
-        Ok((grown, (!right).then(|| format!("another path than intended: {seen}"))))
-    }
-}
-
-fn growth_of(grown: &crate::mount::CounterValues, name: &str) -> u64 {
-    grown.get(name).copied().unwrap_or(0)
-}
-
-/// The empty file systems, each with a file that all writers share.
-fn sink_cases<'a>(
-    suite: &'a BenchSuite,
-    group: &str,
-    sinks: &'a [Option<MountUnderTest>],
-    writers: usize,
-) -> Vec<BenchCase<'a>> {
-    let sinks = sinks.iter().flatten().map(move |sink| {
-        let uring = sink.at().display().to_string().ends_with("uring");
-        let (name, label) =
-            if uring { ("sink-uring", "empty fs, io_uring") } else { ("sink-dev", "empty fs, /dev/fuse") };
-        BenchCase::new(group, name, label, FigureUnit::Bandwidth, move || {
-            let files = vec![sink.at().join("data"); writers];
-            let job = LongWrites { suite, source: Path::new("") };
-            user_sample(
-                job.command(&files, suite.time),
-                WRITE_TIMEOUT,
-                FigureUnit::Bandwidth,
-                "writer",
-                &[("mount", sink.daemon())],
-            )
-        })
-    });
-    sinks.collect()
-}
-
-/// A run of the bare block writer.
-struct BareWrites<'a> {
-    name: &'a str,
-    label: &'a str,
-    connections: usize,
-    /// Bytes of a request; with 4 KiB the figure is a rate of round trips.
-    block: u64,
-    /// The figure is this share of the measured rate.
-    rate_share: f64,
-}
-
-fn bare_writer<'a>(
-    suite: &'a BenchSuite,
+    load: &FioLoad,
+    variant: &str,
+    label: &str,
     servers: &'a WriteServers,
-    group: &str,
-    writes: BareWrites<'_>,
 ) -> BenchCase<'a> {
-    let BareWrites { name, label, connections, block, rate_share } = writes;
-    let unit = if block == WRITE_BLOCK_BYTES { FigureUnit::Bandwidth } else { FigureUnit::Rate };
-    BenchCase::new(group, name, label, unit, move || {
-        let mut words: Vec<String> = vec!["bare-write".into(), format!("{}:7103", servers.pair.server_ip)];
-        words
-            .extend(["--connections", &connections.to_string(), "--block", &Size(block).to_string()].map(String::from));
-        words.extend(["--time".to_owned(), format!("{}ms", suite.time.as_millis())]);
-        let command = suite.part_command(&words, Some(&servers.pair.client));
-        let mut sample = user_sample(command, WRITE_TIMEOUT, unit, "writer", &[("node", &servers.sink)])?;
-        sample.value *= rate_share;
-        Ok(sample)
-    })
+    let part = BlockPart { addr: servers.pair.server_address(SINK_PORT), write: true, ..BlockPart::default() };
+    suite.block_case(load, variant, label, part, &servers.pair.client, ("node", &servers.sink))
 }
 
-/// Folders of the source, each used for a single sample.
-struct FreshFolders<'a> {
-    source: &'a Path,
-    next: Cell<usize>,
+/// Twice the time of a block that the bare writer sends.
+fn trips_case<'a>(suite: &'a BenchSuite, servers: &'a WriteServers) -> BenchCase<'a> {
+    let mut case = bare_case(suite, &SYNC_LOAD, "trips", "two round trips", servers);
+    let mut take = case.take;
+    case.take = Box::new(move || take().map(|sample| CaseSample { value: sample.value / 2.0, ..sample }));
+    case
 }
 
-/// Removes a folder at the end of a sample.
+impl<'a> WritePlaces<'a> {
+    /// The lone mount that a user has by default.
+    fn default_mount(&self) -> Option<&SuitePlace<'a>> {
+        self.lone.iter().find(|place| place.variant == "passthrough").or(self.lone.first())
+    }
+
+    /// Long files at the source, at empty file systems and at mounts.
+    fn long_cases<'b>(
+        &'b self,
+        load: &FioLoad,
+        sinks: impl IntoIterator<Item = &'b SuitePlace<'b>>,
+        mounts: impl IntoIterator<Item = &'b SuitePlace<'b>>,
+    ) -> Vec<BenchCase<'b>>
+    where
+        'a: 'b,
+    {
+        let long_job =
+            |place: &SuitePlace<'_>| self.suite.new_job(place.files_named("long", load.jobs), load, WRITE_FILE_BYTES);
+        let plain = [&self.bare].into_iter().chain(sinks);
+        let mut cases: Vec<BenchCase<'b>> =
+            plain.map(|place| self.suite.fio_case(load, place, long_job(place))).collect();
+        for place in mounts {
+            let first = long_job(place);
+            let case = self.suite.fio_case(load, place, first.clone());
+            cases.push(case.warm(move || {
+                let carried = self.suite.warm_up(place, &first)?;
+                let written = self.bare.files_named("long", first.jobs);
+                written.iter().try_for_each(|file| check_written(file, place.label))?;
+                Ok(carried)
+            }));
+        }
+        cases
+    }
+
+    /// A new folder of the source, and its path at a place.
+    fn new_folder(&self, place: &SuitePlace<'_>) -> Result<(PathBuf, FreshFolder)> {
+        let name = format!("folder-{}", self.suite.new_number());
+        let folder = self.bare.at.join(&name);
+        std::fs::create_dir(&folder).in_file(&folder)?;
+        Ok((place.at.join(name), FreshFolder(folder)))
+    }
+
+    fn small_file_cases(&self, group: &str, threads: usize) -> Vec<BenchCase<'_>> {
+        let mut cases = vec![self.small_files(group, &self.bare, threads)];
+        cases.extend(self.sinks.last().map(|sink| self.small_files_sink(group, sink, threads)));
+        cases.extend(self.default_mount().map(|place| {
+            self.small_files(group, place, threads).against("of tmpfs", &["tmpfs"], Some(0.5)).against(
+                "of empty fs",
+                &["sink"],
+                None,
+            )
+        }));
+        if let Some(place) = &self.remote {
+            cases.push(BenchCase::new(group, "aim", "the aim of a node", FigureUnit::Rate, || {
+                Ok(CaseSample { value: SMALL_FILES_AIM, ..CaseSample::default() })
+            }));
+            let case = self.small_files(group, place, threads);
+            cases.push(case.against("of the aim", &["aim"], Some(1.0)).against("of tmpfs", &["tmpfs"], None));
+        }
+        cases
+    }
+
+    fn make_order(&self, prefix: PathBuf, threads: usize) -> PartOrder {
+        let files = if self.suite.quick { 1_000 } else { 4_000 };
+        PartOrder::MakeFiles { prefix, threads, files, bytes: SMALL_FILE_BYTES }
+    }
+
+    fn small_files<'b>(&'b self, group: &str, place: &'b SuitePlace<'a>, threads: usize) -> BenchCase<'b> {
+        BenchCase::new(group, place.variant, place.label, FigureUnit::Rate, move || {
+            let (folder, made) = self.new_folder(place)?;
+            let order = self.make_order(folder.join("f"), threads);
+            let sample = self.suite.part_sample(&order, None, FigureUnit::Rate, "writer", &place.roles)?;
+            let last = numbered_path(&made.0.join("f"), sample.ops as usize - 1);
+            if std::fs::read(last).unwrap_or_default() != made_content(SMALL_FILE_BYTES) {
+                return Err(BenchError::Failed("the last file is not whole in the source".into()));
+            }
+            Ok(sample)
+        })
+    }
+
+    /// The empty file system: the cost of the kernel's requests alone.
+    fn small_files_sink<'b>(&'b self, group: &str, sink: &'b SuitePlace<'a>, threads: usize) -> BenchCase<'b> {
+        BenchCase::new(group, "sink", "empty fs", FigureUnit::Rate, move || {
+            let prefix = sink.at.with_file_name(format!("{}-", self.suite.new_number()));
+            let order = self.make_order(prefix, threads);
+            self.suite.part_sample(&order, None, FigureUnit::Rate, "writer", &sink.roles)
+        })
+    }
+
+    fn unpack_cases<'b>(&'b self, archive: &'b Path) -> Vec<BenchCase<'b>> {
+        let floors = [
+            (Some(&self.bare), None),
+            (self.default_mount(), Some(1.0 / 1.3)),
+            (self.remote.as_ref(), Some(1.0 / 3.0)),
+        ];
+        let mut cases = Vec::new();
+        for (place, floor) in floors {
+            let Some(place) = place else { continue };
+            let take = move || self.unpack(place, archive);
+            let case = BenchCase::new("untar of a source tree", place.variant, place.label, FigureUnit::Time, take);
+            cases.push(if floor.is_none() { case } else { case.against("of tmpfs", &["tmpfs"], floor) });
+        }
+        cases
+    }
+
+    fn unpack(&self, place: &SuitePlace<'_>, archive: &Path) -> Result<CaseSample> {
+        let (folder, _made) = self.new_folder(place)?;
+        let mut command = Command::new("tar");
+        command.arg("-C").arg(&folder).arg("-xf").arg(archive);
+        let (done, mut cpu) = with_cpu(&place.roles, || child::run_to_end(command, WRITE_TIMEOUT))?;
+        cpu.push(("writer", done.cpu));
+        let bytes = std::fs::metadata(archive).map_or(0, |found| found.len());
+        Ok(CaseSample { value: done.elapsed, bytes, ops: self.suite.tree_files as u64, cpu, latency_us: None })
+    }
+}
+
+/// Checks the length and the first block of a long file of the source.
+fn check_written(file: &Path, label: &str) -> Result<()> {
+    let got = std::fs::read(file).in_file(file)?;
+    let is_written = got.chunks(WRITTEN_PATTERN.len()).take(1 << 18).all(|word| word == WRITTEN_PATTERN);
+    if got.len() as u64 == WRITE_FILE_BYTES && is_written {
+        return Ok(());
+    }
+    Err(BenchError::Failed(format!("{label}: wrong bytes in the source")))
+}
+
+/// A folder of the source for a single sample, removed at the end.
 struct FreshFolder(PathBuf);
 
 impl Drop for FreshFolder {
@@ -434,112 +350,22 @@ impl Drop for FreshFolder {
     }
 }
 
-impl FreshFolders<'_> {
-    /// A new folder: below `at`, and the guard.
-    fn make(&self, at: &Path) -> Result<(PathBuf, FreshFolder)> {
-        let name = format!("folder-{}", self.next.replace(self.next.get() + 1));
-        let folder = self.source.join(&name);
-        std::fs::create_dir(&folder).map_err(|e| BenchError::io(folder.display(), &e))?;
-        Ok((at.join(name), FreshFolder(folder)))
-    }
-}
-
-fn small_files<'a>(
-    suite: &'a BenchSuite,
-    fresh: &'a FreshFolders<'a>,
-    group: &str,
-    place: &'a WritePlace<'a>,
-    threads: usize,
-    files: usize,
-) -> BenchCase<'a> {
-    BenchCase::new(group, place.name, place.label, FigureUnit::Rate, move || {
-        let (folder, made) = fresh.make(&place.at)?;
-        let mut words = vec!["create".to_owned(), folder.display().to_string()];
-        words.extend(["--threads", &threads.to_string(), "--files", &files.to_string()].map(String::from));
-        let command = suite.part_command(&words, None);
-        let sample = user_sample(command, WRITE_TIMEOUT, FigureUnit::Rate, "writer", &place.roles)?;
-        let last = std::fs::read(made.0.join(format!("f{}", files - 1))).unwrap_or_default();
-        if last != written_block(0, 4096) {
-            return Err(BenchError::Failed("the last file is not whole in the source".into()));
-        }
-        Ok(sample)
-    })
-}
-
-/// The empty file system: the cost of the kernel's requests alone.
-fn small_files_sink<'a>(
-    suite: &'a BenchSuite,
-    group: &str,
-    sink: Option<&'a MountUnderTest>,
-    threads: usize,
-    files: usize,
-) -> Option<BenchCase<'a>> {
-    let sink = sink?;
-    let round = Cell::new(0);
-    Some(BenchCase::new(group, "sink", "empty fs", FigureUnit::Rate, move || {
-        let prefix = format!("{threads}-{}-", round.replace(round.get() + 1));
-        let mut words = vec!["create".to_owned(), sink.at().display().to_string()];
-        words.extend(["--threads", &threads.to_string(), "--files", &files.to_string()].map(String::from));
-        words.extend(["--prefix".to_owned(), prefix]);
-        user_sample(
-            suite.part_command(&words, None),
-            WRITE_TIMEOUT,
-            FigureUnit::Rate,
-            "writer",
-            &[("mount", sink.daemon())],
-        )
-    }))
-}
-
 /// An archive of a generated source tree: folders of 40 files, most of a few KiB.
 fn make_archive(suite: &BenchSuite) -> Result<PathBuf> {
-    show_progress("writes", "making the tree");
-    let tree = suite.memory.empty_subdir("tree")?;
-    let archive = suite.memory.path().join("tree.tar");
+    show_progress("writes  making the tree");
+    let tree = suite.memory.scratch.empty_subdir("tree")?;
+    let archive = suite.memory.scratch.path().join("tree.tar");
     for n in 0..suite.tree_files {
         let folder = tree.join(format!("d{}/e{}", n / 1600, n / 40));
         if n.is_multiple_of(40) {
-            std::fs::create_dir_all(&folder).map_err(|e| BenchError::io(folder.display(), &e))?;
+            std::fs::create_dir_all(&folder).in_file(&folder)?;
         }
         let len = [300, 1_500, 4_000, 9_000, 30_000][n * 7 % 5];
-        crate::scratch::write_file(&folder.join(format!("file-{n}.c")), n as u64, len)?;
+        scratch::write_file(&folder.join(format!("file-{n}.c")), n as u64, len)?;
     }
     let mut command = Command::new("tar");
     command.arg("-C").arg(&tree).arg("-cf").arg(&archive).arg(".");
     child::run_to_end(command, WRITE_TIMEOUT)?;
-    suite.memory.empty_subdir("tree")?;
+    suite.memory.scratch.empty_subdir("tree")?;
     Ok(archive)
-}
-
-fn unpack<'a>(
-    fresh: &'a FreshFolders<'a>,
-    place: &'a WritePlace<'a>,
-    archive: &'a Path,
-    files: usize,
-) -> BenchCase<'a> {
-    BenchCase::new("untar of a source tree", place.name, place.label, FigureUnit::Time, move || {
-        let (folder, _made) = fresh.make(&place.at)?;
-        let mut command = Command::new("tar");
-        command.arg("-C").arg(&folder).arg("-xf").arg(archive);
-        let (done, mut cpu) = with_cpu(&place.roles, || child::run_to_end(command, WRITE_TIMEOUT))?;
-        cpu.push(("writer", done.cpu));
-        let bytes = std::fs::metadata(archive).map_or(0, |found| found.len());
-        Ok(CaseSample { value: done.elapsed, bytes, ops: files as u64, cpu, latency_us: None })
-    })
-}
-
-fn synced_writes<'a>(
-    suite: &'a BenchSuite,
-    group: &str,
-    name: &str,
-    label: &str,
-    at: &Path,
-    roles: Vec<CpuRole<'a>>,
-) -> BenchCase<'a> {
-    let file = at.join("synced").display().to_string();
-    BenchCase::new(group, name, label, FigureUnit::Rate, move || {
-        let time = format!("{}ms", suite.time.as_millis());
-        let words = ["write", &file, "--block", "4K", "--size", "4M", "--sync", "--time", &time].map(String::from);
-        user_sample(suite.part_command(&words, None), WRITE_TIMEOUT, FigureUnit::Rate, "writer", &roles)
-    })
 }

@@ -1,6 +1,7 @@
 //! The files of a load: made in proportion to the room, listed, and compared byte by byte. Knows no reader.
 
 use super::model::TrainLoad;
+use crate::engine::pattern::next_uniform;
 use crate::error::{BenchError, Result};
 use crate::scratch;
 use std::path::{Path, PathBuf};
@@ -83,14 +84,6 @@ pub fn list_files(dir: &Path) -> Result<Vec<DataFile>> {
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(files)
-}
-
-/// xorshift64, as a number from 0 to 1.
-pub fn next_uniform(state: &mut u64) -> f64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    (*state >> 11) as f64 / (1u64 << 53) as f64
 }
 
 fn listing_error(dir: &Path, error: &std::io::Error) -> BenchError {

@@ -2,26 +2,29 @@
 //! Storage. This module finds and reports the number.
 
 mod data_set;
-pub mod feeds;
 mod model;
-mod replay;
 
-use crate::cpu;
-use crate::error::{BenchError, Result};
-use crate::machine;
-use crate::mount::{CounterValues, counter_growth};
-use crate::numbers::{median, three_digits};
+use crate::cost::{RunCost, rates_json};
+use crate::engine::agent::own_cpu;
+use crate::engine::pattern::{ComputeSteps, FileAccess, FileList, FilePattern};
+use crate::engine::{SAMPLE_INTERVAL, ThreadCrew};
+use crate::error::{BenchError, FileContext as _, Result};
+use crate::numbers::{known_digits, median_known, median_of, three_digits};
+use crate::places::{BenchPlace, PlaceBuilder, PlaceKind};
 use crate::plot::{BenchChart, ChartSeries};
-use crate::report::{ReportOutputs, ReportSection};
-use crate::scratch::{self, ScratchDir};
-use crate::suite;
-use feeds::{FeedCounters, FeedKind, FeedWorkplace, TrainFeed};
+use crate::report::CommandReport;
+use crate::workplace::{WorkArgs, Workplace};
+use data_set::DataFile;
 use model::{AcceleratorName, ModelName, TrainLoad};
-use replay::{ReplayFigures, ReplayPlan, run_replay};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use spurline_types::Size;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
+
+/// Bytes of a read, as numpy and TensorFlow read.
+const READ_BYTES: usize = 256 << 10;
+/// Longest wait for the first batch of every accelerator.
+const FIRST_BATCH: Duration = Duration::from_secs(120);
 
 /// The arguments of `bench train`.
 #[derive(Debug, clap::Args)]
@@ -37,7 +40,7 @@ pub struct TrainArgs {
     pub dir: Vec<PathBuf>,
     /// Ways to read own files; repeat for more [default: all]
     #[arg(long, value_name = "KIND")]
-    pub feed: Vec<FeedKind>,
+    pub feed: Vec<PlaceKind>,
     /// Only write the files into this folder, for example into the source of a mount
     #[arg(long, value_name = "DIR", conflicts_with_all = ["dir", "feed"])]
     pub make: Option<PathBuf>,
@@ -53,26 +56,50 @@ pub struct TrainArgs {
     /// Measurements at the number that is reported; medians are reported
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     pub rounds: u32,
-    /// Forms of the report.
+    /// Where it works and what it writes.
     #[command(flatten)]
-    pub report: ReportOutputs,
-    /// Folder for own files, caches and mountpoints
-    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
-    pub work_dir: PathBuf,
-    /// The spurline to measure [default: the one beside this program, or in PATH]
-    #[arg(long, value_name = "FILE")]
-    pub spurline: Option<PathBuf>,
+    pub work: WorkArgs,
+}
+
+/// A folder of files.
+struct TrainFeed {
+    place: BenchPlace,
+    files: Vec<DataFile>,
 }
 
 /// A measurement of a feed.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct TrainRun {
     accelerators: usize,
-    figures: ReplayFigures,
-    /// Processor seconds by role.
-    cpu: Vec<(&'static str, f64)>,
-    /// Counters of the mount and the node that grew.
-    grown: CounterValues,
+    /// Length of the measurement in seconds.
+    seconds: f64,
+    bytes: u64,
+    /// Files opened.
+    opens: u64,
+    /// Steps of all accelerators.
+    steps: u64,
+    /// Share of the time that each accelerator computed.
+    utilisations: Vec<f64>,
+    /// Seconds since the start, and bytes per second.
+    over_time: Vec<(f64, f64)>,
+    cost: RunCost,
+}
+
+impl TrainRun {
+    /// The mean utilisation.
+    fn utilisation(&self) -> f64 {
+        self.utilisations.iter().sum::<f64>() / self.utilisations.len().max(1) as f64
+    }
+
+    /// Processors that a role uses for each accelerator.
+    fn cpus_per_accelerator(&self, seconds: f64) -> f64 {
+        seconds / self.seconds.max(1e-9) / self.accelerators.max(1) as f64
+    }
+
+    /// Processors that the client (reader and mount) uses for each accelerator.
+    fn client_cpus(&self) -> f64 {
+        self.cpus_per_accelerator(self.cost.cpu.iter().filter(|(role, _)| *role != "node").map(|(_, used)| used).sum())
+    }
 }
 
 /// The result of a feed.
@@ -87,28 +114,36 @@ struct FeedOutcome {
 }
 
 impl FeedOutcome {
-    fn median_of(&self, of: impl Fn(&TrainRun) -> f64) -> f64 {
-        median(&self.runs.iter().map(of).collect::<Vec<_>>())
+    fn utilisation(&self) -> f64 {
+        median_of(&self.runs, TrainRun::utilisation)
+    }
+
+    fn accelerators(&self) -> usize {
+        self.runs.first().map_or(0, |run| run.accelerators)
+    }
+
+    fn cpu_per_gib(&self, role: &str) -> Option<f64> {
+        median_known(&self.runs, |run| run.cost.cpu_per_gib(role, run.bytes))
     }
 
     /// Corrects the number of a single measurement by the median of all rounds. Without a confirmation, the result is the next
     /// smaller number that was fed on the way, from a single measurement.
     fn correct_number(&mut self, required: f64) {
         let Some(fed) = self.fed else { return };
-        if median(&self.runs.iter().map(|run| run.figures.utilisation()).collect::<Vec<_>>()) >= required {
+        if self.utilisation() >= required {
             // A single measurement may also fail by chance.
-            self.fed = Some(self.runs.first().map_or(fed, |run| run.accelerators));
+            self.fed = Some(self.accelerators());
             return;
         }
         if fed == 0 {
             return;
         }
-        let refused = self.runs.first().map_or(0, |run| run.accelerators);
+        let refused = self.accelerators();
         self.tried.append(&mut self.runs);
         let best = self
             .tried
             .iter()
-            .filter(|run| run.accelerators < refused && run.figures.utilisation() >= required)
+            .filter(|run| run.accelerators < refused && run.utilisation() >= required)
             .max_by_key(|run| run.accelerators)
             .cloned();
         self.fed = Some(best.as_ref().map_or(0, |run| run.accelerators));
@@ -123,7 +158,7 @@ impl FeedOutcome {
 /// `Usage` and `Missing` for wrong arguments and missing prerequisites; `Failed` when a feed does not work.
 pub fn run(args: &TrainArgs) -> Result<()> {
     crate::stop::catch_signals()?;
-    args.report.check_places()?;
+    args.work.report.check_places()?;
     let load = TrainLoad::find(args.model, args.accelerator)?;
     if args.time < Duration::from_millis(100) {
         return Err(BenchError::Usage("--time below 100ms measures nothing: give 10s".into()));
@@ -134,52 +169,42 @@ pub fn run(args: &TrainArgs) -> Result<()> {
         anstream::println!("{} files of {} in {}", files.len(), load.model_word(), dir.display());
         return Ok(());
     }
-    let me = std::env::current_exe().map_err(|e| BenchError::io("can't find this program", &e))?;
-    let spurline = suite::program(args.spurline.as_deref(), &me)?;
-    scratch::sweep_stale(&args.work_dir);
-    let scratch = ScratchDir::new(&args.work_dir, "train", "--work-dir")?;
-    let about = machine::describe_machine(scratch.path(), scratch.path());
-    let load_before = machine::load_average();
-    let summary = suite::one_line(&about);
-    let demand = demand_text(&load);
-    anstream::println!("{summary}\n{demand}");
-    let (feeds, mut notes) = open_feeds(args, &files, &spurline, &scratch)?;
+    let work = args.work.open("train")?;
+    work.spurline()?;
+    let machine = work.describe_machine();
+    let about = vec![crate::machine::one_line(&machine), demand_text(&load)];
+    anstream::println!("{}", about.join("\n"));
+    let (feeds, mut notes) = open_feeds(args, files, &work)?;
     let mut outcomes = Vec::new();
     for feed in &feeds {
-        outcomes.push(search_feed(args, &load, feed, &spurline)?);
+        outcomes.push(search_feed(args, &load, feed, &work)?);
     }
     // In turn, so that other load on the machine affects all feeds alike.
     for round in 1..args.rounds {
         for (feed, outcome) in feeds.iter().zip(&mut outcomes) {
-            let accelerators = outcome.runs.first().map_or(1, |run| run.accelerators);
-            outcome.runs.push(measure_feed(args, &load, feed, &spurline, accelerators, round)?);
+            let accelerators = outcome.accelerators().max(1);
+            outcome.runs.push(measure_feed(args, &load, feed, &work, accelerators, round)?);
         }
     }
     outcomes.iter_mut().for_each(|outcome| outcome.correct_number(load.required));
-    notes.push(format!(
-        "Load average of this machine: {load_before:.1} before, {:.1} after, on {} processors.",
-        machine::load_average(),
-        machine::cpu_count()
-    ));
-    let mut section = ReportSection::of_table(result_table(&load, &outcomes), charts_of(&load, &outcomes));
-    anstream::print!("\n{}", section.table_text());
-    args.report.plot_charts(&section);
-    section.about = vec![summary, demand];
-    for outcome in &outcomes {
-        let sentence = sentence(&load, outcome);
-        anstream::println!("{sentence}");
-        section.about.push(sentence);
-    }
-    notes.iter().for_each(|note| anstream::println!("{note}"));
+    notes.push(work.load_note());
     let result = json!({
-        "schema": "spurline-bench-train/1", "spurline": env!("CARGO_PKG_VERSION"),
         "model": load.model_word(), "accelerator": load.accelerator_word(), "required_utilisation": load.required,
         "needs_bytes_per_second": load.bytes_per_second(), "needs_opens_per_second": load.opens_per_second(),
         "batch": load.batch, "threads": load.threads, "compute_seconds": load.compute.as_secs_f64(),
-        "machine": about, "notes": notes, "feeds": outcomes.iter().map(outcome_json).collect::<Vec<_>>(),
+        "feeds": outcomes.iter().map(outcome_json).collect::<Vec<_>>(),
     });
-    section.notes = notes;
-    args.report.write_reports(&result, "Spurline bench train", &[section])
+    let report = CommandReport {
+        outputs: &args.work.report,
+        command: "train",
+        about,
+        table: result_table(&load, &outcomes),
+        charts: charts_of(&load, &outcomes),
+        scores: outcomes.iter().map(|outcome| sentence(&load, outcome)).collect(),
+        notes,
+        result,
+    };
+    report.finish(machine)
 }
 
 fn demand_text(load: &TrainLoad) -> String {
@@ -195,66 +220,43 @@ fn demand_text(load: &TrainLoad) -> String {
     )
 }
 
-/// Makes the feeds; feeds that lack a prerequisite become notes, unless named.
-fn open_feeds(
-    args: &TrainArgs,
-    files: &[data_set::DataFile],
-    spurline: &Path,
-    scratch: &ScratchDir,
-) -> Result<(Vec<TrainFeed>, Vec<String>)> {
+/// The folders of the arguments, or own files, which are compared byte by byte through each place; that also fills the caches.
+fn open_feeds(args: &TrainArgs, files: Vec<DataFile>, work: &Workplace) -> Result<(Vec<TrainFeed>, Vec<String>)> {
     let mut feeds = Vec::new();
-    let mut notes = Vec::new();
-    if !args.dir.is_empty() {
-        for dir in &args.dir {
-            feeds.push(feeds::open_folder(spurline, dir)?);
-        }
-        return Ok((feeds, notes));
+    for dir in &args.dir {
+        let files = data_set::list_files(dir)?;
+        let dir = dir.canonicalize().in_file(dir)?;
+        feeds.push(TrainFeed { place: BenchPlace::of_dirs(&dir.display().to_string(), dir.clone(), dir), files });
     }
-    let source = scratch.subdir("source")?;
-    data_set::make_files(&source, files)?;
+    if !feeds.is_empty() {
+        return Ok((feeds, Vec::new()));
+    }
+    let source = work.scratch.subdir("source")?;
+    data_set::make_files(&source, &files)?;
+    let builder = PlaceBuilder { work, source, writable: false, round_trip: Duration::ZERO };
+    let (places, mut notes) = builder.open_all(&args.feed)?;
+    for place in places {
+        data_set::check_files(&place.read, &files)?;
+        feeds.push(TrainFeed { place, files: files.clone() });
+    }
     let bytes: u64 = files.iter().map(|file| file.len).sum();
-    notes.push(format!(
-        "{} files, {} MB, compared byte by byte through each feed first.",
-        files.len(),
-        bytes / 1_000_000
-    ));
-    let place = FeedWorkplace { spurline, scratch, source: &source, files, round_trip: Duration::ZERO };
-    let all = [FeedKind::Directory, FeedKind::Mount, FeedKind::Node];
-    for kind in all.into_iter().filter(|kind| args.feed.is_empty() || args.feed.contains(kind)) {
-        match place.open_feed(kind) {
-            Ok(feed) => feeds.push(feed),
-            Err(BenchError::Missing(why)) if args.feed.is_empty() => {
-                notes.push(format!("SKIP: {}: {why}", kind.word()));
-            }
-            Err(error) => return Err(error),
-        }
-    }
+    let count = files.len();
+    let sentence = format!("{count} files, {} MB, compared byte by byte through each feed first.", bytes / 1_000_000);
+    notes.insert(0, sentence);
     Ok((feeds, notes))
 }
 
 /// Finds the greatest number of accelerators that the feed serves, and measures that number once.
-fn search_feed(args: &TrainArgs, load: &TrainLoad, feed: &TrainFeed, spurline: &Path) -> Result<FeedOutcome> {
-    let measure = |n: usize| -> Result<TrainRun> {
-        let run = measure_feed(args, load, feed, spurline, n, 0)?;
-        let share = run.figures.utilisation() * 100.0;
-        anstream::eprintln!("{}: {n} accelerators, utilisation {share:.1} %", feed.name);
-        Ok(run)
-    };
-    let name = feed.name.clone();
+fn search_feed(args: &TrainArgs, load: &TrainLoad, feed: &TrainFeed, work: &Workplace) -> Result<FeedOutcome> {
+    let name = feed.place.name.clone();
     if let Some(n) = args.accelerators {
-        return Ok(FeedOutcome { name, fed: None, tried: Vec::new(), runs: vec![measure(n as usize)?] });
+        let run = measure_told(args, load, feed, work, n as usize)?;
+        return Ok(FeedOutcome { name, fed: None, tried: Vec::new(), runs: vec![run] });
     }
     // How many there could be: the rate without computing, by a short measurement.
-    let plan = ReplayPlan {
-        load,
-        dir: &feed.dir,
-        files: &feed.files,
-        accelerators: 2,
-        compute: Duration::ZERO,
-        time: args.time.min(Duration::from_secs(3)),
-        seed: 1,
-    };
-    let most = run_replay(&plan, || Ok(()), Ok)?;
+    let without = TrainLoad { compute: Duration::ZERO, ..*load };
+    let time = args.time.min(Duration::from_secs(3));
+    let most = measure_reading(&without, feed, 2, time, 1, |_| Ok(()))?;
     let rate = most.bytes as f64 / most.seconds.max(1e-9);
     let mut n = ((rate / load.bytes_per_second() / load.required) as usize).clamp(1, 4096);
     let mut tried: Vec<TrainRun> = Vec::new();
@@ -262,9 +264,9 @@ fn search_feed(args: &TrainArgs, load: &TrainLoad, feed: &TrainFeed, spurline: &
     let mut least_failed = usize::MAX;
     // Each step halves the unknown range, or moves by an eighth.
     for _ in 0..8 {
-        let run = measure(n)?;
+        let run = measure_told(args, load, feed, work, n)?;
         tried.push(run.clone());
-        if run.figures.utilisation() >= load.required {
+        if run.utilisation() >= load.required {
             best = Some(run);
             let next = n + (n / 8).max(1);
             if next >= least_failed {
@@ -275,7 +277,7 @@ fn search_feed(args: &TrainArgs, load: &TrainLoad, feed: &TrainFeed, spurline: &
             least_failed = n;
             let served = best.as_ref().map_or(0, |run| run.accelerators);
             // What was delivered is about what can be fed.
-            let guess = (n as f64 * run.figures.utilisation() / load.required) as usize;
+            let guess = (n as f64 * run.utilisation() / load.required) as usize;
             n = guess.clamp(served + 1, n.saturating_sub(1).max(served + 1));
             if n >= least_failed {
                 break;
@@ -287,69 +289,102 @@ fn search_feed(args: &TrainArgs, load: &TrainLoad, feed: &TrainFeed, spurline: &
     Ok(FeedOutcome { name, fed: Some(fed), tried, runs: reported.into_iter().collect() })
 }
 
+fn measure_told(
+    args: &TrainArgs,
+    load: &TrainLoad,
+    feed: &TrainFeed,
+    work: &Workplace,
+    accelerators: usize,
+) -> Result<TrainRun> {
+    let run = measure_feed(args, load, feed, work, accelerators, 0)?;
+    let share = run.utilisation() * 100.0;
+    anstream::eprintln!("{}: {accelerators} accelerators, utilisation {share:.1} %", feed.place.name);
+    Ok(run)
+}
+
 /// A measurement with processor times and counters before and after.
 fn measure_feed(
     args: &TrainArgs,
     load: &TrainLoad,
     feed: &TrainFeed,
-    spurline: &Path,
+    work: &Workplace,
     accelerators: usize,
     round: u32,
 ) -> Result<TrainRun> {
-    let plan = ReplayPlan {
-        load,
-        dir: &feed.dir,
-        files: &feed.files,
-        accelerators,
-        compute: load.compute,
-        time: args.time,
-        seed: u64::from(round) * 1000 + accelerators as u64 + 1,
-    };
-    let mut outcome = None;
-    let figures = run_replay(
-        &plan,
-        || Ok((own_cpu()?, feed.read_counters(spurline)?)),
-        |(cpu_before, before)| {
-            let used = own_cpu()? - cpu_before;
-            outcome = Some((used, before, feed.read_counters(spurline)?));
-            Ok(())
-        },
-    )?;
-    let (used, before, after) = outcome.unwrap_or_default();
-    let (cpu, grown) = role_figures(used, &before, &after);
-    Ok(TrainRun { accelerators, figures, cpu, grown })
-}
-
-fn own_cpu() -> Result<f64> {
-    cpu::of_process(std::process::id()).map(|time| time.own)
-}
-
-/// Processor seconds by role, and what grew: the node's counters with a prefix.
-fn role_figures(reader: f64, before: &FeedCounters, after: &FeedCounters) -> (Vec<(&'static str, f64)>, CounterValues) {
-    let mut cpu = vec![("reader", reader)];
-    let mut grown = CounterValues::new();
-    for (role, prefix, before, after) in
-        [("mount", "", &before.mount, &after.mount), ("node", "node.", &before.node, &after.node)]
-    {
-        let (Some(before), Some(after)) = (before, after) else { continue };
-        let growth = counter_growth(before, after);
-        cpu.push((role, growth.get("usage.cpu_us").copied().unwrap_or(0) as f64 / 1e6));
-        grown.extend(growth.into_iter().map(|(name, n)| (format!("{prefix}{name}"), n)));
+    let seed = u64::from(round) * 1000 + accelerators as u64 + 1;
+    let mut known = Vec::new();
+    let mut run = measure_reading(load, feed, accelerators, args.time, seed, |_| {
+        known.push((own_cpu()?, feed.place.counters(work.spurline()?)?));
+        Ok(())
+    })?;
+    if let [(cpu_before, before), (cpu_after, after)] = &known[..] {
+        run.cost = RunCost::new("reader", cpu_after - cpu_before, before, after);
     }
-    (cpu, grown)
+    Ok(run)
 }
 
-/// Processor seconds of a role for each GiB.
-fn cpu_per_gib(run: &TrainRun, role: &str) -> Option<f64> {
-    let used = run.cpu.iter().find(|(name, _)| *name == role)?.1;
-    (run.figures.bytes > 0).then(|| used / (run.figures.bytes as f64 / f64::from(1u32 << 30)))
+/// Replays the reading: each accelerator has reader threads that fetch whole batches, and sleeps for the time a step computes. The
+/// measurement begins when every accelerator has computed once; `mark` is called at its begin and at its end.
+fn measure_reading(
+    load: &TrainLoad,
+    feed: &TrainFeed,
+    accelerators: usize,
+    time: Duration,
+    seed: u64,
+    mut mark: impl FnMut(&ThreadCrew) -> Result<()>,
+) -> Result<TrainRun> {
+    let files = feed.files.iter().map(|file| (feed.place.read.join(&file.name), file.len));
+    // Real data sets are larger than the memory: pages of an earlier epoch must not serve this epoch.
+    let access = FileAccess::Read { piece: READ_BYTES, cold: true, to_end: false };
+    let mut pattern = FilePattern::of_list(FileList::of_files(files), accelerators * load.threads, access);
+    pattern.endless = Some(seed);
+    pattern.steps = Some(ComputeSteps {
+        readers: load.threads,
+        batch: load.batch_amount(),
+        of_files: load.samples_per_file == 1,
+        compute: load.compute,
+    });
+    let mut run = TrainRun { accelerators, ..TrainRun::default() };
+    // Elapsed time, bytes and opens at the begin.
+    let mut begin: Option<(Duration, u64, u64)> = None;
+    let mut last = (0.0, 0);
+    let readers = pattern.threads;
+    let done = pattern.run(|crew, elapsed| {
+        let Some((since, bytes, opens)) = begin else {
+            // Accelerators that wait this long are starved: the measurement shows that.
+            if crew.ready() < accelerators && elapsed < FIRST_BATCH {
+                return Ok(true);
+            }
+            let started = std::time::Instant::now();
+            mark(crew)?;
+            begin = Some((elapsed + started.elapsed(), crew.bytes(), crew.items()));
+            last.1 = crew.bytes();
+            crew.start_window();
+            return Ok(true);
+        };
+        let seconds = elapsed.saturating_sub(since).as_secs_f64();
+        let is_over = seconds >= time.as_secs_f64();
+        let interval = SAMPLE_INTERVAL.as_secs_f64() * if is_over { 0.2 } else { 1.0 };
+        if seconds - last.0 >= interval {
+            let now = crew.bytes();
+            run.over_time.push((seconds, (now - last.1) as f64 / (seconds - last.0).max(1e-9)));
+            last = (seconds, now);
+        }
+        if is_over {
+            run.seconds = seconds;
+            run.bytes = crew.bytes() - bytes;
+            run.opens = crew.items() - opens;
+            mark(crew)?;
+        }
+        Ok(!is_over)
+    })?;
+    let lanes = &done.lanes[readers..];
+    run.utilisations = lanes.iter().map(|lane| lane.utilisation).collect();
+    run.steps = lanes.iter().map(|lane| lane.steps).sum();
+    Ok(run)
 }
 
-/// Processors that the client (reader and mount) uses for each accelerator.
-fn client_cpu(run: &TrainRun) -> f64 {
-    let used: f64 = run.cpu.iter().filter(|(role, _)| *role != "node").map(|(_, used)| used).sum();
-    used / run.figures.seconds.max(1e-9) / run.accelerators.max(1) as f64
-}
+const TRAIN_ROLES: [&str; 3] = ["reader", "mount", "node"];
 
 fn result_table(load: &TrainLoad, outcomes: &[FeedOutcome]) -> Vec<Vec<String>> {
     let heads = [
@@ -366,38 +401,28 @@ fn result_table(load: &TrainLoad, outcomes: &[FeedOutcome]) -> Vec<Vec<String>> 
     ];
     let mut table = vec![heads.map(str::to_owned).to_vec()];
     for outcome in outcomes {
-        let cpu = |role: &'static str| {
-            let all: Vec<f64> = outcome.runs.iter().filter_map(|run| cpu_per_gib(run, role)).collect();
-            if all.is_empty() { "-".to_owned() } else { three_digits(median(&all)) }
-        };
-        let per_second = |of: fn(&ReplayFigures) -> u64| {
-            outcome.median_of(|run| of(&run.figures) as f64 / run.figures.seconds.max(1e-9))
-        };
-        table.push(vec![
+        let opens = median_of(&outcome.runs, |run| run.opens as f64 / run.seconds.max(1e-9));
+        let rate = median_of(&outcome.runs, |run| run.bytes as f64 / run.seconds.max(1e-9));
+        let mut line = vec![
             outcome.name.clone(),
             outcome.fed.map_or("-".into(), |fed| fed.to_string()),
-            outcome.runs.first().map_or("-".into(), |run| run.accelerators.to_string()),
-            format!(
-                "{:.1} % (of {:.0} %)",
-                outcome.median_of(|run| run.figures.utilisation()) * 100.0,
-                load.required * 100.0
-            ),
-            three_digits(per_second(|figures| figures.bytes) / 1e9),
-            three_digits(per_second(|figures| figures.opens)),
-            cpu("reader"),
-            cpu("mount"),
-            cpu("node"),
-            three_digits(outcome.median_of(client_cpu)),
-        ]);
+            outcome.accelerators().to_string(),
+            format!("{:.1} % (of {:.0} %)", outcome.utilisation() * 100.0, load.required * 100.0),
+            three_digits(rate / 1e9),
+            three_digits(opens),
+        ];
+        line.extend(TRAIN_ROLES.map(|role| known_digits(outcome.cpu_per_gib(role))));
+        line.push(three_digits(median_of(&outcome.runs, TrainRun::client_cpus)));
+        table.push(line);
     }
     table
 }
 
 /// A sentence: how many are fed, and the bytes that the counters prove.
 fn sentence(load: &TrainLoad, outcome: &FeedOutcome) -> String {
-    let share = outcome.median_of(|run| run.figures.utilisation()) * 100.0;
+    let share = outcome.utilisation() * 100.0;
     let required = load.required * 100.0;
-    let measured = outcome.runs.first().map_or(0, |run| run.accelerators);
+    let measured = outcome.accelerators();
     let fed = match outcome.fed {
         Some(0) => format!("none is fed: {} at {share:.1} %, {required:.0} % required", accelerator_count(measured)),
         Some(n) => format!("{} fed at {required:.0} % or more (median {share:.1} %)", accelerator_count(n)),
@@ -412,46 +437,39 @@ fn accelerator_count(n: usize) -> String {
 
 /// The evidence of the mount's and the node's counters about a run.
 fn proof(run: &TrainRun) -> String {
-    let grown = |name: &str| run.grown.get(name).copied().unwrap_or(0);
-    let mb = |name: &str| grown(name) / 1_000_000;
-    if !run.cpu.iter().any(|(role, _)| *role == "mount") {
+    const MB: u64 = 1_000_000;
+    if !run.cost.cpu.iter().any(|(role, _)| *role == "mount") {
         return String::new();
     }
-    let read = run.figures.bytes / 1_000_000;
+    let grown = |name: &str, unit| run.cost.grown_by(name, unit);
     let parts = [
-        ("passthrough opens", grown("fuse.passthrough_opens"), ""),
-        ("through FUSE", mb("fuse.read_bytes"), " MB"),
-        ("over RDMA", mb("rdma.recv_bytes"), " MB"),
-        ("over TCP", mb("tcp.recv_bytes"), " MB"),
-        ("from the origin", mb("object.get_bytes") + mb("node.object.get_bytes"), " MB"),
+        ("passthrough opens", grown("mount.fuse.passthrough_opens", 1), ""),
+        ("through FUSE", grown("mount.fuse.read_bytes", MB), " MB"),
+        ("over RDMA", grown("mount.rdma.recv_bytes", MB), " MB"),
+        ("over TCP", grown("mount.tcp.recv_bytes", MB), " MB"),
+        ("from the origin", grown("mount.object.get_bytes", MB) + grown("node.object.get_bytes", MB), " MB"),
     ];
     let parts: Vec<String> =
         parts.iter().filter(|(_, n, _)| *n > 0).map(|(what, n, unit)| format!("{n}{unit} {what}")).collect();
-    format!("; {read} MB read in the last measurement, by the counters {}", parts.join(", "))
+    format!("; {} MB read in the last measurement, by the counters {}", run.bytes / MB, parts.join(", "))
 }
 
 fn charts_of(load: &TrainLoad, outcomes: &[FeedOutcome]) -> Vec<BenchChart> {
     let over_time = outcomes.iter().filter_map(|outcome| {
         let run = outcome.runs.last()?;
-        let points = run.figures.over_time.iter().map(|(at, rate)| (*at, rate / 1e9)).collect();
-        Some(ChartSeries { name: format!("{} ({})", outcome.name, run.accelerators), points })
+        Some(ChartSeries::rates(format!("{} ({})", outcome.name, run.accelerators), &run.over_time))
     });
     let over_count = outcomes.iter().map(|outcome| {
-        let mut points: Vec<(f64, f64)> = outcome
-            .tried
-            .iter()
-            .chain(&outcome.runs)
-            .map(|run| (run.accelerators as f64, run.figures.utilisation() * 100.0))
-            .collect();
+        let runs = outcome.tried.iter().chain(&outcome.runs);
+        let mut points: Vec<(f64, f64)> =
+            runs.map(|run| (run.accelerators as f64, run.utilisation() * 100.0)).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         ChartSeries { name: outcome.name.clone(), points }
     });
     let cpu = outcomes.iter().flat_map(|outcome| {
-        ["reader", "mount", "node"].into_iter().filter_map(|role| {
-            let all: Vec<f64> = outcome.runs.iter().filter_map(|run| cpu_per_gib(run, role)).collect();
-            let name = format!("{}: {role}", outcome.name);
-            (!all.is_empty()).then(|| ChartSeries::bar(name, median(&all)))
-        })
+        TRAIN_ROLES
+            .into_iter()
+            .filter_map(|role| Some((format!("{}: {role}", outcome.name), outcome.cpu_per_gib(role)?)))
     });
     let required = Some(("required".to_owned(), load.required * 100.0));
     let utilisation =
@@ -459,39 +477,35 @@ fn charts_of(load: &TrainLoad, outcomes: &[FeedOutcome]) -> Vec<BenchChart> {
     vec![
         BenchChart::lines("Throughput over time", "seconds", "GB/s", over_time.collect()),
         BenchChart { mark: required, ..utilisation },
-        BenchChart::bars("Processor time", "CPU-s/GiB", cpu.collect()),
+        BenchChart::bars("Processor time", "CPU-s/GiB", cpu),
     ]
 }
 
 fn outcome_json(outcome: &FeedOutcome) -> Value {
     json!({
-        "feed": outcome.name, "accelerators_fed": outcome.fed,
-        "utilisation": outcome.median_of(|run| run.figures.utilisation()),
-        "client_cpus_per_accelerator": outcome.median_of(client_cpu),
+        "feed": outcome.name, "accelerators_fed": outcome.fed, "utilisation": outcome.utilisation(),
+        "client_cpus_per_accelerator": median_of(&outcome.runs, TrainRun::client_cpus),
         "runs": outcome.runs.iter().map(run_json).collect::<Vec<_>>(),
         "tried": outcome.tried.iter().map(run_json).collect::<Vec<_>>(),
     })
 }
 
 fn run_json(run: &TrainRun) -> Value {
-    let figures = &run.figures;
-    let cpu: serde_json::Map<String, Value> = run
-        .cpu
+    let mut cpu = run.cost.cpu_json(run.bytes);
+    for (role, used) in &run.cost.cpu {
+        cpu[*role]["cpus_per_accelerator"] = run.cpus_per_accelerator(*used).into();
+    }
+    // The mount's counters have no prefix.
+    let counters: Map<String, Value> = run
+        .cost
+        .grown
         .iter()
-        .map(|(role, used)| {
-            (
-                (*role).to_owned(),
-                json!({ "seconds": used, "seconds_per_gib": cpu_per_gib(run, role),
-                    "cpus_per_accelerator": used / figures.seconds.max(1e-9) / run.accelerators.max(1) as f64 }),
-            )
-        })
+        .map(|(name, n)| (name.strip_prefix("mount.").unwrap_or(name).to_owned(), (*n).into()))
         .collect();
     json!({
-        "accelerators": run.accelerators, "utilisation": figures.utilisation(), "utilisations": figures.utilisations,
-        "seconds": figures.seconds, "bytes": figures.bytes, "opens": figures.opens, "steps": figures.steps,
-        "cpu": cpu, "counters": run.grown,
-        "over_time": figures.over_time.iter()
-            .map(|(at, rate)| json!({ "at": at, "bytes_per_second": rate })).collect::<Vec<_>>(),
+        "accelerators": run.accelerators, "utilisation": run.utilisation(), "utilisations": run.utilisations,
+        "seconds": run.seconds, "bytes": run.bytes, "opens": run.opens, "steps": run.steps, "cpu": cpu,
+        "counters": counters, "over_time": rates_json(&run.over_time),
     })
 }
 
@@ -500,10 +514,12 @@ mod tests {
     use super::*;
 
     fn run_at(accelerators: usize, utilisation: f64) -> TrainRun {
-        let figures =
-            ReplayFigures { utilisations: vec![utilisation], bytes: 1 << 30, seconds: 1.0, ..Default::default() };
-        let cpu = vec![("reader", 0.2), ("mount", 0.3), ("node", 0.4)];
-        TrainRun { accelerators, figures, cpu, grown: [("tcp.recv_bytes".to_owned(), 5_000_000)].into() }
+        let cost = RunCost {
+            cpu: vec![("reader", 0.2), ("mount", 0.3), ("node", 0.4)],
+            grown: [("mount.tcp.recv_bytes".to_owned(), 5_000_000)].into(),
+        };
+        let utilisations = vec![utilisation];
+        TrainRun { accelerators, utilisations, bytes: 1 << 30, seconds: 1.0, cost, ..Default::default() }
     }
 
     #[test]
@@ -535,7 +551,7 @@ mod tests {
         };
         by_chance.correct_number(load.required);
         assert_eq!(by_chance.fed, Some(1));
-        assert_eq!((client_cpu(&run_at(5, 1.0)) * 10.0).round(), 1.0, "reader and mount, not the node");
+        assert_eq!((run_at(5, 1.0).client_cpus() * 10.0).round(), 1.0, "reader and mount, not the node");
         assert_eq!(result_table(&load, &[confirmed])[1][6..9], ["0.200", "0.300", "0.400"].map(str::to_owned));
     }
 }

@@ -2,6 +2,7 @@
 //! those of the published configurations (v2.0 and v3.0, closed division). Reads nothing.
 
 use crate::error::{BenchError, Result};
+use crate::terminal::word_of;
 use std::time::Duration;
 
 /// A model.
@@ -118,27 +119,24 @@ impl TrainLoad {
     pub fn find(model: ModelName, accelerator: AcceleratorName) -> Result<TrainLoad> {
         let known = TRAIN_LOADS.iter().find(|load| (load.model, load.accelerator) == (model, accelerator)).copied();
         known.ok_or_else(|| {
-            let others: Vec<&str> =
+            let others: Vec<String> =
                 TRAIN_LOADS.iter().filter(|load| load.model == model).map(TrainLoad::accelerator_word).collect();
             BenchError::Usage(format!(
                 "MLPerf Storage has no figures for {} on this accelerator: give --accelerator {}",
-                model_word(model),
+                word_of(&model),
                 others.join(" or ")
             ))
         })
     }
 
     /// The model as on the command line.
-    pub fn model_word(&self) -> &'static str {
-        model_word(self.model)
+    pub fn model_word(&self) -> String {
+        word_of(&self.model)
     }
 
     /// The accelerator as on the command line.
-    pub fn accelerator_word(&self) -> &'static str {
-        match self.accelerator {
-            AcceleratorName::H100 => "h100",
-            AcceleratorName::B200 => "b200",
-        }
+    pub fn accelerator_word(&self) -> String {
+        word_of(&self.accelerator)
     }
 
     /// Samples per second of an accelerator that never waits.
@@ -156,18 +154,14 @@ impl TrainLoad {
         self.samples_per_second() / self.samples_per_file as f64
     }
 
+    /// A batch: its files where each has one sample, else its bytes.
+    pub fn batch_amount(&self) -> u64 {
+        if self.samples_per_file == 1 { self.batch } else { (self.batch as f64 * self.sample_bytes) as u64 }
+    }
+
     /// Mean length of a file.
     pub fn file_bytes(&self) -> f64 {
         self.sample_bytes * self.samples_per_file as f64
-    }
-}
-
-fn model_word(model: ModelName) -> &'static str {
-    match model {
-        ModelName::Unet3d => "unet3d",
-        ModelName::Retinanet => "retinanet",
-        ModelName::Resnet50 => "resnet50",
-        ModelName::Cosmoflow => "cosmoflow",
     }
 }
 
