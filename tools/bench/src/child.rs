@@ -80,41 +80,28 @@ fn tie_to_parent(command: &Command, signal: &str) -> Command {
     tied
 }
 
-/// The result of a finished child.
+/// A child that has ended, with success or without.
 #[derive(Debug)]
 pub struct FinishedChild {
-    /// The standard output.
+    name: String,
+    status: ExitStatus,
     pub out: String,
+    pub err: String,
     /// The processor time in seconds, including reaped children.
     pub cpu: f64,
-    /// The duration in seconds.
     pub elapsed: f64,
 }
 
-/// A child that has ended, with success or without.
-#[derive(Debug)]
-pub struct ExitedChild {
-    name: String,
-    status: ExitStatus,
-    err: String,
-    done: FinishedChild,
-}
-
-impl ExitedChild {
-    /// The whole output, standard error first.
-    pub fn printed(&self) -> String {
-        format!("{}\n{}", self.err, self.done.out)
-    }
-
+impl FinishedChild {
     /// The child that succeeded.
     ///
     /// # Errors
     /// `Failed` with the first lines after a failure.
     pub fn into_success(self) -> Result<FinishedChild> {
         if self.status.success() {
-            return Ok(self.done);
+            return Ok(self);
         }
-        let lines = self.err.lines().chain(self.done.out.lines()).filter(|l| !l.trim().is_empty());
+        let lines = self.err.lines().chain(self.out.lines()).filter(|l| !l.trim().is_empty());
         let head: String = lines.take(6).collect::<Vec<_>>().join(" | ");
         Err(BenchError::Failed(format!("{}: {}: {head}", self.name, self.status)))
     }
@@ -132,21 +119,19 @@ pub fn run_to_end(command: Command, limit: Duration) -> Result<FinishedChild> {
 ///
 /// # Errors
 /// When the command can't be started, or does not end within `limit`.
-pub fn run_to_exit(command: Command, limit: Duration) -> Result<ExitedChild> {
+pub fn run_to_exit(command: Command, limit: Duration) -> Result<FinishedChild> {
     let name = describe_command(&command);
     let mut command = tie_to_parent(&command, "KILL");
     let before = cpu::of_children()?;
     let start = Instant::now();
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(|e| BenchError::io(format_args!("can't start {name}"), &e))?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|e| BenchError::io(format_args!("can't start {name}"), &e))?;
     // A reader per pipe, so that neither pipe fills up.
     let out = read_to_end_apart(child.stdout.take());
     let err = read_to_end_apart(child.stderr.take());
-    let status = wait_for_exit(&mut child, &name, limit);
+    let status = stop::wait_until(&name, limit, Duration::from_millis(2), || {
+        child.try_wait().map_err(|e| BenchError::io(&name, &e))
+    });
     if status.is_err() {
         // The group, for tools such as fio that fork.
         let _ = rustix::process::kill_process_group(Pid::from_child(&child), Signal::KILL);
@@ -156,26 +141,14 @@ pub fn run_to_exit(command: Command, limit: Duration) -> Result<ExitedChild> {
     let cpu = cpu::of_children()? - before;
     let out = out.join().unwrap_or_default();
     let err = err.join().unwrap_or_default();
-    Ok(ExitedChild { name, status: status?, err, done: FinishedChild { out, cpu, elapsed } })
-}
-
-fn wait_for_exit(child: &mut Child, name: &str, limit: Duration) -> Result<ExitStatus> {
-    stop::wait_until(name, limit, Duration::from_millis(2), || child.try_wait().map_err(|e| BenchError::io(name, &e)))
+    Ok(FinishedChild { name, status: status?, out, err, cpu, elapsed })
 }
 
 /// A command line for messages, shortened.
-pub fn describe_command(command: &Command) -> String {
-    let mut text = command.get_program().to_string_lossy().into_owned();
-    for arg in command.get_args() {
-        text.push(' ');
-        text.push_str(&arg.to_string_lossy());
-    }
-    if text.len() > 300 {
-        let cut = (0..=300).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
-        text.truncate(cut);
-        text.push('…');
-    }
-    text
+fn describe_command(command: &Command) -> String {
+    let words = [command.get_program()].into_iter().chain(command.get_args());
+    let text = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    if text.chars().count() > 300 { text.chars().take(300).chain(['…']).collect() } else { text }
 }
 
 /// A process that serves until dropped.
@@ -197,8 +170,8 @@ impl ServerProcess {
         Self::spawn(tie_to_parent(&command, "TERM"), name, log, false)
     }
 
-    /// Starts a process whose standard input and output are pipes of this process, for [`ServerProcess::next_line`]. It has to end
-    /// with its input, also when this process dies.
+    /// Starts a process whose standard input and output are pipes of this process, for [`ServerProcess::next_line`]. The
+    /// process has to end with the input, also when this process dies.
     ///
     /// # Errors
     /// When the server can't be started.
@@ -251,7 +224,7 @@ impl ServerProcess {
     /// The next line of a piped process, if there is one already.
     ///
     /// # Errors
-    /// When the process has closed its output.
+    /// When the process has closed the output.
     pub fn next_line(&mut self) -> Result<Option<String>> {
         match self.lines.as_ref().map(Receiver::try_recv) {
             Some(Ok(line)) => Ok(Some(line)),
@@ -263,7 +236,7 @@ impl ServerProcess {
     /// Writes a line to a piped process.
     ///
     /// # Errors
-    /// When the process has closed its input.
+    /// When the process has closed the input.
     pub fn send_line(&mut self, line: &str) -> Result<()> {
         let sent = self.child.stdin.as_mut().map(|pipe| writeln!(pipe, "{line}").and_then(|()| pipe.flush()));
         if matches!(sent, Some(Ok(()))) { Ok(()) } else { Err(self.why_gone("has ended")) }

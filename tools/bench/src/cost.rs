@@ -4,7 +4,7 @@ use crate::mount::{CounterValues, counter, counter_growth};
 use crate::numbers::gib;
 use serde_json::{Map, Value, json};
 
-/// Counters by the role of their process; several processes may have one role.
+/// Counters by the role of a process; several processes may have the same role.
 pub type RoleCounters = Vec<(&'static str, CounterValues)>;
 
 /// The cost of a run.
@@ -12,7 +12,7 @@ pub type RoleCounters = Vec<(&'static str, CounterValues)>;
 pub struct RunCost {
     /// Processor seconds by role.
     pub cpu: Vec<(&'static str, f64)>,
-    /// Counters that grew, each behind its role and a dot.
+    /// Counters that grew, each behind the role and a dot.
     pub grown: CounterValues,
 }
 

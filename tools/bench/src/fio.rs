@@ -1,4 +1,4 @@
-//! fio: the arguments for the workloads here, and the figures of a job in its JSON. Knows nothing of the files.
+//! fio: the arguments for the workloads here, and the figures of a job in the JSON. Knows nothing of the files.
 
 use crate::child::{self, FinishedChild};
 use crate::error::{BenchError, Result};
@@ -8,21 +8,18 @@ use std::process::Command;
 use std::time::Duration;
 
 /// A run of fio.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct FioJob {
     /// The files; job n reads file n modulo the number of files.
     pub files: Vec<PathBuf>,
     /// `read`, `randread`, or `write` of files that are written again and again and synced at the end.
     pub pattern: &'static str,
-    /// Syncs each write.
     pub sync: bool,
     /// Bytes per read or write.
     pub block: u64,
-    /// Processes.
     pub jobs: usize,
     /// Concurrent requests per process; above 1 with io_uring, else with pread.
     pub depth: usize,
-    /// O_DIRECT.
     pub direct: bool,
     /// Drop the files' page cache first.
     pub drop_cache: bool,
@@ -40,11 +37,8 @@ pub const WRITTEN_PATTERN: [u8; 4] = [0x53, 0x70, 0x75, 0x72];
 /// The figures of a job, reads and writes together.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct FioFigures {
-    /// Bytes per second.
     pub bandwidth: f64,
-    /// Operations per second.
     pub iops: f64,
-    /// Bytes read and written.
     pub bytes: u64,
     /// Median and 99th percentile of an operation's time in microseconds, of the slower direction.
     pub latency_us: Option<(f64, f64)>,
@@ -199,21 +193,14 @@ mod tests {
         assert!(parse_output("{}", false).is_err());
     }
 
+    fn read_job(file: &str, block: u64) -> FioJob {
+        FioJob { files: vec![file.into()], pattern: "read", block, jobs: 2, size: 1 << 20, ..FioJob::default() }
+    }
+
     #[test]
     fn its_words() {
-        let mut job = FioJob {
-            files: vec!["/a:b/f".into()],
-            pattern: "read",
-            sync: false,
-            block: 1 << 20,
-            jobs: 2,
-            depth: 1,
-            direct: true,
-            drop_cache: false,
-            runtime: Some(Duration::from_millis(500)),
-            size: 1 << 30,
-            apart: 0,
-        };
+        let runtime = Some(Duration::from_millis(500));
+        let mut job = FioJob { runtime, direct: true, ..read_job("/a:b/f", 1 << 20) };
         let words = job.to_args().join(" ");
         assert!(words.contains("--ioengine=psync") && words.contains("--runtime=500ms"), "{words}");
         assert!(words.ends_with(r"--name=j0 --filename=/a\:b/f --name=j1 --filename=/a\:b/f"), "{words}");
@@ -233,19 +220,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("f");
         std::fs::write(&file, vec![7u8; 1 << 20]).unwrap();
-        let mut job = FioJob {
-            files: vec![file.clone()],
-            pattern: "read",
-            sync: false,
-            block: 64 << 10,
-            jobs: 2,
-            depth: 1,
-            direct: false,
-            drop_cache: false,
-            runtime: None,
-            size: 1 << 20,
-            apart: 0,
-        };
+        let mut job = read_job(&file.display().to_string(), 64 << 10);
         assert_eq!(job.run().unwrap().0.bytes, 2 << 20);
         job.pattern = "write";
         job.sync = true;

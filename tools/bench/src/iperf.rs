@@ -12,7 +12,6 @@ use std::time::Duration;
 pub struct IperfFigures {
     /// Received bytes per second.
     pub bandwidth: f64,
-    /// Received bytes.
     pub bytes: u64,
     /// Processor seconds of the sender.
     pub sender_cpu: f64,

@@ -78,10 +78,7 @@ enum BenchCommand {
     Agent,
     /// Write man pages into a directory
     #[command(hide = true)]
-    Man {
-        /// The directory.
-        dir: PathBuf,
-    },
+    Man { dir: PathBuf },
 }
 
 const SUITE_EXAMPLES: &str = "\

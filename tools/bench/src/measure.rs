@@ -34,7 +34,6 @@ impl FigureUnit {
 pub struct CaseSample {
     /// In the case's unit.
     pub value: f64,
-    /// Bytes read.
     pub bytes: u64,
     /// Operations or files.
     pub ops: u64,
@@ -83,14 +82,12 @@ pub type WarmUpResult = (CounterValues, Option<String>);
 
 /// A repeated measurement.
 pub struct BenchCase<'a> {
-    /// The names.
     pub name: CaseName,
     /// The floor of the load, for [`CeilingFloor::OfLoad`].
     pub floor: f64,
     ceilings: Vec<CeilingSpec>,
     /// Greatest processor seconds per GB (10⁹ bytes) of a role.
     limits: Vec<(&'static str, f64)>,
-    /// Takes a sample.
     pub take: Box<dyn FnMut() -> Result<CaseSample> + 'a>,
     /// The warm-up, run once before the rounds and not measured; returns the counters that grew.
     warm: Option<Box<dyn FnMut() -> Result<WarmUpResult> + 'a>>,
@@ -103,7 +100,6 @@ pub struct CaseName {
     pub id: String,
     /// The workload: rows of the same table section.
     pub group: String,
-    /// The variant, in words.
     pub label: String,
     /// The unit of the values.
     pub unit: FigureUnit,
@@ -150,7 +146,6 @@ impl<'a> BenchCase<'a> {
 /// The result of a case relative to a ceiling.
 #[derive(Debug, Clone)]
 pub struct CeilingRatio {
-    /// The ceiling's name.
     pub name: &'static str,
     /// The id of the ceiling in use.
     pub id: String,
@@ -158,7 +153,6 @@ pub struct CeilingRatio {
     pub value: f64,
     /// Smallest and largest of the same ratio within single rounds.
     pub spread: (f64, f64),
-    /// The floor.
     pub floor: Option<f64>,
 }
 
@@ -339,7 +333,7 @@ fn ceiling_ratio(
     })
 }
 
-/// The rate of work that each of these rates does whole, one after the other; a single value stays as it is.
+/// The rate of work that each of these rates does whole, in turn; a single value stays.
 fn rate_in_turn(values: impl Iterator<Item = f64>) -> f64 {
     let values: Vec<f64> = values.collect();
     if let [value] = values[..] { value } else { 1.0 / values.iter().map(|v| 1.0 / v).sum::<f64>() }

@@ -200,7 +200,7 @@ pub fn parse_counters(text: &str) -> Result<CounterValues> {
     Ok(all)
 }
 
-/// A counter, zero where it is absent.
+/// A counter, zero where absent.
 pub fn counter(values: &CounterValues, name: &str) -> u64 {
     values.get(name).copied().unwrap_or(0)
 }

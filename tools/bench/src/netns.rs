@@ -16,9 +16,7 @@ pub struct NamespacePair {
     pub server: String,
     /// The namespace of the mount.
     pub client: String,
-    /// The node's address.
     pub server_ip: &'static str,
-    /// The mount's address.
     pub client_ip: &'static str,
     /// The name of the interface in both.
     pub interface: &'static str,

@@ -16,7 +16,7 @@ pub fn median_of<T>(runs: &[T], figure: impl Fn(&T) -> f64) -> f64 {
     median(&runs.iter().map(figure).collect::<Vec<_>>())
 }
 
-/// The same over those runs that have the figure; `None` where none has.
+/// The same over the runs that have the figure; `None` without such a run.
 pub fn median_known<T>(runs: &[T], figure: impl Fn(&T) -> Option<f64>) -> Option<f64> {
     let known: Vec<f64> = runs.iter().filter_map(figure).collect();
     (!known.is_empty()).then(|| median(&known))
@@ -37,7 +37,7 @@ pub fn spread(values: &[f64]) -> (f64, f64) {
     kept.fold((first, first), |(low, high), v| (low.min(v), high.max(v)))
 }
 
-/// A figure of a table; a dash where it is not known.
+/// A figure of a table; a dash where unknown.
 pub fn known_digits(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), three_digits)
 }

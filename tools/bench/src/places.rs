@@ -14,22 +14,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The node's port in a network namespace.
-const NODE_PORT: u16 = 7120;
+const PLACE_NODE_PORT: u16 = 7120;
 
 /// A kind of place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum PlaceKind {
-    /// The plain folder: what the others are compared with
+    /// The plain folder, with which the others are compared
     Directory,
-    /// A mount that runs alone; what is written is read back through a second one
+    /// A mount that runs alone; written files are read through a second mount
     Mount,
-    /// A mount of a node over TCP, between two network namespaces; what is written is read back through a second one
+    /// A mount of a node over TCP, between two network namespaces; written files are read through a second mount
     Node,
 }
 
 /// A place.
 pub struct BenchPlace {
-    /// The name in reports.
     pub name: String,
     /// The folder that is written to.
     pub write: PathBuf,
@@ -103,7 +102,7 @@ pub struct PlaceBuilder<'a> {
     pub source: PathBuf,
     /// Two mounts that write, without a cache; else one that reads, with one.
     pub writable: bool,
-    /// Additional round trip between a node and its mount.
+    /// Additional round trip between a node and a mount.
     pub round_trip: Duration,
 }
 
@@ -145,7 +144,7 @@ impl PlaceBuilder<'_> {
         let words = if self.writable { ["--writable", "--cache-size", "0"] } else { CACHE_WORDS };
         let address = if self.round_trip.is_zero() {
             let net = place.net.insert(NamespacePair::new()?);
-            format!("{}:{NODE_PORT}", net.server_ip)
+            format!("{}:{PLACE_NODE_PORT}", net.server_ip)
         } else {
             // On loopback, with a relay between them: many kernels can't delay packets.
             let port = child::free_port().map_err(|error| BenchError::io("no port is free", &error))?;

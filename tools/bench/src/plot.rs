@@ -8,7 +8,6 @@ use std::fmt::Write as _;
 /// A named line or a named bar.
 #[derive(Debug, Clone)]
 pub struct ChartSeries {
-    /// The name.
     pub name: String,
     /// The points, by growing x; a bar has a single point.
     pub points: Vec<(f64, f64)>,
@@ -24,7 +23,6 @@ impl ChartSeries {
 /// A chart.
 #[derive(Debug, Clone)]
 pub struct BenchChart {
-    /// The title.
     pub title: String,
     /// The name and the unit of the horizontal axis; empty for bars.
     pub x: String,
@@ -74,25 +72,14 @@ impl BenchChart {
         const BAR_WIDTH: f64 = 400.0;
         const LINE_HEIGHT: f64 = 22.0;
         let (_, _, high) = self.bounds();
-        let mut out = svg_head(&self.title, 800.0, LINE_HEIGHT * (self.series.len() as f64 + 1.5));
-        let _ =
-            writeln!(out, "<text class=\"g\" x=\"0\" y=\"14\">{} ({})</text>", escape(&self.title), escape(&self.y));
+        let mut out = self.svg_head(800.0, LINE_HEIGHT * (self.series.len() as f64 + 1.5));
         for (index, series) in self.series.iter().enumerate() {
             let value = series.points.first().map_or(0.0, |point| point.1);
             let y = LINE_HEIGHT * (index as f64 + 1.0);
-            let _ = writeln!(
-                out,
-                "<text x=\"12\" y=\"{:.0}\">{}</text><rect x=\"{LABEL_WIDTH}\" y=\"{:.0}\" width=\"{:.1}\" height=\"15\" \
-                 fill=\"{}\"/><text x=\"{:.0}\" y=\"{:.0}\">{}</text>",
-                y + 14.0,
-                escape(&series.name),
-                y + 2.0,
-                value / high * BAR_WIDTH,
-                SERIES_COLOURS[index % SERIES_COLOURS.len()],
-                LABEL_WIDTH + value / high * BAR_WIDTH + 8.0,
-                y + 14.0,
-                three_digits(value),
-            );
+            let width = value / high * BAR_WIDTH;
+            out += &svg_text(12.0, y + 14.0, "start", &series.name);
+            out += &svg_box(LABEL_WIDTH, y + 2.0, width, 15.0, index);
+            out += &svg_text(LABEL_WIDTH + width + 8.0, y + 14.0, "start", &three_digits(value));
         }
         out + "</svg>\n"
     }
@@ -100,80 +87,58 @@ impl BenchChart {
     fn lines_svg(&self) -> String {
         const LEFT_MARGIN: f64 = 64.0;
         const TOP_MARGIN: f64 = 28.0;
-        const PLOT_WIDTH: f64 = 640.0;
-        const HEIGHT: f64 = 220.0;
+        const RIGHT: f64 = LEFT_MARGIN + 640.0;
+        const BOTTOM: f64 = TOP_MARGIN + 220.0;
         let (least, most, high) = self.bounds();
         let span = if most > least { most - least } else { 1.0 };
-        let at = |point: &(f64, f64)| {
-            (
-                LEFT_MARGIN + (point.0 - least) / span * PLOT_WIDTH,
-                TOP_MARGIN + HEIGHT - (point.1 / high).clamp(0.0, 1.0) * HEIGHT,
-            )
-        };
+        let x_of = |x: f64| LEFT_MARGIN + (x - least) / span * (RIGHT - LEFT_MARGIN);
+        let y_of = |y: f64| BOTTOM - (y / high).clamp(0.0, 1.0) * (BOTTOM - TOP_MARGIN);
         let legend = 18.0 * self.series.len() as f64;
-        let mut out = svg_head(&self.title, 960.0, (TOP_MARGIN + HEIGHT + 44.0).max(TOP_MARGIN + legend + 20.0));
-        let _ =
-            writeln!(out, "<text class=\"g\" x=\"0\" y=\"14\">{} ({})</text>", escape(&self.title), escape(&self.y));
+        let mut out = self.svg_head(960.0, (BOTTOM + 44.0).max(TOP_MARGIN + legend + 20.0));
+        let mut rule = |y: f64, class: &str| {
+            let _ = writeln!(
+                out,
+                "<line x1=\"{LEFT_MARGIN}\" x2=\"{RIGHT}\" y1=\"{y:.1}\" y2=\"{y:.1}\" class=\"{class}\"/>"
+            );
+        };
+        (0..=4).for_each(|part| rule(y_of(high * f64::from(part) / 4.0), "grid"));
+        self.mark.iter().for_each(|(_, value)| rule(y_of(*value), "mark"));
         for part in 0..=4 {
-            let value = high * f64::from(part) / 4.0;
-            let (_, y) = at(&(least, value));
-            let _ = writeln!(
-                out,
-                "<line x1=\"{LEFT_MARGIN}\" x2=\"{:.0}\" y1=\"{y:.1}\" y2=\"{y:.1}\" class=\"grid\"/>\
-                 <text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-                LEFT_MARGIN + PLOT_WIDTH,
-                LEFT_MARGIN - 6.0,
-                y + 4.0,
-                three_digits(value),
-            );
+            let y = high * f64::from(part) / 4.0;
+            out += &svg_text(LEFT_MARGIN - 6.0, y_of(y) + 4.0, "end", &three_digits(y));
             let x = least + span * f64::from(part) / 4.0;
-            let _ = writeln!(
-                out,
-                "<text x=\"{:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text>",
-                at(&(x, 0.0)).0,
-                TOP_MARGIN + HEIGHT + 16.0,
-                three_digits(x),
-            );
+            out += &svg_text(x_of(x), BOTTOM + 16.0, "middle", &three_digits(x));
         }
-        let middle = LEFT_MARGIN + PLOT_WIDTH / 2.0;
-        let below = TOP_MARGIN + HEIGHT + 34.0;
-        let _ =
-            writeln!(out, "<text x=\"{middle:.0}\" y=\"{below:.0}\" text-anchor=\"middle\">{}</text>", escape(&self.x));
+        out += &svg_text(LEFT_MARGIN.midpoint(RIGHT), BOTTOM + 34.0, "middle", &self.x);
         if let Some((name, value)) = &self.mark {
-            let (_, y) = at(&(least, *value));
-            let _ = writeln!(
-                out,
-                "<line x1=\"{LEFT_MARGIN}\" x2=\"{:.0}\" y1=\"{y:.1}\" y2=\"{y:.1}\" class=\"mark\" stroke-dasharray=\"5 4\"/>\
-                 <text x=\"{:.0}\" y=\"{:.1}\">{}</text>",
-                LEFT_MARGIN + PLOT_WIDTH,
-                LEFT_MARGIN + PLOT_WIDTH + 8.0,
-                y + 4.0,
-                escape(name),
-            );
+            out += &svg_text(RIGHT + 8.0, y_of(*value) + 4.0, "start", name);
         }
         for (index, series) in self.series.iter().enumerate() {
             let colour = SERIES_COLOURS[index % SERIES_COLOURS.len()];
-            let points: Vec<String> = series.points.iter().map(at).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+            let places: Vec<(f64, f64)> = series.points.iter().map(|(x, y)| (x_of(*x), y_of(*y))).collect();
+            let points: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
             let _ = writeln!(
                 out,
                 "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
                 points.join(" ")
             );
-            for (x, y) in series.points.iter().map(at).take(if series.points.len() > 40 { 0 } else { 40 }) {
+            for (x, y) in places.iter().filter(|_| places.len() <= 40) {
                 let _ = write!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"{colour}\"/>");
             }
             let y = TOP_MARGIN + 18.0 * index as f64 + 10.0;
-            let _ = writeln!(
-                out,
-                "<rect x=\"{:.0}\" y=\"{:.0}\" width=\"12\" height=\"12\" fill=\"{colour}\"/>\
-                 <text x=\"{:.0}\" y=\"{y:.0}\">{}</text>",
-                LEFT_MARGIN + PLOT_WIDTH + 110.0,
-                y - 10.0,
-                LEFT_MARGIN + PLOT_WIDTH + 128.0,
-                escape(&series.name),
-            );
+            out += &svg_box(RIGHT + 110.0, y - 10.0, 12.0, 12.0, index);
+            out += &svg_text(RIGHT + 128.0, y, "start", &series.name);
         }
         out + "</svg>\n"
+    }
+
+    fn svg_head(&self, width: f64, height: f64) -> String {
+        let title = escape(&self.title);
+        format!(
+            "<svg width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\" \
+             aria-label=\"{title}\">\n<text class=\"g\" x=\"0\" y=\"14\">{title} ({})</text>\n",
+            escape(&self.y)
+        )
     }
 
     /// As text, `width` columns wide at most.
@@ -244,12 +209,15 @@ fn greatest(values: &mut dyn Iterator<Item = f64>) -> f64 {
     values.fold(0.0_f64, f64::max)
 }
 
-fn svg_head(title: &str, width: f64, height: f64) -> String {
-    let title = escape(title);
-    format!(
-        "<svg width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\" \
-         aria-label=\"{title}\">\n"
-    )
+fn svg_text(x: f64, y: f64, anchor: &str, text: &str) -> String {
+    let text = escape(text);
+    format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>\n")
+}
+
+/// A box in the colour of a series.
+fn svg_box(x: f64, y: f64, width: f64, height: f64, series: usize) -> String {
+    let colour = SERIES_COLOURS[series % SERIES_COLOURS.len()];
+    format!("<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height}\" fill=\"{colour}\"/>\n")
 }
 
 #[cfg(test)]

@@ -92,9 +92,7 @@ pub struct ReportSection {
     pub heading: String,
     /// Sentences before the table.
     pub about: Vec<String>,
-    /// The table.
     pub table: Vec<TableRow>,
-    /// Charts.
     pub charts: Vec<BenchChart>,
     /// Sentences behind everything.
     pub notes: Vec<String>,
@@ -260,24 +258,20 @@ impl ReportOutputs {
 pub struct CommandReport<'a> {
     /// The forms that were requested.
     pub outputs: &'a ReportOutputs,
-    /// The command.
     pub command: &'static str,
     /// Sentences before the table, which are printed already.
     pub about: Vec<String>,
     /// The table, with the head in the first row.
     pub table: Vec<Vec<String>>,
-    /// Charts.
     pub charts: Vec<BenchChart>,
     /// Sentences of the result.
     pub scores: Vec<String>,
-    /// Remarks.
     pub notes: Vec<String>,
-    /// All figures.
     pub result: Value,
 }
 
 impl CommandReport<'_> {
-    /// Prints the table and the sentences, and writes the requested files; the JSON also gets the names of this program and of its
+    /// Prints the table and the sentences, and writes the requested files; the JSON also gets the names of this program and of the
     /// format, the machine and the remarks.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-/// Flags of the commands that make files and mounts of their own.
+/// Flags of the commands that make own files and mounts.
 #[derive(Debug, clap::Args)]
 pub struct WorkArgs {
     /// Forms of the report.
@@ -55,7 +55,6 @@ pub fn own_program() -> Result<PathBuf> {
 
 /// The place of a run.
 pub struct Workplace {
-    /// The folder.
     pub scratch: ScratchDir,
     spurline: Result<PathBuf>,
     load_before: f64,
@@ -75,7 +74,7 @@ impl Workplace {
     /// The program under test.
     ///
     /// # Errors
-    /// `Missing` where it was not found.
+    /// `Missing` without the program.
     pub fn spurline(&self) -> Result<&Path> {
         self.spurline.as_deref().map_err(Clone::clone)
     }
@@ -114,7 +113,7 @@ impl Workplace {
     /// A mount of `source` with more arguments and variables, at `mnt-NAME`.
     ///
     /// # Errors
-    /// When the mount does not answer, with the end of its log.
+    /// When the mount does not answer, with the end of the log.
     pub fn mount(
         &self,
         name: &str,
@@ -132,7 +131,7 @@ impl Workplace {
     /// A node of `source` at `IP:PORT`, with an empty cache.
     ///
     /// # Errors
-    /// When the node does not listen, with the end of its log.
+    /// When the node does not listen, with the end of the log.
     pub fn node(
         &self,
         source: impl AsRef<OsStr>,

@@ -23,7 +23,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Bytes of a write and of a read.
-const PIECE_BYTES: usize = 1 << 20;
+const RANK_PIECE_BYTES: usize = 1 << 20;
 /// Bytes of a rank, unless given.
 const RANK_BYTES: u64 = 256 << 20;
 
@@ -55,7 +55,7 @@ pub struct CheckpointArgs {
     /// Checkpoints, all places in turn; medians are reported
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     pub rounds: u32,
-    /// Where it works and what it writes.
+    /// The work folder, the program and the reports.
     #[command(flatten)]
     pub work: WorkArgs,
 }
@@ -176,14 +176,14 @@ impl CheckpointBench<'_> {
         let all = files.concat();
         let write = place.write.join(&self.folder);
         let read = place.read.join(&self.folder);
-        let access = FileAccess::Write { piece: PIECE_BYTES, sync: true, rename: true };
+        let access = FileAccess::Write { piece: RANK_PIECE_BYTES, sync: true, rename: true };
         let wrote = self.run_phase(place, &write, &files, access, round)?;
         let mut folders = vec![read.clone()];
         folders.extend(place.has_reader().then(|| write.clone()));
         folders.extend(place.source.as_ref().map(|source| source.join(&self.folder)));
         let lists: Vec<_> = folders.iter().map(|folder| lists_in(folder, &[&all]).remove(0)).collect();
         outcome.dropped = self.crew.order_all(|_| AgentOrder::Drop { lists: lists.clone() }, |_| {})?;
-        let access = FileAccess::Read { piece: PIECE_BYTES, cold: false, to_end: true };
+        let access = FileAccess::Read { piece: RANK_PIECE_BYTES, cold: false, to_end: true };
         let got = self.run_phase(place, &read, &files, access, round)?;
         compare_checksums(&place.name, &files, &wrote, &got)?;
         let written: Vec<_> = (0..self.crew.len())

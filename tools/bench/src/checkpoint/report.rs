@@ -18,7 +18,6 @@ const BUCKET_SECONDS: f64 = 0.25;
 /// The figures of a rank in a phase.
 #[derive(Debug, Clone, Default)]
 pub struct RankFigures {
-    /// The number.
     pub rank: usize,
     /// The thread that was the rank.
     pub lane: LaneFigures,
@@ -35,7 +34,7 @@ pub struct PhaseRun {
 }
 
 impl PhaseRun {
-    /// The phase of all hosts, each with the numbers of its ranks.
+    /// The phase of all hosts, each with the numbers of the ranks there.
     pub fn new(shares: &[Vec<usize>], hosts: Vec<HostRun>, cost: RunCost) -> Self {
         let mut buckets: BTreeMap<u64, f64> = BTreeMap::new();
         let mut ranks = Vec::new();
@@ -112,9 +111,7 @@ pub struct PlaceOutcome {
     has_counters: bool,
     /// What became of page caches before the last read: of the read folder, then of folders with the same files.
     pub dropped: Vec<Vec<DropResult>>,
-    /// The writes.
     pub writes: Vec<PhaseRun>,
-    /// The reads.
     pub reads: Vec<PhaseRun>,
 }
 
@@ -197,19 +194,14 @@ fn cpu_of(runs: &[PhaseRun], role: &str) -> Option<f64> {
 
 /// A report.
 pub struct CheckpointReport<'a> {
-    /// The arguments.
     pub args: &'a CheckpointArgs,
-    /// Number of ranks.
     pub ranks: usize,
     /// Bytes of each in the mean.
     pub size: u64,
-    /// The hosts.
     pub hosts: Vec<String>,
     /// The machine and the checkpoint, in a line each.
     pub about: Vec<String>,
-    /// Further sentences.
     pub notes: Vec<String>,
-    /// The places.
     pub outcomes: Vec<PlaceOutcome>,
 }
 

@@ -1,5 +1,5 @@
 //! The process that follows patterns on a host: takes orders as lines of JSON on standard input, and answers with lines. The end of
-//! the input removes all files that it wrote. Compares no figures.
+//! the input removes all written files. Compares no figures.
 
 use super::pattern::{FileAccess, FileList, FilePattern, LaneFigures, temporary_path};
 use super::{SAMPLE_INTERVAL, ThreadCrew};
@@ -35,7 +35,7 @@ pub enum AgentOrder {
     Find { folder: PathBuf },
     /// Follow a pattern.
     Run { pattern: FilePattern },
-    /// Drop files from this host's page cache, as each of these lists names them.
+    /// Drop files from this host's page cache, under the names of each of these lists.
     Drop { lists: Vec<FileList> },
     /// Remove the files of these lists.
     Remove { lists: Vec<FileList> },
@@ -43,7 +43,7 @@ pub enum AgentOrder {
     Counters { dir: PathBuf, spurline: Option<PathBuf> },
 }
 
-/// What the threads of a host have done.
+/// The figures of the threads of a host.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct HostRun {
     /// The figures of each thread.

@@ -118,7 +118,7 @@ fn parse_answer<T: DeserializeOwned>(answer: Value) -> Result<T> {
 
 impl Drop for AgentCrew {
     fn drop(&mut self) {
-        // An agent removes its files at the end of the input.
+        // An agent removes the files at the end of the input.
         for agent in &mut self.agents {
             if !agent.process.end_input(CLEANUP_TIMEOUT) {
                 anstream::eprintln!("the agent on {} does not end: its files may be left behind", agent.host);
@@ -152,7 +152,7 @@ impl Agent {
     }
 }
 
-/// An agent that has ended: its host may lack the program.
+/// An agent that has ended: the host may lack the program.
 fn why_gone(error: BenchError) -> BenchError {
     BenchError::Missing(format!("{error}; an agent is 'spurline bench agent' of the same build"))
 }

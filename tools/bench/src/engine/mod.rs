@@ -1,4 +1,4 @@
-//! The threads of every load: they start at once, work until all work is done or a time has passed, and end with the first
+//! The threads of every load: all start at once, work until all work is done or a time has passed, and end with the first
 //! failure. Knows no file and no figure.
 
 pub mod agent;
@@ -17,7 +17,7 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(5);
 /// Interval of a rate over time.
 pub const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What the threads of a load share.
+/// The state that the threads of a load share.
 #[derive(Debug, Default)]
 pub struct ThreadCrew {
     stopped: AtomicBool,
@@ -85,14 +85,13 @@ impl ThreadCrew {
     }
 }
 
-/// What the threads of a load have done.
+/// The results of the threads of a load.
 #[derive(Debug)]
 pub struct CrewRun<T> {
     /// The result of each thread.
     pub lanes: Vec<T>,
     /// Seconds from the common start to the end of the last thread.
     pub seconds: f64,
-    /// Bytes that were moved.
     pub bytes: u64,
     /// Files, blocks or objects.
     pub items: u64,
@@ -128,11 +127,12 @@ pub fn run_threads<T: Send>(
                 scope.spawn(move || {
                     let _guard = PanicGuard(crew);
                     start.wait();
+                    let began = Instant::now();
                     let done = work(crew, lane);
                     if done.is_err() {
                         crew.stop();
                     }
-                    (Instant::now(), done)
+                    (began, Instant::now(), done)
                 })
             })
             .collect();
@@ -153,15 +153,17 @@ pub fn run_threads<T: Send>(
             std::thread::sleep(WATCH_INTERVAL);
         }
         let mut done = Vec::new();
-        let mut ended = began;
+        // This thread may see the start late, and the end.
+        let mut first = Instant::now();
+        let mut last = began;
         for lane in lanes {
-            let (at, result) = lane
-                .join()
-                .unwrap_or_else(|_| (began, Err(BenchError::Failed("a thread of the load panicked".into()))));
-            ended = ended.max(at);
+            let panicked = || Err(BenchError::Failed("a thread of the load panicked".into()));
+            let (from, to, result) = lane.join().unwrap_or_else(|_| (began, began, panicked()));
+            first = first.min(from);
+            last = last.max(to);
             match result {
                 Ok(value) => done.push(value),
-                Err(error) if failed.as_ref().is_none_or(|(first, _)| at < *first) => failed = Some((at, error)),
+                Err(error) if failed.as_ref().is_none_or(|(at, _)| to < *at) => failed = Some((to, error)),
                 Err(_) => {}
             }
         }
@@ -169,7 +171,7 @@ pub fn run_threads<T: Send>(
             Some((_, error)) => Err(error),
             None => Ok(CrewRun {
                 lanes: done,
-                seconds: (ended - began).as_secs_f64(),
+                seconds: last.saturating_duration_since(first).as_secs_f64(),
                 bytes: crew.bytes(),
                 items: crew.items(),
             }),

@@ -1,5 +1,5 @@
-//! A pattern of file accesses: which files, in which order, in which pieces, by how many threads, with which pauses. It is data that
-//! may travel to another host. [`FilePattern::run`] follows it. Knows no mount, and no figure of a report.
+//! A pattern of file accesses: which files, in which order, in which pieces, by how many threads, with which pauses. A pattern is
+//! data that may travel to another host, and [`FilePattern::run`] follows the pattern. Knows no mount, and no figure of a report.
 
 use super::mapping::FileMapping;
 use super::{CrewRun, ThreadCrew, run_threads};
@@ -23,15 +23,14 @@ const PAGE_BYTES: usize = 4096;
 const COPY_BYTES: usize = 1 << 20;
 /// Batches that each reader may have ready: PyTorch's prefetch factor.
 const PREFETCH_BATCHES: usize = 2;
-/// Length of a file that is not known before it is read.
+/// Length of a file that is not known before the read.
 pub const UNKNOWN_LEN: u64 = u64::MAX;
 
 /// What threads do with files.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FilePattern {
-    /// The files. Each list has threads of its own, which take its ranges in order.
+    /// The files. Each list has own threads, which take the ranges in order.
     pub lists: Vec<FileList>,
-    /// Threads of each list.
     pub threads: usize,
     /// What a thread does with a range.
     pub access: FileAccess,
@@ -43,12 +42,10 @@ pub struct FilePattern {
     pub steps: Option<ComputeSteps>,
 }
 
-/// Files, and the ranges of them in the order of their use.
+/// Files, and ranges of the files in the order of use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileList {
-    /// The files.
     pub files: Vec<PathBuf>,
-    /// The ranges.
     pub ranges: Vec<FileRange>,
 }
 
@@ -67,20 +64,18 @@ impl FileList {
 /// A range of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRange {
-    /// Number of the file in its list.
+    /// Number of the file in the list.
     pub file: usize,
     /// Bytes from the start of the file.
     pub start: u64,
-    /// Length in bytes.
     pub len: u64,
 }
 
 /// What a thread does with a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileAccess {
-    /// Opens the file and reads it from its start, `piece` bytes at a time.
+    /// Opens and reads the file from the start, `piece` bytes at a time.
     Read {
-        /// Bytes of a read.
         piece: usize,
         /// Drops the file's pages from the page cache first.
         cold: bool,
@@ -88,19 +83,13 @@ pub enum FileAccess {
         to_end: bool,
     },
     /// Reads `piece` bytes at the start of the range, of a file that is open already.
-    ReadPiece {
-        /// Bytes of a read.
-        piece: usize,
-        /// Past the page cache.
-        direct: bool,
-    },
+    ReadPiece { piece: usize, direct: bool },
     /// Copies the range out of a mapping of the file.
     Map,
-    /// Creates the file and writes it, `piece` bytes at a time.
+    /// Creates and writes the file, `piece` bytes at a time.
     Write {
-        /// Bytes of a write.
         piece: usize,
-        /// Syncs the file before it is closed.
+        /// Syncs the file before the close.
         sync: bool,
         /// Writes under a temporary name and renames.
         rename: bool,
@@ -112,7 +101,7 @@ pub enum FileAccess {
     },
 }
 
-/// Emulated accelerators: each takes a batch from its readers, and computes.
+/// Emulated accelerators: each takes a batch from the readers, and computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComputeSteps {
     /// Threads that read for one accelerator.
@@ -128,7 +117,6 @@ pub struct ComputeSteps {
 /// The figures of a thread.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LaneFigures {
-    /// Bytes read or written.
     pub bytes: u64,
     /// Seconds in calls of the file system, where measured; making and comparing bytes is outside.
     pub seconds: f64,
@@ -150,7 +138,7 @@ impl FilePattern {
         FilePattern { lists: vec![list], threads, access, measured: false, endless: None, steps: None }
     }
 
-    /// Runs all threads; `watch` as for [`run_threads`]. The figures are in the order of the lists, then of their threads, with
+    /// Runs all threads; `watch` as for [`run_threads`]. The figures are in the order of lists, then of threads, with
     /// accelerators behind all readers.
     ///
     /// # Errors
@@ -163,7 +151,7 @@ impl FilePattern {
             content.resize(longest.min(piece as u64) as usize, 0);
             fill_pattern(0, 0, &mut content);
         }
-        // A reader takes a sender of its own, so that a channel ends with its readers.
+        // Each reader takes another sender, so that a channel ends with the last reader.
         let mut senders = Vec::new();
         let mut receivers = Vec::new();
         if let Some(steps) = self.steps {
@@ -179,12 +167,19 @@ impl FilePattern {
                 let batches = locked(&receivers[number - readers]).take();
                 return Ok(batches.map_or_else(LaneFigures::default, |batches| self.compute(crew, &batches)));
             }
-            let state = &lists[number / self.threads];
             let ready = senders.get(number).and_then(|sender| locked(sender).take());
-            let gate = BatchGate { steps: self.steps.zip(ready), left: self.steps.map_or(0, |steps| steps.batch) };
-            let clock = Stopwatch { is_running: self.measured, spent: Duration::ZERO };
-            let mut lane = FileLane { pattern: self, crew, clock, gate, figures: LaneFigures::default() };
-            lane.run(state, &content)?;
+            let mut lane = FileLane {
+                pattern: self,
+                crew,
+                state: &lists[number / self.threads],
+                content: &content,
+                held: None,
+                memory: Vec::new(),
+                spent: Duration::ZERO,
+                gate: BatchGate { steps: self.steps.zip(ready), left: self.steps.map_or(0, |steps| steps.batch) },
+                figures: LaneFigures::default(),
+            };
+            lane.run()?;
             Ok(lane.figures)
         };
         run_threads(readers + receivers.len(), work, watch)
@@ -233,7 +228,7 @@ enum HeldFiles {
     Mapped(Vec<FileMapping>),
 }
 
-/// What the threads of a list share.
+/// The state that the threads of a list share.
 struct ListState<'a> {
     list: &'a FileList,
     order: Mutex<RangeOrder>,
@@ -256,7 +251,7 @@ impl<'a> ListState<'a> {
     }
 }
 
-/// The order of a list's ranges: as they stand, or without end and shuffled anew for each pass.
+/// The order of a list's ranges: as in the list, or without end and shuffled anew for each pass.
 struct RangeOrder {
     order: Vec<usize>,
     next: usize,
@@ -295,25 +290,7 @@ pub fn next_uniform(state: &mut u64) -> f64 {
     (*state >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Time in calls.
-struct Stopwatch {
-    is_running: bool,
-    spent: Duration,
-}
-
-impl Stopwatch {
-    fn time<T>(&mut self, call: impl FnOnce() -> T) -> T {
-        if !self.is_running {
-            return call();
-        }
-        let start = Instant::now();
-        let result = call();
-        self.spent += start.elapsed();
-        result
-    }
-}
-
-/// Hands whole batches of a reader to its accelerator.
+/// Hands whole batches of a reader to the accelerator.
 struct BatchGate {
     steps: Option<(ComputeSteps, SyncSender<()>)>,
     /// Files or bytes that the batch lacks.
@@ -345,45 +322,63 @@ impl BatchGate {
 struct FileLane<'a> {
     pattern: &'a FilePattern,
     crew: &'a ThreadCrew,
-    clock: Stopwatch,
+    state: &'a ListState<'a>,
+    /// The bytes of a write, unless each page is made different.
+    content: &'a [u8],
+    held: Option<Arc<HeldFiles>>,
+    /// The buffer of this thread.
+    memory: Vec<u8>,
+    /// Time in calls, where measured.
+    spent: Duration,
     gate: BatchGate,
     figures: LaneFigures,
 }
 
+/// Calls the file system, and adds the time where the pattern is measured.
+fn timed<T>(pattern: &FilePattern, spent: &mut Duration, call: impl FnOnce() -> T) -> T {
+    if !pattern.measured {
+        return call();
+    }
+    let start = Instant::now();
+    let result = call();
+    *spent += start.elapsed();
+    result
+}
+
 impl FileLane<'_> {
-    fn run(&mut self, state: &ListState<'_>, content: &[u8]) -> Result<()> {
-        let held = match self.pattern.access {
-            FileAccess::ReadPiece { direct, .. } => Some(state.hold(|files| open_files(files, direct))?),
-            FileAccess::Map => Some(state.hold(map_files)?),
-            _ => None,
-        };
-        let mut memory = match self.pattern.access {
-            FileAccess::Read { piece, .. } | FileAccess::ReadPiece { piece, .. } => vec![0; piece + DIRECT_ALIGN],
-            FileAccess::Map => vec![0; COPY_BYTES],
-            FileAccess::Write { .. } if self.pattern.measured => content.to_vec(),
-            _ => Vec::new(),
-        };
+    /// Works off the list, until the end of the run or of the accelerator, or a failure.
+    fn run(&mut self) -> Result<()> {
+        match self.pattern.access {
+            FileAccess::Read { piece, .. } => self.memory = vec![0; piece],
+            FileAccess::ReadPiece { piece, direct } => {
+                self.memory = vec![0; piece + DIRECT_ALIGN];
+                self.held = Some(self.state.hold(|files| open_files(files, direct))?);
+            }
+            FileAccess::Map => {
+                self.memory = vec![0; COPY_BYTES];
+                self.held = Some(self.state.hold(map_files)?);
+            }
+            FileAccess::Write { .. } if self.pattern.measured => self.memory = self.content.to_vec(),
+            FileAccess::Write { .. } | FileAccess::Stat { .. } => {}
+        }
+        let list = self.state.list;
         while !self.crew.is_stopped() {
-            let Some(number) = locked(&state.order).take() else { break };
-            let range = state.list.ranges[number];
-            let path = &state.list.files[range.file];
+            let Some(number) = locked(&self.state.order).take() else { break };
+            let range = list.ranges[number];
+            let path = &list.files[range.file];
             self.crew.add_item();
             let goes_on = match self.pattern.access {
-                FileAccess::Read { .. } => self.read_file(path, range.len, &mut memory)?,
-                FileAccess::ReadPiece { piece, .. } => {
-                    let skipped = memory.as_ptr().align_offset(DIRECT_ALIGN);
-                    let buffer = &mut memory[skipped..skipped + piece];
-                    self.read_piece(held.as_deref(), &range, path, buffer)?
-                }
-                FileAccess::Map => self.copy_range(held.as_deref(), &range, &mut memory),
-                FileAccess::Write { .. } => self.write_file(path, range.len, content, &mut memory)?,
+                FileAccess::Read { piece, cold, to_end } => self.read_file(path, range.len, piece, cold, to_end)?,
+                FileAccess::ReadPiece { piece, .. } => self.read_piece(path, &range, piece)?,
+                FileAccess::Map => self.copy_range(&range),
+                FileAccess::Write { sync, rename, .. } => self.write_file(path, range.len, sync, rename)?,
                 FileAccess::Stat { present } => self.look_up(path, present)?,
             };
             if !goes_on {
                 break;
             }
         }
-        self.figures.seconds = self.clock.spent.as_secs_f64();
+        self.figures.seconds = self.spent.as_secs_f64();
         Ok(())
     }
 
@@ -392,9 +387,9 @@ impl FileLane<'_> {
         self.crew.add_bytes(bytes);
     }
 
-    fn read_file(&mut self, path: &Path, len: u64, memory: &mut [u8]) -> Result<bool> {
-        let FileAccess::Read { piece, cold, to_end } = self.pattern.access else { return Ok(false) };
-        let mut file = self.clock.time(|| File::open(path)).in_file(path)?;
+    fn read_file(&mut self, path: &Path, len: u64, piece: usize, cold: bool, to_end: bool) -> Result<bool> {
+        let pattern = self.pattern;
+        let mut file = timed(pattern, &mut self.spent, || File::open(path)).in_file(path)?;
         if cold {
             // A file system without the call keeps such pages, which the counters then show.
             let _ = fadvise(&file, 0, None, Advice::DontNeed);
@@ -405,13 +400,14 @@ impl FileLane<'_> {
             if self.crew.is_stopped() {
                 return Ok(false);
             }
-            let wanted = if to_end { piece as u64 } else { self.gate.most((len - at).min(piece as u64)) };
-            let got = self.clock.time(|| file.read(&mut memory[..wanted as usize])).in_file(path)?;
+            let most = if to_end { piece as u64 } else { self.gate.most((len - at).min(piece as u64)) };
+            let buffer = &mut self.memory[..most as usize];
+            let got = timed(pattern, &mut self.spent, || file.read(buffer)).in_file(path)?;
             if got == 0 {
                 break;
             }
-            if self.pattern.measured {
-                checksum = crc32c::crc32c_append(checksum, &memory[..got]);
+            if pattern.measured {
+                checksum = crc32c::crc32c_append(checksum, &self.memory[..got]);
             }
             at += got as u64;
             self.add_bytes(got as u64);
@@ -422,20 +418,16 @@ impl FileLane<'_> {
         if at != len && len != UNKNOWN_LEN {
             return Err(BenchError::Failed(format!("{}: {at} bytes instead of {len}", path.display())));
         }
-        self.figures.checksums.extend(self.pattern.measured.then_some(checksum));
+        self.figures.checksums.extend(pattern.measured.then_some(checksum));
         Ok(true)
     }
 
-    fn read_piece(
-        &mut self,
-        held: Option<&HeldFiles>,
-        range: &FileRange,
-        path: &Path,
-        buffer: &mut [u8],
-    ) -> Result<bool> {
-        let Some(HeldFiles::Open(files)) = held else { return Ok(false) };
+    fn read_piece(&mut self, path: &Path, range: &FileRange, piece: usize) -> Result<bool> {
+        let Some(HeldFiles::Open(files)) = self.held.as_deref() else { return Ok(false) };
+        let skipped = self.memory.as_ptr().align_offset(DIRECT_ALIGN);
+        let buffer = &mut self.memory[skipped..skipped + piece];
         let mut done = 0;
-        while done < buffer.len() {
+        while done < piece {
             let read = files[range.file].read_at(&mut buffer[done..], range.start + done as u64).in_file(path)?;
             done += read;
             // The end of the file: with O_DIRECT, the next read would not be aligned.
@@ -447,53 +439,52 @@ impl FileLane<'_> {
         Ok(true)
     }
 
-    fn copy_range(&mut self, held: Option<&HeldFiles>, range: &FileRange, buffer: &mut [u8]) -> bool {
-        let Some(HeldFiles::Mapped(files)) = held else { return false };
+    fn copy_range(&mut self, range: &FileRange) -> bool {
+        let Some(HeldFiles::Mapped(files)) = self.held.as_deref() else { return false };
         let mut done = 0;
         while done < range.len && !self.crew.is_stopped() {
-            let len = buffer.len().min((range.len - done) as usize);
-            files[range.file].copy_to((range.start + done) as usize, &mut buffer[..len]);
+            let len = self.memory.len().min((range.len - done) as usize);
+            files[range.file].copy_to((range.start + done) as usize, &mut self.memory[..len]);
             // An optimising compiler removes copies that nothing reads.
-            std::hint::black_box(&mut *buffer);
+            std::hint::black_box(&mut self.memory);
             done += len as u64;
         }
         self.add_bytes(done);
         true
     }
 
-    fn write_file(&mut self, path: &Path, len: u64, content: &[u8], own: &mut [u8]) -> Result<bool> {
-        let FileAccess::Write { sync, rename, .. } = self.pattern.access else { return Ok(false) };
+    fn write_file(&mut self, path: &Path, len: u64, sync: bool, rename: bool) -> Result<bool> {
+        let pattern = self.pattern;
         let temporary = if rename { temporary_path(path) } else { path.to_owned() };
         let create = || File::options().write(true).create_new(true).open(&temporary);
-        let mut file = self.clock.time(create).in_file(&temporary)?;
+        let mut file = timed(pattern, &mut self.spent, create).in_file(&temporary)?;
         let mut at = 0;
         let mut checksum = 0;
         while at < len {
             if self.crew.is_stopped() {
                 return Ok(false);
             }
-            let n = (len - at).min(content.len() as u64) as usize;
-            let piece = if self.pattern.measured {
-                stamp_pages(&mut own[..n], path, at);
-                checksum = crc32c::crc32c_append(checksum, &own[..n]);
-                &own[..n]
-            } else {
-                &content[..n]
-            };
-            self.clock.time(|| file.write_all(piece)).in_file(&temporary)?;
+            let n = (len - at).min(self.content.len() as u64) as usize;
+            let mut piece = &self.content[..n];
+            if pattern.measured {
+                stamp_pages(&mut self.memory[..n], path, at);
+                piece = &self.memory[..n];
+                checksum = crc32c::crc32c_append(checksum, piece);
+            }
+            timed(pattern, &mut self.spent, || file.write_all(piece)).in_file(&temporary)?;
             at += n as u64;
             self.add_bytes(n as u64);
         }
         if sync {
-            let before = self.clock.spent;
-            self.clock.time(|| file.sync_all()).in_file(&temporary)?;
-            self.figures.sync_seconds += (self.clock.spent - before).as_secs_f64();
+            let before = self.spent;
+            timed(pattern, &mut self.spent, || file.sync_all()).in_file(&temporary)?;
+            self.figures.sync_seconds += (self.spent - before).as_secs_f64();
         }
-        self.clock.time(|| drop(file));
+        timed(pattern, &mut self.spent, || drop(file));
         if rename {
-            self.clock.time(|| std::fs::rename(&temporary, path)).in_file(&temporary)?;
+            timed(pattern, &mut self.spent, || std::fs::rename(&temporary, path)).in_file(&temporary)?;
         }
-        self.figures.checksums.extend(self.pattern.measured.then_some(checksum));
+        self.figures.checksums.extend(pattern.measured.then_some(checksum));
         Ok(true)
     }
 
@@ -521,7 +512,7 @@ fn map_files(files: &[PathBuf]) -> Result<HeldFiles> {
     Ok(HeldFiles::Mapped(files.iter().map(|path| FileMapping::open(path)).collect::<Result<_>>()?))
 }
 
-/// The name under which a file is written before it is renamed.
+/// The name under which a file is written before the rename.
 pub fn temporary_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".part");

@@ -20,7 +20,6 @@ const AGENT_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct AgentHost {
     /// Name or address, as given by the user.
     pub host: String,
-    /// The server's port.
     pub port: u16,
 }
 

@@ -22,59 +22,40 @@ pub struct FailedJob<'a> {
 impl FailedJob<'_> {
     /// The failure with a remedy, out of what fio printed; `other` where the reason is unknown.
     pub fn explain(&self, printed: &str, other: BenchError) -> BenchError {
-        let place = &self.place;
-        let found = |what: &str| printed.lines().find(|line| line.contains(what)).map(str::trim);
-        if let Some(line) = found("failed parsing directory") {
-            return missing_reason(
+        let FailedJob { place, size, jobs, .. } = self;
+        let last = jobs.saturating_sub(1);
+        let files = if last == 0 { "spurline.0".to_owned() } else { format!("spurline.0 to spurline.{last}") };
+        let absent = format!(
+            "{place} has no files {files} of {size} each, which this job reads: write them once, in the source of the mount, \
+             with 'spurline bench fio --job prepare --dir SOURCE --jobs {jobs} --size {size} --rounds 1'"
+        );
+        let read_only = format!(
+            "{place} is read-only, and this job writes files: name a folder that is writable, such as the source of the mount \
+             (for --job prepare) or a mount with --rw"
+        );
+        let full = format!(
+            "{place} has too little room: give a smaller --size or fewer --jobs; files spurline.N that --job prepare began are \
+             still there"
+        );
+        let reasons = [
+            (
+                "failed parsing directory",
                 format!("there is no folder {place}: make it on each host, or name another one"),
-                line,
-            );
-        }
-        let absent =
-            found("No such file or directory").or_else(|| found("func=full resid")).or_else(|| found(NOT_MADE));
-        if let Some(line) = absent.filter(|_| self.reads_prepared) {
-            let jobs = self.jobs;
-            let size = self.size;
-            let last = self.jobs.saturating_sub(1);
-            let files = if last == 0 { "spurline.0".to_owned() } else { format!("spurline.0 to spurline.{last}") };
-            return missing_reason(
-                format!(
-                    "{place} has no files {files} of {size} each, which this job reads: write them once, in the source of the \
-                     mount, with 'spurline bench fio --job prepare --dir SOURCE --jobs {jobs} --size {size} --rounds 1'"
-                ),
-                line,
-            );
-        }
-        if let Some(line) = found("Read-only file system") {
-            return missing_reason(
-                format!(
-                    "{place} is read-only, and this job writes files: name a folder that is writable, such as the source of the \
-                     mount (for --job prepare) or a mount with --rw"
-                ),
-                line,
-            );
-        }
-        if let Some(line) = found("No space left on device") {
-            return missing_reason(
-                format!(
-                    "{place} has too little room: give a smaller --size or fewer --jobs; files spurline.N that --job prepare \
-                     began are still there"
-                ),
-                line,
-            );
-        }
-        if let Some(line) = found("Permission denied") {
-            return missing_reason(
-                format!("{place} may not be used by the user of the fio server: change its rights"),
-                line,
-            );
+            ),
+            ("No such file or directory", absent.clone()),
+            ("func=full resid", absent.clone()),
+            (NOT_MADE, absent.clone()),
+            ("Read-only file system", read_only),
+            ("No space left on device", full),
+            ("Permission denied", format!("{place} may not be used by the user of the fio server: change its rights")),
+        ];
+        for (what, why) in reasons.iter().filter(|(_, why)| self.reads_prepared || *why != absent) {
+            if let Some(line) = printed.lines().find(|line| line.contains(what)) {
+                return BenchError::Missing(format!("{why} (fio: {})", line.trim()));
+            }
         }
         other
     }
-}
-
-fn missing_reason(why: String, line: &str) -> BenchError {
-    BenchError::Missing(format!("{why} (fio: {line})"))
 }
 
 #[cfg(test)]

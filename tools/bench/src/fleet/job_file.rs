@@ -3,36 +3,48 @@
 use crate::error::{BenchError, Result};
 use std::path::Path;
 
-/// The job files in this program: name and text.
-const SHIPPED_JOB_FILES: [(&str, &str); 9] = [
-    ("seq-read-1m", include_str!("../../jobs/seq-read-1m.fio")),
-    ("rand-read-1m", include_str!("../../jobs/rand-read-1m.fio")),
-    ("seq-read-4k", include_str!("../../jobs/seq-read-4k.fio")),
-    ("rand-read-4k", include_str!("../../jobs/rand-read-4k.fio")),
-    ("seq-write-1m", include_str!("../../jobs/seq-write-1m.fio")),
-    ("rand-write-1m", include_str!("../../jobs/rand-write-1m.fio")),
-    ("seq-write-4k", include_str!("../../jobs/seq-write-4k.fio")),
-    ("rand-write-4k", include_str!("../../jobs/rand-write-4k.fio")),
-    ("prepare", include_str!("../../jobs/prepare.fio")),
+/// The job files in this program: name, words, `rw` and `bs`.
+const SHIPPED_JOB_FILES: [(&str, &str, &str, &str); 9] = [
+    ("seq-read-1m", "Sequential reads of 1 MiB", "read", "1m"),
+    ("rand-read-1m", "Random reads of 1 MiB", "randread", "1m"),
+    ("seq-read-4k", "Sequential reads of 4 KiB", "read", "4k"),
+    ("rand-read-4k", "Random reads of 4 KiB", "randread", "4k"),
+    ("seq-write-1m", "Sequential writes of 1 MiB", "write", "1m"),
+    ("rand-write-1m", "Random writes of 1 MiB", "randwrite", "1m"),
+    ("seq-write-4k", "Sequential writes of 4 KiB", "write", "4k"),
+    ("rand-write-4k", "Random writes of 4 KiB", "randwrite", "4k"),
+    ("prepare", "", "", ""),
 ];
+
+/// The text of a shipped job file.
+fn shipped_job(name: &str) -> Option<String> {
+    let (name, what, rw, bs) = SHIPPED_JOB_FILES.iter().find(|job| job.0 == name)?;
+    let text = match *rw {
+        "" => include_str!("../../jobs/prepare.fio"),
+        "read" | "randread" => include_str!("../../jobs/read.fio"),
+        _ => include_str!("../../jobs/write.fio"),
+    };
+    let filled = text.replace("{what}", what).replace("{rw}", rw);
+    Some(filled.replace("{bs}", bs).replace("{name}", name))
+}
 
 /// The text of a shipped job file, or of a file.
 ///
 /// # Errors
 /// `Missing` when there is neither.
 pub fn load_job(name: &str) -> Result<String> {
-    if let Some((_, text)) = SHIPPED_JOB_FILES.iter().find(|(known, _)| *known == name) {
-        return Ok((*text).to_owned());
+    if let Some(text) = shipped_job(name) {
+        return Ok(text);
     }
     std::fs::read_to_string(Path::new(name)).map_err(|e| {
-        let known: Vec<&str> = SHIPPED_JOB_FILES.iter().map(|(name, _)| *name).collect();
-        BenchError::Missing(format!("job file {name}: {e}; shipped are {}", known.join(", ")))
+        let known = SHIPPED_JOB_FILES.map(|job| job.0).join(", ");
+        BenchError::Missing(format!("job file {name}: {e}; shipped are {known}"))
     })
 }
 
 /// Whether this is a shipped job that only reads: `prepare` wrote the files.
 pub fn reads_prepared_files(name: &str) -> bool {
-    SHIPPED_JOB_FILES.iter().any(|(known, text)| *known == name && !writes_files(text))
+    shipped_job(name).is_some_and(|text| !writes_files(&text))
 }
 
 /// Whether a job file has a job that writes.
@@ -42,12 +54,11 @@ pub fn writes_files(text: &str) -> bool {
 
 /// The names of the shipped job files, each with the first line.
 pub fn list_jobs() -> String {
-    SHIPPED_JOB_FILES
-        .iter()
-        .map(|(name, text)| {
-            format!("{name:<14} {}\n", text.lines().next().unwrap_or_default().trim_start_matches(['#', ' ']))
-        })
-        .collect()
+    let line = |job: &(&str, &str, &str, &str)| {
+        let text = shipped_job(job.0).unwrap_or_default();
+        format!("{:<14} {}\n", job.0, text.lines().next().unwrap_or_default().trim_start_matches(['#', ' ']))
+    };
+    SHIPPED_JOB_FILES.iter().map(line).collect()
 }
 
 /// Replaces `${NAME}` by the value, and adds the lines that record the throughput over time.
@@ -91,7 +102,7 @@ mod tests {
     fn variables_are_filled_in() {
         let values = [("DIR", "/mnt/a"), ("DEPTH", "1"), ("DEPTH", "4"), ("JOBS", "2"), ("TIME", "5s"), ("SIZE", "1g")];
         let values = values.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        for (name, _) in SHIPPED_JOB_FILES {
+        for (name, ..) in SHIPPED_JOB_FILES {
             let text = fill_job(&load_job(name).unwrap(), &values).unwrap();
             assert!(!text.contains("${") && text.contains("directory=/mnt/a\n"), "{text}");
             assert!(text.contains("filename_format=spurline.$jobnum") && text.starts_with("[global]\nwrite_bw_log"));

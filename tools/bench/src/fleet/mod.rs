@@ -19,7 +19,7 @@ use crate::workplace::Workplace;
 use crate::{machine, stop};
 pub use agents::AgentHost;
 use failure::FailedJob;
-use nfs::{NfsCase, NfsExport, NfsMounts, NfsVariant, PerftestKind};
+use nfs::{NfsCase, NfsExport, NfsMounts, NfsVariant, perftest_program, run_perftest};
 use outcome::FleetFigures;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -313,8 +313,8 @@ impl FleetBench<'_> {
     }
 
     /// Which test of perftest is the ceiling of this job.
-    fn perftest_kind(&self) -> PerftestKind {
-        if job_file::writes_files(&self.job) { PerftestKind::Read } else { PerftestKind::Write }
+    fn perftest(&self) -> &'static str {
+        perftest_program(job_file::writes_files(&self.job))
     }
 
     /// Servers on all hosts: started, or found.
@@ -337,10 +337,10 @@ impl FleetBench<'_> {
             variants.iter().map(|variant| FleetRow { variant: variant.clone(), point, runs: Vec::new() }).collect();
         for _ in 0..self.args.rounds {
             if let Some(nfs) = variants.iter().find_map(|variant| variant.nfs.as_ref()).filter(|_| self.args.perftest) {
-                let logs = self.work.scratch.subdir("logs")?;
-                let kind = self.perftest_kind();
-                let rate = kind.measure(&self.hosts[0], self.args.ssh, &nfs.export.addresses[0], &logs)?;
-                anstream::eprintln!("{}: {} GB/s", kind.program(), three_digits(rate / 1e9));
+                let program = self.perftest();
+                let address = &nfs.export.addresses[0];
+                let rate = run_perftest(program, &self.hosts[0], self.args.ssh, address, &self.work.log(program)?)?;
+                anstream::eprintln!("{program}: {} GB/s", three_digits(rate / 1e9));
                 fabric.push(rate);
             }
             for row in &mut rows {
@@ -389,7 +389,7 @@ impl FleetBench<'_> {
                 command.args(reads_prepared.then_some("--readonly")).arg("job.fio");
             }
             let done = child::run_to_exit(command, self.args.time * 3 + Duration::from_secs(120))?;
-            Ok((done.printed(), done.into_success()))
+            Ok((format!("{}\n{}", done.err, done.out), done.into_success()))
         };
         let (mut printed, mut done) = start()?;
         for _ in 0..RECONNECT_ATTEMPTS {
@@ -478,7 +478,7 @@ fn report(args: &FleetArgs, bench: &FleetBench<'_>, rows: &[FleetRow], fabric: &
     let names: Vec<&str> = bench.hosts.iter().map(|host| host.host.as_str()).collect();
     let summary = format!("{} on {}; medians of {} rounds in turn", args.job, names.join(", "), args.rounds);
     anstream::println!("{summary}");
-    let perftest = (!fabric.is_empty()).then(|| (bench.perftest_kind().program(), median(fabric)));
+    let perftest = (!fabric.is_empty()).then(|| (bench.perftest(), median(fabric)));
     let mut notes: Vec<String> = nfs_notes(rows);
     if !args.nfs.is_empty() {
         notes.push(machine_note(&bench.servers));

@@ -32,7 +32,6 @@ pub struct NfsCase {
     /// The name on the command line and in reports.
     pub name: &'static str,
     version: &'static str,
-    /// Whether over RDMA.
     pub rdma: bool,
     connections: Connections,
 }
@@ -108,9 +107,7 @@ fn known_cases() -> String {
 /// An export: `[NAME=]HOST[,HOST]:/PATH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NfsExport {
-    /// The name in reports.
     pub name: String,
-    /// The server's addresses.
     pub addresses: Vec<String>,
     path: String,
 }
@@ -139,9 +136,7 @@ fn is_odd_host(host: &str) -> bool {
 /// A case of an export: the mount of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NfsVariant {
-    /// The case.
     pub case: NfsCase,
-    /// The export.
     pub export: NfsExport,
     /// N of `nconnect=N`.
     pub nconnect: u32,
@@ -163,7 +158,6 @@ pub fn run_on(host: &AgentHost, ssh: bool, words: &[&str]) -> Result<String> {
 pub struct NfsMounts<'a> {
     hosts: &'a [AgentHost],
     ssh: bool,
-    /// The last mount first.
     mounted: Vec<PathBuf>,
 }
 
@@ -232,13 +226,10 @@ impl Drop for NfsMounts<'_> {
 
 fn why_not_mounted(error: BenchError, host: &AgentHost) -> BenchError {
     let BenchError::Failed(why) = error else { return error };
-    let helper = "needs a program with a remote lock|bad option; for several filesystems|need a /sbin/mount";
-    let remedy = if helper.split('|').any(|part| why.contains(part)) {
+    let says = |parts: [&str; 3]| parts.iter().any(|part| why.contains(part));
+    let remedy = if says(["needs a program with a remote lock", "bad option; for several", "need a /sbin/mount"]) {
         "; apt install nfs-common there"
-    } else if why.contains("must be superuser")
-        || why.contains("permission denied")
-        || why.contains("Operation not permitted")
-    {
+    } else if says(["must be superuser", "permission denied", "Operation not permitted"]) {
         "; mounting needs root"
     } else {
         ""
@@ -291,58 +282,42 @@ fn busy_seconds(text: &str, ticks_per_second: f64) -> Option<f64> {
     (fields.len() >= 7).then(|| busy / ticks_per_second)
 }
 
-/// Which test of perftest moves bytes as a direction of NFS does: the server writes the bytes of the client's reads, and reads
-/// those of the client's writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PerftestKind {
-    /// `ib_write_bw`, for reads.
-    Write,
-    /// `ib_read_bw`, for writes.
-    Read,
+/// The test of perftest that moves bytes as NFS does: the server writes the bytes of the client's reads, and reads those of the
+/// client's writes.
+pub fn perftest_program(writes: bool) -> &'static str {
+    if writes { "ib_read_bw" } else { "ib_write_bw" }
 }
 
-impl PerftestKind {
-    /// The program.
-    pub fn program(self) -> &'static str {
-        match self {
-            PerftestKind::Write => "ib_write_bw",
-            PerftestKind::Read => "ib_read_bw",
-        }
-    }
-
-    /// Runs both ends, the server's at `address` (here, or over ssh), and returns bytes per second.
-    ///
-    /// # Errors
-    /// `Missing` without perftest or RDMA; the message has the last lines.
-    pub fn measure(self, client: &AgentHost, ssh: bool, address: &str, logs: &Path) -> Result<f64> {
-        let program = self.program();
-        let options = ["-F", "-R", "-s", "1048576", "-n", "256", "-t", "16", "-p", "18611"];
-        let server = AgentHost { host: address.to_owned(), port: 0 };
-        let command = if ssh {
-            server.ssh_command(&[&[program], &options[..]].concat())?
-        } else {
-            let mut command = Command::new(child::require_program(program, "perftest")?);
-            command.args(options);
-            command
-        };
-        let log = logs.join(format!("{program}.log"));
-        let _server = child::ServerProcess::start(command, program, &log)?;
-        let words = [&[program], &options[..], &[address]].concat();
-        // The server listens a moment after the start.
-        let mut last = BenchError::Interrupted;
-        for _ in 0..20 {
-            std::thread::sleep(Duration::from_millis(250));
-            crate::stop::check_stop()?;
-            match run_on(client, ssh, &words) {
-                Ok(out) => {
-                    return parse_perftest(&out)
-                        .ok_or_else(|| BenchError::Missing(format!("{program}: no figure in {out}")));
-                }
-                Err(error) => last = error,
+/// Runs both ends of a test of perftest, the server's at `address` (here, or over ssh), and returns bytes per second.
+///
+/// # Errors
+/// `Missing` without perftest or RDMA; the message has the last lines.
+pub fn run_perftest(program: &str, client: &AgentHost, ssh: bool, address: &str, log: &Path) -> Result<f64> {
+    let options = ["-F", "-R", "-s", "1048576", "-n", "256", "-t", "16", "-p", "18611"];
+    let server = AgentHost { host: address.to_owned(), port: 0 };
+    let command = if ssh {
+        server.ssh_command(&[&[program], &options[..]].concat())?
+    } else {
+        let mut command = Command::new(child::require_program(program, "perftest")?);
+        command.args(options);
+        command
+    };
+    let _server = child::ServerProcess::start(command, program, log)?;
+    let words = [&[program], &options[..], &[address]].concat();
+    // The server listens a moment after the start.
+    let mut last = BenchError::Interrupted;
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(250));
+        crate::stop::check_stop()?;
+        match run_on(client, ssh, &words) {
+            Ok(out) => {
+                return parse_perftest(&out)
+                    .ok_or_else(|| BenchError::Missing(format!("{program}: no figure in {out}")));
             }
+            Err(error) => last = error,
         }
-        Err(BenchError::Missing(format!("{program} to {address}: {last}")))
     }
+    Err(BenchError::Missing(format!("{program} to {address}: {last}")))
 }
 
 /// The average of perftest's table, in bytes per second; the table has MiB.

@@ -12,7 +12,7 @@ use std::path::Path;
 pub struct HostFigures {
     /// The host as named; empty for all.
     pub host: String,
-    /// The figures of its jobs.
+    /// The figures of all jobs there.
     pub fio: FioFigures,
     /// Processor seconds of fio's own processes.
     pub cpu: f64,
@@ -21,9 +21,7 @@ pub struct HostFigures {
 /// The figures of a run.
 #[derive(Debug, Clone, Default)]
 pub struct FleetFigures {
-    /// All hosts together.
     pub all: HostFigures,
-    /// Each host.
     pub hosts: Vec<HostFigures>,
     /// Seconds since the start, and bytes per second of all hosts.
     pub over_time: Vec<(f64, f64)>,

@@ -41,7 +41,7 @@ impl LoadCase {
         if matches!(self, LoadCase::Cat | LoadCase::Cp) { &[1] } else { all }
     }
 
-    /// The access, and the bytes of its ranges; whole tensors without such.
+    /// The access, and the bytes of each range; whole tensors without such.
     fn access(self) -> (FileAccess, Option<usize>) {
         let read = |piece, direct| (FileAccess::ReadPiece { piece, direct }, Some(piece));
         match self {
@@ -58,7 +58,6 @@ impl LoadCase {
 /// The figures of a load.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoadFigures {
-    /// Bytes that were read.
     pub bytes: u64,
     /// Time from the first open to the last byte.
     pub seconds: f64,

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use spurline_types::Size;
 use std::path::{Path, PathBuf};
 
-const NODE_PORT: u16 = 7130;
+const HOST_NODE_PORT: u16 = 7130;
 /// Memory of a node beside its share of two models: requests, connections and names.
 const NODE_EXTRA_BYTES: u64 = 192 << 20;
 
@@ -66,7 +66,7 @@ impl HostGroup {
         let net = BridgedHosts::new(hosts)?;
         net.shape_links(args.link, args.delay)?;
         let memory = Size(2 * args.size.0 / hosts as u64 + NODE_EXTRA_BYTES).to_string();
-        let addresses: Vec<String> = (0..hosts).map(|host| format!("{}:{NODE_PORT}", net.address(host))).collect();
+        let addresses: Vec<String> = (0..hosts).map(|host| format!("{}:{HOST_NODE_PORT}", net.address(host))).collect();
         let registry = format!("static:{}", addresses.join(","));
         let mut nodes = Vec::new();
         for (host, address) in addresses.iter().enumerate() {

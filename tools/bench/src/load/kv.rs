@@ -10,9 +10,7 @@ use std::path::Path;
 /// Blocks of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct KvPlan {
-    /// Bytes of a block.
     pub block_bytes: usize,
-    /// Number of blocks.
     pub blocks: usize,
     /// Lookups of names that are not there.
     pub lookups: usize,

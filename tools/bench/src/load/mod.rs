@@ -72,7 +72,7 @@ pub struct LoadArgs {
     /// Rounds, all folders in turn; medians are reported
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     pub rounds: u32,
-    /// Where it works and what it writes.
+    /// The work folder, the program and the reports.
     #[command(flatten)]
     pub work: WorkArgs,
 }
@@ -259,7 +259,7 @@ fn run_kv(args: &LoadArgs, work: &Workplace) -> Result<LoadResult> {
     let mut rounds: Vec<Vec<KvFigures>> = places.iter().map(|_| Vec::new()).collect();
     for round in 1..=args.rounds {
         for (place, figures) in places.iter().zip(&mut rounds) {
-            // A folder of its own, which is removed.
+            // A new folder, which is removed.
             let name = format!("spurline-kv-{}-{round}", std::process::id());
             let folder = place.write.join(&name);
             std::fs::create_dir_all(&folder).in_file(&folder)?;

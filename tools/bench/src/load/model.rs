@@ -20,9 +20,7 @@ const WHOLE_LAYERS_FROM: u64 = 4 << 30;
 /// The files of a model.
 #[derive(Debug, Clone)]
 pub struct ModelFiles {
-    /// The files.
     pub paths: Vec<PathBuf>,
-    /// Their lengths.
     pub lens: Vec<u64>,
     /// The tensors, in the order of the files.
     pub tensors: Vec<FileRange>,
@@ -155,7 +153,7 @@ fn write_file(path: &Path, tensors: &[TensorPlan], seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// The safetensors files of a folder, and their tensors.
+/// The safetensors files of a folder, and all tensors.
 ///
 /// # Errors
 /// `Usage` for a folder without any, and for a file that is not safetensors.

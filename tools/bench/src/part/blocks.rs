@@ -1,4 +1,4 @@
-//! Readers and writers of blocks without a file system, and what they talk to: the bare client and server of the TCP crate, or the
+//! Readers and writers of blocks without a file system, and servers of blocks: those of the TCP crate, without frames, or the
 //! transport.
 
 use super::transport::{self, ChannelMaker};

@@ -1,4 +1,4 @@
-//! The processes that a suite starts beside mounts and nodes, each a ceiling or a load: their orders in JSON, and the line of JSON
+//! The processes that a suite starts beside mounts and nodes, each a ceiling or a load: the orders in JSON, and the line of JSON
 //! with which a load reports its figures.
 
 mod blocks;
@@ -25,38 +25,25 @@ pub enum PartOrder {
     Null(NullPart),
     /// Serve blocks from memory.
     Serve {
-        /// Where to listen.
         addr: SocketAddr,
         /// Memory that holds the blocks.
         bytes: u64,
-        /// The wire.
         wire: BlockWire,
     },
-    /// Receive blocks and drop them.
-    Sink {
-        /// Where to listen.
-        addr: SocketAddr,
-    },
+    /// Receive blocks, and drop all.
+    Sink { addr: SocketAddr },
     /// Read blocks from a server, or write to a sink.
     Blocks(BlockPart),
-    /// Fill a block store, if it is empty, and read its blocks; each connection is a thread.
-    Store {
-        /// The cache directory.
-        dir: PathBuf,
-        /// The reads.
-        reads: BlockPart,
-    },
+    /// Fill an empty block store, and read the blocks; each connection is a thread.
+    Store { dir: PathBuf, reads: BlockPart },
     /// Read objects through the origin crate alone.
     Fetch(FetchPart),
     /// Write objects to a bucket, without a file system; the environment names the server and the key.
     Put(PutPart),
     /// Read or stat every file of a folder.
     ReadFolder {
-        /// The folder.
         dir: PathBuf,
-        /// Threads.
         threads: usize,
-        /// Only stat them.
         stat: bool,
         /// Passes over the folder; the last counts.
         passes: usize,
@@ -65,11 +52,8 @@ pub enum PartOrder {
     MakeFiles {
         /// The folder and the start of the names.
         prefix: PathBuf,
-        /// Threads.
         threads: usize,
-        /// Number of files.
         files: usize,
-        /// Bytes of each.
         bytes: u64,
     },
 }
@@ -77,15 +61,13 @@ pub enum PartOrder {
 /// The empty file system.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NullPart {
-    /// Where to mount it.
     pub at: PathBuf,
     /// `dev` or `uring`.
     pub io: String,
-    /// Length of its one file.
     pub len: u64,
-    /// Memory that holds its bytes.
+    /// Memory that holds the bytes.
     pub held: u64,
-    /// Accepts writes and drops them.
+    /// Accepts writes and drops the bytes.
     pub writable: bool,
 }
 
@@ -108,9 +90,7 @@ pub enum BlockWire {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BlockPart {
-    /// Where the server listens.
     pub addr: SocketAddr,
-    /// The wire.
     pub wire: BlockWire,
     /// Writes instead of reads.
     pub write: bool,
@@ -118,11 +98,9 @@ pub struct BlockPart {
     pub connections: usize,
     /// Concurrent requests on each.
     pub depth: usize,
-    /// Bytes of a request.
     pub block: u64,
     /// Range of the server's memory.
     pub bytes: u64,
-    /// In random order.
     pub random: bool,
     /// How long, in milliseconds.
     pub time_ms: u64,
@@ -160,15 +138,12 @@ pub struct FetchPart {
 /// A plain client that writes objects.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PutPart {
-    /// The bucket.
     pub bucket: String,
-    /// What the keys begin with.
+    /// The start of the keys.
     pub prefix: String,
     /// Objects on the way at once.
     pub threads: usize,
-    /// Number of objects.
     pub files: usize,
-    /// Bytes of each.
     pub bytes: u64,
 }
 
@@ -179,7 +154,6 @@ pub struct PartFigures {
     pub seconds: f64,
     /// Blocks, files or objects.
     pub ops: u64,
-    /// Bytes.
     pub bytes: u64,
 }
 
@@ -189,7 +163,7 @@ impl<T> From<CrewRun<T>> for PartFigures {
     }
 }
 
-/// Runs a part until its end; servers and mounts run until this process is ended.
+/// Runs a part until the end; servers and mounts run until this process is ended.
 ///
 /// # Errors
 /// Whatever makes it fail.

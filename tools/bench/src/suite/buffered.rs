@@ -1,7 +1,7 @@
 //! Sequential reads through the page cache, cold and hot, over both kinds of FUSE session and the choice of `auto`.
 
 use super::section::SuiteSection;
-use super::setup::{BenchSuite, FioLoad, SuitePlace, optional};
+use super::setup::{BenchSuite, EmptyVariant, FioLoad, SuitePlace, optional};
 use crate::error::Result;
 use crate::fio::FioJob;
 use crate::measure::{CeilingFloor, CeilingSpec, WarmUpResult, best_of};
@@ -11,6 +11,9 @@ const BUFFERED_FILE_BYTES: u64 = 512 << 20;
 
 const COLD_LOAD: FioLoad = FioLoad::sequential("cold page cache, 1 job", "read", 1 << 20, 1, 0.0);
 const HOT_LOAD: FioLoad = FioLoad::sequential("hot page cache, 1 job", "read", 1 << 20, 1, 0.0);
+
+const UNREAD_VARIANTS: [EmptyVariant; 2] =
+    [("null-dev", "empty fs, /dev/fuse", "dev", 1 << 20), ("null-uring", "empty fs, io_uring", "uring", 1 << 20)];
 
 /// Mounts: variant, label, ceilings, and arguments.
 const BUFFERED_VARIANTS: [(&str, &str, &[CeilingSpec], &[&str]); 4] = [
@@ -41,13 +44,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let len = if suite.quick { BUFFERED_FILE_BYTES / 2 } else { BUFFERED_FILE_BYTES };
     let source = suite.make_source("source-one", 1, len)?;
     let mut notes = Vec::new();
-    let mut empties = Vec::new();
-    for (variant, label, io) in
-        [("null-dev", "empty fs, /dev/fuse", "dev"), ("null-uring", "empty fs, io_uring", "uring")]
-    {
-        let mounted = optional(&mut notes, label, suite.mount_empty(io, 4 << 30, 1 << 20, false))?;
-        empties.extend(mounted.map(|mounted| (variant, label, mounted)));
-    }
+    let empties = suite.mount_empties(&mut notes, &UNREAD_VARIANTS)?;
     let mut mounts = Vec::new();
     for (variant, label, ceilings, words) in BUFFERED_VARIANTS {
         let name = format!("buffered-{variant}");
@@ -58,7 +55,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         mounts.extend(optional(&mut notes, label, checked)?.map(|mounted| (variant, label, ceilings, mounted)));
     }
     let mut places = vec![SuitePlace::plain("tmpfs", "tmpfs", source)];
-    places.extend(empties.iter().map(|(variant, label, mounted)| SuitePlace::empty(variant, label, "mount", mounted)));
+    places.extend(empties.iter().map(|(variant, mount)| SuitePlace::empty(variant.0, variant.1, "mount", mount)));
     for (variant, label, ceilings, mounted) in &mounts {
         notes.extend(mounted.session_line().map(|line| format!("{label}: {line}")));
         places.push(SuitePlace::mounted(variant, label, "mount", mounted, None, ceilings));

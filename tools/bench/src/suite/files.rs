@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-const SMALL_FILE_BYTES: u64 = 100 << 10;
-const NODE_PORT: u16 = 7100;
+const FILES_LEN: u64 = 100 << 10;
+const FILES_NODE_PORT: u16 = 7100;
 
-/// The file system under test: the source itself, or mounts of it.
+/// The file system under test: the source itself, or mounts of the source.
 struct FilesPlace<'a> {
     suite: &'a BenchSuite,
     variant: &'static str,
@@ -32,7 +32,7 @@ struct FilesPlace<'a> {
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let count = if suite.quick { 2_000 } else { 10_000 };
-    let source = &suite.make_source("source-files", count, SMALL_FILE_BYTES)?;
+    let source = &suite.make_source("source-files", count, FILES_LEN)?;
     let mut notes =
         vec![format!("{count} files of 100 KiB in one folder; cold is right after mounting, hot the same again.")];
     let plain =
@@ -44,9 +44,8 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     lone.warm_up()?;
     let pair = NamespacePair::new();
     let node = pair.as_ref().map_err(Clone::clone).and_then(|pair| {
-        let address = pair.server_address(NODE_PORT).to_string();
         let words = ["--buffer-size", "300M", "--cache-size", "4G", "--free-space-ratio", "0"];
-        suite.memory.node(source, &address, Some(&pair.server), &words, &[])
+        suite.node(pair, FILES_NODE_PORT, source, &words)
     });
     let node = optional(&mut notes, "mount of a node", node)?;
     let remote = node.as_ref().map(|node| FilesPlace {
@@ -110,9 +109,7 @@ impl<'a> FilesPlace<'a> {
         let (dir, _mounted) = self.open()?;
         let command = self.suite.part_command(&self.order(dir.clone(), 4, false, 1), None)?;
         child::run_to_end(command, Duration::from_secs(300))?;
-        (0..self.count)
-            .step_by(97)
-            .try_for_each(|i| scratch::check_file(&dir.join(file_name(i)), i as u64, SMALL_FILE_BYTES))
+        (0..self.count).step_by(97).try_for_each(|i| scratch::check_file(&dir.join(file_name(i)), i as u64, FILES_LEN))
     }
 
     /// The last of `pass + 1` passes over the folder of a fresh mount, as a sample.
@@ -121,7 +118,7 @@ impl<'a> FilesPlace<'a> {
         let order = self.order(dir, threads, stat, pass + 1);
         let roles: Vec<CpuRole<'_>> = self.roles(&mounted);
         let sample = self.suite.part_sample(&order, None, FigureUnit::Rate, "reader", &roles)?;
-        if sample.ops != self.count as u64 || sample.bytes != self.count as u64 * SMALL_FILE_BYTES {
+        if sample.ops != self.count as u64 || sample.bytes != self.count as u64 * FILES_LEN {
             return Err(BenchError::Failed(format!("{} files with {} bytes were read", sample.ops, sample.bytes)));
         }
         // The processor time covers all passes, although only the first read anything.

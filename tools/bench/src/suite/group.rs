@@ -18,7 +18,7 @@ use std::time::Duration;
 const GROUP_FILES: usize = 4;
 /// In total several times the memory of a mount.
 const GROUP_FILE_BYTES: u64 = 256 << 20;
-const BARE_PORT: u16 = 7201;
+const GROUP_BARE_PORT: u16 = 7201;
 /// The longest wait in a fault is measured.
 const LOST_LOAD: FioLoad = FioLoad::random("the longest read of 64 readers", 128 << 10, LOST_FILES, 0.0);
 /// Files read while a node is lost: enough blocks for every node to hold some, few enough to read all in a second.
@@ -52,7 +52,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     child::require_program("fio", "fio")?;
     let pair = &NamespacePair::new()?;
     let source = suite.make_source("source-group", GROUP_FILES, GROUP_FILE_BYTES)?;
-    let bare = suite.serve_blocks(pair.server_address(BARE_PORT), BlockWire::Bare, &pair.server)?;
+    let bare = suite.serve_blocks(pair.server_address(GROUP_BARE_PORT), BlockWire::Bare, &pair.server)?;
     let null = suite.mount_empty("uring", 4 << 30, 1 << 20, false).ok();
     let mut groups = Vec::new();
     for (count, port, ..) in GROUPS {
@@ -73,7 +73,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let remarks = &remarks;
     let mut cases = Vec::new();
     for load in &GROUP_LOADS {
-        let part = BlockPart { addr: pair.server_address(BARE_PORT), ..BlockPart::default() };
+        let part = BlockPart { addr: pair.server_address(GROUP_BARE_PORT), ..BlockPart::default() };
         cases.push(suite.block_case(load, "bare", "bare block reader", part, &pair.client, ("nodes", &bare)));
         for place in &places {
             let job = suite.new_job(place.files(GROUP_FILES), load, GROUP_FILE_BYTES);
@@ -112,8 +112,7 @@ fn start_nodes(
     memory: &str,
 ) -> Result<Vec<NodeUnderTest>> {
     let words = ["--buffer-size", memory, "--cache-size", "0", "--free-space-ratio", "0"];
-    let addresses = (0..count).map(|n| pair.server_address(port + n as u16).to_string());
-    addresses.map(|address| suite.memory.node(source, &address, Some(&pair.server), &words, &[])).collect()
+    (0..count).map(|n| suite.node(pair, port + n as u16, source, &words)).collect()
 }
 
 fn mount_group(

@@ -16,7 +16,7 @@ const LOAD_BUCKET: &str = "bench";
 const LOAD_FILE_BYTES: u64 = 10 << 10;
 /// Concurrent requests, in the copy and in the job.
 const LOAD_REQUESTS: usize = 50;
-const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
+const LOAD_JOB_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let count: u64 = if suite.quick { 10_000 } else { 100_000 };
@@ -43,7 +43,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         let mut command = child::command_in(suite.memory.spurline()?, None);
         command.arg("load").arg(mounted.at().join("set")).args(["-p", &LOAD_REQUESTS.to_string(), "--json"]);
         let roles = [("mount", mounted.daemon()), ("server", server.daemon())];
-        let (done, cpu) = with_cpu(&roles, || child::run_to_end(command, LOAD_TIMEOUT))?;
+        let (done, cpu) = with_cpu(&roles, || child::run_to_end(command, LOAD_JOB_TIMEOUT))?;
         let job: Value =
             serde_json::from_str(done.out.trim()).map_err(|e| BenchError::Failed(format!("load: no JSON: {e}")))?;
         if job["state"] != "SUCCEEDED" || job["bytes_moved"].as_f64() != Some((count * LOAD_FILE_BYTES) as f64) {

@@ -2,7 +2,7 @@
 //! and again, and holding as many bytes as are read.
 
 use super::section::SuiteSection;
-use super::setup::{BenchSuite, BytePath, FioLoad, SuitePlace, optional};
+use super::setup::{BenchSuite, BytePath, EmptyVariant, FioLoad, SuitePlace, optional};
 use crate::error::Result;
 use crate::fio::{FioJob, takes_direct};
 use crate::measure::{CeilingFloor, CeilingSpec, best_of};
@@ -24,8 +24,7 @@ const LOCAL_LOADS: [FioLoad; 5] = [
     FioLoad::random("4 KiB random, 4 jobs", 4096, 4, 0.8),
 ];
 
-/// Empty file systems: variant, label, kind of session, and the memory that they answer from.
-const EMPTY_VARIANTS: [(&str, &str, &str, u64); 4] = [
+const EMPTY_VARIANTS: [EmptyVariant; 4] = [
     ("null-dev", "empty fs, /dev/fuse", "dev", 1 << 20),
     ("null-uring", "empty fs, io_uring", "uring", 1 << 20),
     ("held-dev", "fs in memory, /dev/fuse", "dev", ALL_BYTES),
@@ -79,18 +78,14 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     child::require_program("fio", "fio")?;
     let source = suite.make_source("source-big", LOCAL_FILES, LOCAL_FILE_BYTES)?;
     let mut notes = Vec::new();
-    let mut empties = Vec::new();
-    for (variant, label, io, held) in EMPTY_VARIANTS {
-        let mounted = optional(&mut notes, label, suite.mount_empty(io, 4 << 30, held, false))?;
-        empties.extend(mounted.map(|mounted| (variant, label, mounted)));
-    }
+    let empties = suite.mount_empties(&mut notes, &EMPTY_VARIANTS)?;
     let mut mounts = Vec::new();
     for variant in &LOCAL_VARIANTS {
         let mounted = optional(&mut notes, variant.label, mount_ready(suite, variant, &source))?;
         mounts.extend(mounted.map(|mounted| (variant, mounted)));
     }
     let mut places = vec![SuitePlace::plain("tmpfs", "tmpfs", source.clone())];
-    places.extend(empties.iter().map(|(variant, label, mounted)| SuitePlace::empty(variant, label, "mount", mounted)));
+    places.extend(empties.iter().map(|(variant, mount)| SuitePlace::empty(variant.0, variant.1, "mount", mount)));
     for (variant, mounted) in &mounts {
         let MountVariant { name, label, path, ceilings, .. } = variant;
         notes.extend(mounted.session_line().map(|line| format!("{label}: {line}")));

@@ -96,7 +96,6 @@ const SECTIONS: [(&str, SectionRun); 12] = [
 pub struct SuiteOutcome {
     /// Figures at the floor or above.
     pub met: usize,
-    /// Figures below.
     pub below: usize,
     /// Figures that are missing or doubtful.
     pub broken: usize,

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 const PROBE_PORT: u16 = 7111;
-const BARE_PORT: u16 = 7112;
+const NET_BARE_PORT: u16 = 7112;
 const ECHO_LOAD: FioLoad = FioLoad::random("64 B there and back", 64, 1, 0.9);
 
 /// A transfer pattern, the same for all programs.
@@ -50,7 +50,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let server = &ServerProcess::start_announcing(serve, &["{"], "net serve", &log, limit)?.0;
     let iperf = iperf::start_server(&pair.server, pair.server_ip, &suite.memory.log("net-iperf3")?);
     let iperf = optional(&mut notes, "iperf3", iperf)?;
-    let bare = suite.serve_blocks(pair.server_address(BARE_PORT), BlockWire::Bare, &pair.server)?;
+    let bare = suite.serve_blocks(pair.server_address(NET_BARE_PORT), BlockWire::Bare, &pair.server)?;
     let mut cases = Vec::new();
     // Processor time is a separate row, with the figures of the previous run in the same round.
     let mut costs = Vec::new();
@@ -76,7 +76,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         }
     }
     cases.extend(costs);
-    let part = BlockPart { addr: pair.server_address(BARE_PORT), bytes: 64 << 20, ..BlockPart::default() };
+    let part = BlockPart { addr: pair.server_address(NET_BARE_PORT), bytes: 64 << 20, ..BlockPart::default() };
     cases.push(suite.block_case(&ECHO_LOAD, "bare", "bare reader, 64 B", part, &pair.client, ("server", &bare)));
     let lat = BenchCase::new(ECHO_LOAD.name, "own", "net lat", FigureUnit::Rate, move || {
         let time = format!("{}ms", suite.time.as_millis());

@@ -12,7 +12,7 @@ use crate::{child, iperf, scratch};
 const REMOTE_FILES: usize = 4;
 /// Several times the memory of a mount, so that reads go to the node.
 const REMOTE_FILE_BYTES: u64 = 512 << 20;
-const NODE_PORT: u16 = 7100;
+const REMOTE_NODE_PORT: u16 = 7100;
 
 const REMOTE_LOADS: [FioLoad; 4] = [
     FioLoad::sequential("1 MiB, 1 job", "read", 1 << 20, 1, 0.85),
@@ -47,9 +47,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let iperf = optional(&mut notes, "iperf3", iperf)?;
     let memory = format!("{}M", ((REMOTE_FILES as u64 * len) >> 20) * 3 / 2);
     let words = ["--buffer-size", &memory, "--cache-size", "0", "--free-space-ratio", "0"];
-    let address = format!("{}:{NODE_PORT}", pair.server_ip);
-    let node = suite.memory.node(&source, &address, Some(&pair.server), &words, &[]);
-    let node = optional(&mut notes, "node", node)?;
+    let node = optional(&mut notes, "node", suite.node(&pair, REMOTE_NODE_PORT, &source, &words))?;
     let mut mounts = Vec::new();
     for (variant, label, io) in [("mount-dev", "mount, /dev/fuse", "dev"), ("mount-uring", "mount, io_uring", "uring")]
     {
@@ -61,10 +59,9 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             mounted.and_then(|mounted| scratch::check_files(mounted.at(), REMOTE_FILES, len).map(|()| mounted));
         mounts.extend(optional(&mut notes, label, checked)?.map(|mounted| (variant, label, mounted)));
     }
-    let null = suite.mount_empty("uring", 4 << 30, 1 << 20, false);
-    let null = optional(&mut notes, "empty file system over io_uring", null)?;
+    let empties = suite.mount_empties(&mut notes, &[("null-uring", "empty fs, io_uring", "uring", 1 << 20)])?;
     let mut places = Vec::new();
-    places.extend(null.iter().map(|null| SuitePlace::empty("null-uring", "empty fs, io_uring", "client", null)));
+    places.extend(empties.iter().map(|(variant, mount)| SuitePlace::empty(variant.0, variant.1, "client", mount)));
     for (variant, label, mounted) in &mounts {
         notes.extend(mounted.session_line().map(|line| format!("{label}: {line}")));
         let place = SuitePlace::mounted(variant, label, "client", mounted, Some(BytePath::Tcp), &MOUNT_CEILINGS);

@@ -17,7 +17,6 @@ pub struct SuiteSection {
     pub skipped: Option<String>,
     /// Remarks on the run.
     pub notes: Vec<String>,
-    /// The figures.
     pub rows: Vec<ResultRow>,
 }
 

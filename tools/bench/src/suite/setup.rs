@@ -1,4 +1,4 @@
-//! What sections are made of: mounts, nodes and parts; loads of fio and places that they are measured at; and their samples.
+//! The elements of sections: mounts, nodes and parts; loads of fio, the places of a load, and samples.
 
 use super::section::SuiteSection;
 use crate::child::{self, ServerProcess};
@@ -6,6 +6,7 @@ use crate::error::{BenchError, Result};
 use crate::fio::FioJob;
 use crate::measure::{self, BenchCase, CaseSample, CeilingSpec, FigureUnit, WarmUpResult};
 use crate::mount::{CounterValues, MountUnderTest, NodeUnderTest, counter, counter_growth};
+use crate::netns::NamespacePair;
 use crate::part::{BlockPart, BlockWire, NullPart, PartFigures, PartOrder};
 use crate::scratch::{self, ScratchDir, file_name};
 use crate::terminal::show_progress;
@@ -18,7 +19,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Longest time of a load that is not limited by a time.
-const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
+const PART_TIMEOUT: Duration = Duration::from_secs(600);
 /// Longest wait for a server to announce itself.
 const SERVER_START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Memory of a server of blocks.
@@ -26,7 +27,6 @@ const SERVED_BYTES: u64 = 512 << 20;
 
 /// The state shared by all sections.
 pub struct BenchSuite {
-    /// Smaller data.
     pub quick: bool,
     /// Samples of each case.
     pub rounds: usize,
@@ -70,13 +70,11 @@ pub struct FioLoad {
     pub name: &'static str,
     /// As fio calls the order.
     pub pattern: &'static str,
-    /// Bytes of a request.
     pub block: u64,
     /// Concurrent processes.
     pub jobs: usize,
     /// The least ratio to a ceiling with `CeilingFloor::OfLoad`.
     pub floor: f64,
-    /// The figure.
     pub unit: FigureUnit,
 }
 
@@ -93,23 +91,22 @@ impl FioLoad {
     }
 }
 
+/// An empty file system: variant, label, kind of session, and the memory that answers.
+pub type EmptyVariant = (&'static str, &'static str, &'static str, u64);
+
 /// A file system of a section, beside others.
 pub struct SuitePlace<'a> {
-    /// The variant.
     pub variant: &'static str,
     /// The name in the table.
     pub label: &'static str,
     /// The folder, or the file that all jobs share.
     pub at: PathBuf,
-    /// The mount there.
     pub mount: Option<&'a MountUnderTest>,
     /// The nodes behind the mount.
     pub nodes: Vec<&'a NodeUnderTest>,
-    /// The processes with their roles.
     pub roles: Vec<CpuRole<'a>>,
     /// Which way the bytes have to take.
     pub path: Option<BytePath>,
-    /// The ceilings.
     pub ceilings: &'static [CeilingSpec],
 }
 
@@ -161,7 +158,7 @@ impl<'a> SuitePlace<'a> {
     }
 }
 
-/// The mount, or a note on why it is missing.
+/// The mount, or a note with the reason why there is none.
 ///
 /// # Errors
 /// `Interrupted` by the user.
@@ -291,6 +288,14 @@ impl BenchSuite {
         self.memory.mount(name, source, net, words, &[])
     }
 
+    /// A node of `source` in the server's namespace.
+    ///
+    /// # Errors
+    /// When the node does not listen.
+    pub fn node(&self, pair: &NamespacePair, port: u16, source: &Path, words: &[&str]) -> Result<NodeUnderTest> {
+        self.memory.node(source, &pair.server_address(port).to_string(), Some(&pair.server), words, &[])
+    }
+
     /// The empty file system, which has a file of `len` bytes and answers from `held` bytes of memory.
     ///
     /// # Errors
@@ -301,6 +306,24 @@ impl BenchSuite {
         let order = PartOrder::Null(NullPart { at: at.clone(), io: io.to_owned(), len, held, writable });
         let command = self.part_command(&order, None)?;
         MountUnderTest::start(command, Path::new(""), &at, None, &self.memory.log(&name)?)
+    }
+
+    /// Empty file systems that are only read, without those that can't be mounted.
+    ///
+    /// # Errors
+    /// `Interrupted` by the user.
+    pub fn mount_empties(
+        &self,
+        notes: &mut Vec<String>,
+        variants: &[EmptyVariant],
+    ) -> Result<Vec<(EmptyVariant, MountUnderTest)>> {
+        let mut mounted = Vec::new();
+        for variant in variants {
+            let (_, label, io, held) = *variant;
+            let started = optional(notes, label, self.mount_empty(io, 4 << 30, held, false))?;
+            mounted.extend(started.map(|mount| (*variant, mount)));
+        }
+        Ok(mounted)
     }
 
     /// `N` files of `len` bytes in a directory in memory, made once.
@@ -327,19 +350,9 @@ impl BenchSuite {
 
     /// A job of fio for the duration of a sample.
     pub fn new_job(&self, files: Vec<PathBuf>, load: &FioLoad, size: u64) -> FioJob {
-        FioJob {
-            files,
-            pattern: load.pattern,
-            sync: false,
-            block: load.block,
-            jobs: load.jobs,
-            depth: 1,
-            direct: load.pattern != "write",
-            drop_cache: false,
-            runtime: Some(self.time),
-            size,
-            apart: 0,
-        }
+        let FioLoad { pattern, block, jobs, .. } = *load;
+        let runtime = Some(self.time);
+        FioJob { files, pattern, block, jobs, size, runtime, direct: pattern != "write", ..FioJob::default() }
     }
 
     /// A load of fio at a place, with the ceilings and the warm-up that the place has.
@@ -377,7 +390,7 @@ impl BenchSuite {
         Ok((grown, wrong))
     }
 
-    /// A run of a part as a sample; its own processor time has the role `user`.
+    /// A run of a part as a sample; the processor time of the part has the role `user`.
     ///
     /// # Errors
     /// When the part fails or measures nothing.
@@ -403,7 +416,7 @@ impl BenchSuite {
         user: &'static str,
         roles: &[CpuRole<'_>],
     ) -> Result<CaseSample> {
-        let (done, mut cpu) = with_cpu(roles, || child::run_to_end(command, LOAD_TIMEOUT))?;
+        let (done, mut cpu) = with_cpu(roles, || child::run_to_end(command, PART_TIMEOUT))?;
         cpu.push((user, done.cpu));
         let line = done.out.lines().rfind(|line| line.starts_with('{')).unwrap_or_default();
         let PartFigures { seconds, ops, bytes } = serde_json::from_str(line)

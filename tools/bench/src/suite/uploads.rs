@@ -27,7 +27,7 @@ struct UploadLoad {
     floors: [f64; 2],
 }
 
-/// The server, and what writes to it.
+/// The server, and the mounts that write there.
 struct UploadRig<'a> {
     suite: &'a BenchSuite,
     server: S3Process,

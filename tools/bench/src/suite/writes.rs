@@ -23,7 +23,7 @@ const SMALL_FILE_BYTES: u64 = 4096;
 const SMALL_FILES_AIM: f64 = 5_000.0;
 const WRITE_TIMEOUT: Duration = Duration::from_secs(600);
 const SINK_PORT: u16 = 7103;
-const NODE_PORT: u16 = 7104;
+const WRITE_NODE_PORT: u16 = 7104;
 
 const ALONE_LOAD: FioLoad = FioLoad::sequential("1 MiB write, alone", "write", 1 << 20, 1, 0.0);
 const NODE_LOADS: [FioLoad; 2] = [
@@ -39,7 +39,7 @@ const SYNC_LOAD: FioLoad = FioLoad {
     unit: FigureUnit::Rate,
 };
 
-/// A mount alone: variant, label, arguments, the path of its bytes, and its ceilings.
+/// A mount alone: variant, label, arguments, the path of the bytes, and ceilings.
 type LoneMount = (&'static str, &'static str, &'static [&'static str], BytePath, &'static [CeilingSpec]);
 
 const LONE_MOUNTS: [LoneMount; 3] = [
@@ -165,7 +165,8 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         cases.push(suite.fio_case(&SYNC_LOAD, synced, job(synced)));
     }
     notes.push(format!(
-        "Long files have {} MiB and exist; each is written again and again, and synced at the end. The tree has {} files.",
+        "Long files have {} MiB and exist; fio, whose start is part of the writer's processor time, writes each again and again, and \
+         syncs it at the end. The tree has {} files.",
         WRITE_FILE_BYTES >> 20,
         suite.tree_files
     ));
@@ -183,11 +184,10 @@ fn start_servers(suite: &BenchSuite, source: &Path, on_disk: &Path) -> Result<Wr
     let pair = NamespacePair::new()?;
     let order = PartOrder::Sink { addr: pair.server_address(SINK_PORT) };
     let sink = suite.start_part("bare-sink", &order, &pair.server)?;
-    let address = pair.server_address(NODE_PORT).to_string();
     let disk_text = on_disk.display().to_string();
     let words = ["--writable", "--source", &disk_text, "--cache-size", "0", "--buffer-size", "300M"];
-    let node = suite.memory.node(source, &address, Some(&pair.server), &words, &[])?;
-    let registry = format!("static:{address}");
+    let node = suite.node(&pair, WRITE_NODE_PORT, source, &words)?;
+    let registry = format!("static:{}", node.addr);
     let words = ["--rw", "--registry", &registry, "--buffer-size", "300M"];
     let mount = suite.mount("writes-node", source, Some(&pair.client), &words)?;
     let synced = suite.mount("writes-synced", on_disk, Some(&pair.client), &words)?;
@@ -248,7 +248,7 @@ impl<'a> WritePlaces<'a> {
         cases
     }
 
-    /// A new folder of the source, and its path at a place.
+    /// A new folder of the source, and the path at a place.
     fn new_folder(&self, place: &SuitePlace<'_>) -> Result<(PathBuf, FreshFolder)> {
         let name = format!("folder-{}", self.suite.new_number());
         let folder = self.bare.at.join(&name);

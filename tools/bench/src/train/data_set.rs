@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 pub struct DataFile {
     /// The path below the read folder.
     pub name: PathBuf,
-    /// The length in bytes.
     pub len: u64,
 }
 

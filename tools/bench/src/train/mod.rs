@@ -56,7 +56,7 @@ pub struct TrainArgs {
     /// Measurements at the number that is reported; medians are reported
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     pub rounds: u32,
-    /// Where it works and what it writes.
+    /// The work folder, the program and the reports.
     #[command(flatten)]
     pub work: WorkArgs,
 }
@@ -324,7 +324,7 @@ fn measure_feed(
 }
 
 /// Replays the reading: each accelerator has reader threads that fetch whole batches, and sleeps for the time a step computes. The
-/// measurement begins when every accelerator has computed once; `mark` is called at its begin and at its end.
+/// measurement begins when every accelerator has computed once; `mark` is called at the begin and at the end.
 fn measure_reading(
     load: &TrainLoad,
     feed: &TrainFeed,

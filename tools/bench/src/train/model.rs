@@ -30,15 +30,12 @@ pub enum AcceleratorName {
 /// A load: a model on a kind of accelerator.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TrainLoad {
-    /// The model.
     pub model: ModelName,
-    /// The accelerator.
     pub accelerator: AcceleratorName,
     /// Mean bytes of a sample.
     pub sample_bytes: f64,
     /// Standard deviation of that.
     pub deviation_bytes: f64,
-    /// Samples in a file.
     pub samples_per_file: u64,
     /// Samples of a step.
     pub batch: u64,
@@ -154,7 +151,7 @@ impl TrainLoad {
         self.samples_per_second() / self.samples_per_file as f64
     }
 
-    /// A batch: its files where each has one sample, else its bytes.
+    /// The files of a batch where each has one sample, else the bytes.
     pub fn batch_amount(&self) -> u64 {
         if self.samples_per_file == 1 { self.batch } else { (self.batch as f64 * self.sample_bytes) as u64 }
     }
