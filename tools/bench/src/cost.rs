@@ -49,6 +49,16 @@ impl RunCost {
         counter(&self.grown, name) / unit
     }
 
+    /// Counters that grew, each with its words: bytes in MB, others as a count.
+    pub fn evidence(&self, counters: &[(&str, &str)]) -> String {
+        let part = |(name, what): &(&str, &str)| {
+            let unit = if name.ends_with("_bytes") { " MB" } else { "" };
+            let amount = self.grown_by(name, if unit.is_empty() { 1 } else { 1_000_000 });
+            (amount > 0).then(|| format!("{amount}{unit} {what}"))
+        };
+        counters.iter().filter_map(part).collect::<Vec<_>>().join(", ")
+    }
+
     /// Seconds of each role, and seconds for each GiB.
     pub fn cpu_json(&self, bytes: u64) -> Map<String, Value> {
         let of_role = |(role, used): &(&'static str, f64)| {

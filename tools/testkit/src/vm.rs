@@ -5,9 +5,9 @@
 //! [`run_in_guest`] with that prefix. So `cargo test` drives everything, with a single boot.
 
 use crate::skip;
+use parking_lot::Mutex;
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// The RDMA devices of a guest.
@@ -74,7 +74,7 @@ pub fn run_in_guest(net: GuestNet, prefixes: &[&str]) {
 pub fn run_in_guest_of(kernel: GuestKernel, net: GuestNet, prefixes: &[&str]) {
     // One at a time: an emulated processor that shares a real processor is too slow for meaningful results.
     static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one = ONE.lock();
     let exe = std::env::current_exe().expect("a test program knows its path");
     let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/vm"));
     command.args(["--net", net.word(), "--seconds", &GUEST_LIMIT.as_secs().to_string()]);

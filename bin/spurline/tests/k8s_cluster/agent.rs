@@ -2,14 +2,15 @@
 //! to the API server, and ends it when the pod is deleted. It runs no containers: the process sees this host's files.
 
 use crate::server::ClusterRig;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use spurline_rig::program::spurline;
 use std::collections::HashMap;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Where the rendered manifests put mount pods.
@@ -62,7 +63,7 @@ impl NodeAgent {
 
     /// The policy for new pods from now on.
     pub fn set_policy(&self, policy: PodPolicy) {
-        *self.shared.policy.lock().unwrap_or_else(PoisonError::into_inner) = policy;
+        *self.shared.policy.lock() = policy;
     }
 
     /// Reports processes that end from now on as ended by their memory limit, or not.
@@ -120,7 +121,7 @@ impl AgentState {
     }
 
     fn start_pod(&self, name: &str, pod: &Value) -> Option<Child> {
-        match *self.policy.lock().unwrap_or_else(PoisonError::into_inner) {
+        match *self.policy.lock() {
             PodPolicy::Run => {}
             PodPolicy::Unreachable => return None,
             PodPolicy::NoImage => {

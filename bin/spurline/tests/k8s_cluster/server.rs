@@ -1,6 +1,7 @@
 //! A real API server with its etcd, shared by the tests of this program that run at the same time, and its administrator.
 //! It makes what controllers of a cluster would make: the default account of a namespace.
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use spurline_rig::program::{LIMIT, tempdir, wait_for};
 use spurline_testkit::EtcdServer;
@@ -9,7 +10,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 /// The token of the administrator.
@@ -31,7 +32,7 @@ static SHARED: Mutex<Weak<ClusterRig>> = Mutex::new(Weak::new());
 impl ClusterRig {
     /// The server; `None` with a SKIP where it can't be had.
     pub fn shared() -> Option<Arc<Self>> {
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = SHARED.lock();
         if let Some(running) = shared.upgrade() {
             return Some(running);
         }

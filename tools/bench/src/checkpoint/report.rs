@@ -140,24 +140,23 @@ impl PlaceOutcome {
             notes.push(format!("{name}: no mount of Spurline answers there, so there are no counters of one."));
         }
         let has = |wanted: DropResult| self.dropped.iter().flatten().any(|result| *result == wanted);
-        if has(DropResult::InMemory) {
-            notes.push(format!("{name}: the files are on a file system in memory: its pages can't be dropped."));
-        }
-        if has(DropResult::Kept) {
-            notes.push(format!(
-                "{name}: the page cache kept files after it was requested to drop them: reads may come from memory."
-            ));
-        }
-        if has(DropResult::Requested) {
-            notes.push(format!("{name}: the page cache of the mount was requested to drop the files; the kernel does not tell whether it did."));
-        }
-        if has(DropResult::Dropped) {
-            notes.push(format!("{name}: the page cache dropped the files before they were read."));
+        for (result, what) in [
+            (DropResult::InMemory, "the files are on a file system in memory: its pages can't be dropped."),
+            (
+                DropResult::Kept,
+                "the page cache kept files after it was requested to drop them: reads may come from memory.",
+            ),
+            (
+                DropResult::Requested,
+                "the page cache of the mount was requested to drop the files; the kernel does not tell whether it did.",
+            ),
+            (DropResult::Dropped, "the page cache dropped the files before they were read."),
+        ] {
+            notes.extend(has(result).then(|| format!("{name}: {what}")));
         }
         for (word, runs) in self.phases() {
             let Some(run) = runs.last() else { continue };
-            const MB: u64 = 1_000_000;
-            let parts = [
+            let evidence = run.cost.evidence(&[
                 ("mount.fuse.write_bytes", "written through FUSE"),
                 ("mount.fuse.read_bytes", "read through FUSE"),
                 ("mount.fuse.passthrough_opens", "files handed to the kernel (passthrough)"),
@@ -165,19 +164,9 @@ impl PlaceOutcome {
                 ("mount.rdma.write_bytes", "sent over RDMA"),
                 ("mount.tcp.recv_bytes", "received over TCP"),
                 ("mount.tcp.send_bytes", "sent over TCP"),
-            ];
-            let part = |(counter, what): &(&str, &str)| match *counter {
-                "mount.fuse.passthrough_opens" => (run.cost.grown_by(counter, 1), format!(" {what}")),
-                _ => (run.cost.grown_by(counter, MB), format!(" MB {what}")),
-            };
-            let parts: Vec<String> = parts
-                .iter()
-                .map(part)
-                .filter(|(amount, _)| *amount > 0)
-                .map(|(amount, what)| format!("{amount}{what}"))
-                .collect();
-            if !parts.is_empty() {
-                notes.push(format!("{name}, last {word} of {} MB: {}.", run.bytes() / MB, parts.join(", ")));
+            ]);
+            if !evidence.is_empty() {
+                notes.push(format!("{name}, last {word} of {} MB: {evidence}.", run.bytes() / 1_000_000));
             }
         }
         notes

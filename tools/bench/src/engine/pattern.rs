@@ -5,14 +5,15 @@ use super::mapping::FileMapping;
 use super::{CrewRun, ThreadCrew, run_threads};
 use crate::error::{BenchError, FileContext as _, Result};
 use crate::scratch::fill_pattern;
+use parking_lot::Mutex;
 use rustix::fs::{Advice, OFlags, fadvise};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Alignment that O_DIRECT needs of memory, places and lengths.
@@ -164,10 +165,10 @@ impl FilePattern {
         let lists: Vec<ListState> = self.lists.iter().map(|list| ListState::new(list, self.endless)).collect();
         let work = |crew: &ThreadCrew, number: usize| {
             if number >= readers {
-                let batches = locked(&receivers[number - readers]).take();
+                let batches = receivers[number - readers].lock().take();
                 return Ok(batches.map_or_else(LaneFigures::default, |batches| self.compute(crew, &batches)));
             }
-            let ready = senders.get(number).and_then(|sender| locked(sender).take());
+            let ready = senders.get(number).and_then(|sender| sender.lock().take());
             let mut lane = FileLane {
                 pattern: self,
                 crew,
@@ -218,10 +219,6 @@ impl FilePattern {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The files of a list that stay open.
 enum HeldFiles {
     Open(Vec<File>),
@@ -243,7 +240,7 @@ impl<'a> ListState<'a> {
 
     /// The list's files, opened by the first thread.
     fn hold(&self, open: impl FnOnce(&[PathBuf]) -> Result<HeldFiles>) -> Result<Arc<HeldFiles>> {
-        let mut held = locked(&self.held);
+        let mut held = self.held.lock();
         match &*held {
             Some(known) => Ok(Arc::clone(known)),
             None => Ok(Arc::clone(held.insert(Arc::new(open(&self.list.files)?)))),
@@ -363,7 +360,7 @@ impl FileLane<'_> {
         }
         let list = self.state.list;
         while !self.crew.is_stopped() {
-            let Some(number) = locked(&self.state.order).take() else { break };
+            let Some(number) = self.state.order.lock().take() else { break };
             let range = list.ranges[number];
             let path = &list.files[range.file];
             self.crew.add_item();

@@ -70,11 +70,11 @@ impl AgentHost {
     }
 
     /// A command on this host over ssh. `-tt`: when the connection ends, the remote process is hung up too.
+    ///
+    /// # Errors
+    /// `Missing` without ssh.
     pub fn ssh_command(&self, words: &[&str]) -> Result<Command> {
-        let ssh = child::require_program("ssh", "openssh-client")?;
-        let mut command = Command::new(ssh);
-        command.args(["-tt", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", &self.host]).args(words);
-        Ok(command)
+        self.over_ssh("-tt", words)
     }
 
     /// A command on this host over ssh, whose standard input and output are this process's pipes.
@@ -82,9 +82,12 @@ impl AgentHost {
     /// # Errors
     /// `Missing` without ssh.
     pub fn piped_command(&self, words: &[&str]) -> Result<Command> {
-        let ssh = child::require_program("ssh", "openssh-client")?;
-        let mut command = Command::new(ssh);
-        command.args(["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", &self.host]).args(words);
+        self.over_ssh("-T", words)
+    }
+
+    fn over_ssh(&self, terminal: &str, words: &[&str]) -> Result<Command> {
+        let mut command = Command::new(child::require_program("ssh", "openssh-client")?);
+        command.args([terminal, "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", &self.host]).args(words);
         Ok(command)
     }
 

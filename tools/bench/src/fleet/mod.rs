@@ -163,6 +163,10 @@ impl FleetPoint {
 /// `machine` is the whole work of the hosts, and `server` that of the NFS server's hosts: the kernel's NFS belongs to no process.
 const FLEET_ROLES: [&str; 5] = ["fio", "mounts", "nodes", "machine", "server"];
 
+/// The transport that carried the bytes of a run, by the counters of the mounts.
+const CARRIED_BYTES: [(&str, &str); 2] =
+    [("mounts.rdma.recv_bytes", "over rdma"), ("mounts.tcp.recv_bytes", "over tcp")];
+
 /// Further tries after a lost connection.
 const RECONNECT_ATTEMPTS: usize = 3;
 
@@ -464,15 +468,6 @@ fn short_reason(why: &str) -> String {
     why.split(" | {").next().unwrap_or(why).to_owned()
 }
 
-/// The transport that carried the bytes of a run, by the counters of the mounts.
-fn carried_by(run: &FleetRun) -> Option<String> {
-    let mb = |name: &str| run.cost.grown_by(&format!("mounts.{name}.recv_bytes"), 1_000_000);
-    let parts = [("rdma", mb("rdma")), ("tcp", mb("tcp"))];
-    let parts: Vec<String> =
-        parts.iter().filter(|(_, mb)| *mb > 0).map(|(word, mb)| format!("{mb} MB over {word}")).collect();
-    (!parts.is_empty()).then(|| parts.join(", "))
-}
-
 fn report(args: &FleetArgs, bench: &FleetBench<'_>, rows: &[FleetRow], fabric: &[f64]) -> Result<()> {
     let machine = bench.work.describe_machine();
     let names: Vec<&str> = bench.hosts.iter().map(|host| host.host.as_str()).collect();
@@ -487,7 +482,8 @@ fn report(args: &FleetArgs, bench: &FleetBench<'_>, rows: &[FleetRow], fabric: &
         format!("{name} of 1 MiB, median of {}: {} GB/s.", fabric.len(), three_digits(rate / 1e9))
     }));
     for row in rows {
-        if let Some(carried) = row.runs.last().and_then(carried_by) {
+        let carried = row.runs.last().map(|run| run.cost.evidence(&CARRIED_BYTES)).unwrap_or_default();
+        if !carried.is_empty() {
             notes.push(format!("{} ({}): {carried}", row.variant.name, row.point.describe()));
         }
     }
@@ -714,7 +710,7 @@ mod tests {
             ["Throughput over hosts", "Folders beside each other", "Throughput over time", "Processor time"]
         );
         assert_eq!(charts[0].series[1].points, [(1.0, 2.0), (2.0, 3.0)]);
-        assert_eq!(carried_by(&rows[1].runs[0]).unwrap(), "5 MB over rdma");
+        assert_eq!(rows[1].runs[0].cost.evidence(&CARRIED_BYTES), "5 MB over rdma");
         assert_eq!(row_json(&rows, &rows[0])["cpu_seconds_per_gib"], json!({ "fio": 0.2, "mounts": 0.4 }));
     }
 

@@ -8,11 +8,12 @@ use bytes::Bytes;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path;
 use object_store::{ObjectStoreExt as _, PutPayload, WriteMultipart};
+use parking_lot::Mutex;
 use spurline_origin::{OriginOptions, OriginStore};
 use spurline_types::{FileKind, ObjectRef, SliceSink, Stats};
 use std::path::Path as FilePath;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Bytes of a range of an object.
@@ -85,7 +86,7 @@ fn next_object(
     origin: &dyn OriginStore,
     listed: &Mutex<ObjectListing>,
 ) -> Result<Option<(ObjectRef, String)>> {
-    let mut listed = listed.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut listed = listed.lock();
     loop {
         if let Some(found) = listed.waiting.pop() {
             return Ok(Some(found));

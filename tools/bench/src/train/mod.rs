@@ -437,21 +437,18 @@ fn accelerator_count(n: usize) -> String {
 
 /// The evidence of the mount's and the node's counters about a run.
 fn proof(run: &TrainRun) -> String {
-    const MB: u64 = 1_000_000;
     if !run.cost.cpu.iter().any(|(role, _)| *role == "mount") {
         return String::new();
     }
-    let grown = |name: &str, unit| run.cost.grown_by(name, unit);
-    let parts = [
-        ("passthrough opens", grown("mount.fuse.passthrough_opens", 1), ""),
-        ("through FUSE", grown("mount.fuse.read_bytes", MB), " MB"),
-        ("over RDMA", grown("mount.rdma.recv_bytes", MB), " MB"),
-        ("over TCP", grown("mount.tcp.recv_bytes", MB), " MB"),
-        ("from the origin", grown("mount.object.get_bytes", MB) + grown("node.object.get_bytes", MB), " MB"),
-    ];
-    let parts: Vec<String> =
-        parts.iter().filter(|(_, n, _)| *n > 0).map(|(what, n, unit)| format!("{n}{unit} {what}")).collect();
-    format!("; {} MB read in the last measurement, by the counters {}", run.bytes / MB, parts.join(", "))
+    let evidence = run.cost.evidence(&[
+        ("mount.fuse.passthrough_opens", "passthrough opens"),
+        ("mount.fuse.read_bytes", "through FUSE"),
+        ("mount.rdma.recv_bytes", "over RDMA"),
+        ("mount.tcp.recv_bytes", "over TCP"),
+        ("mount.object.get_bytes", "from the origin"),
+        ("node.object.get_bytes", "from the origin to the node"),
+    ]);
+    format!("; {} MB read in the last measurement, by the counters {evidence}", run.bytes / 1_000_000)
 }
 
 fn charts_of(load: &TrainLoad, outcomes: &[FeedOutcome]) -> Vec<BenchChart> {

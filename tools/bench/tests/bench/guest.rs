@@ -1,13 +1,10 @@
 //! `bench fio` in the virtual machine: the NFS cases by scripts/nfs-bench, with the kernel's server and client, and TCP beside
 //! RDMA on two machines by scripts/rdma-bench; and wrong words.
 
+use super::{passed, report, said, skip};
 use serde_json::Value;
 use std::path::Path;
-use std::process::{Command, Output};
-
-fn said(out: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
-}
+use std::process::Command;
 
 /// The report and the page of a script that runs guests, or a message that the test is skipped.
 fn reports_of(script: &str, more: &[&str]) -> Option<(Value, String)> {
@@ -17,14 +14,11 @@ fn reports_of(script: &str, more: &[&str]) -> Option<(Value, String)> {
     command.arg("--programs").arg(programs).arg("--out").arg(out.path()).args(["--seconds", "900"]);
     let done = command.args(more).args(["--time", "1s", "--rounds", "1"]).output().unwrap();
     if done.status.code() == Some(3) {
-        let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
-        assert!(!required.split(',').any(|word| matches!(word, "nfs" | "rdma")), "{}", said(&done));
-        println!("SKIP: {}", said(&done).trim());
+        skip(if script.starts_with("nfs") { "nfs" } else { "rdma" }, &said(&done));
         return None;
     }
-    assert!(done.status.success(), "{}", said(&done));
-    let text = |name: &str| std::fs::read_to_string(out.path().join(name)).unwrap();
-    Some((serde_json::from_str(&text("report.json")).unwrap(), text("report.html")))
+    passed(&done);
+    Some((report(out.path().join("report.json")), std::fs::read_to_string(out.path().join("report.html")).unwrap()))
 }
 
 #[test]
@@ -54,14 +48,10 @@ fn cases_stand_beside_tmpfs_the_mount_itself_and_perftest() {
 
 #[test]
 fn wrong_words_say_what_is_right() {
-    let refused = |words: &[&str], code: i32, says: &str| {
-        let out = Command::new(env!("CARGO_BIN_EXE_spurline-bench")).arg("fio").args(words).output().unwrap();
-        assert!(out.status.code() == Some(code) && said(&out).contains(says), "{words:?}: {}", said(&out));
-    };
+    let refused = |words: &[&str], code, says| super::refused(&[&["fio"], words].concat(), code, says);
     refused(&["--hosts", "a", "--dir", "/x", "--nfs-case", "v3-tcp"], 2, "--nfs");
     refused(&["--hosts", "a", "--dir", "/x", "--perftest"], 2, "--nfs");
-    if Command::new("fio").arg("--version").output().is_err() {
-        println!("SKIP: fio is not installed");
+    if !super::has_fio() {
         return;
     }
     refused(&["--hosts", "localhost", "--nfs", "nas"], 2, "[NAME=]HOST[,HOST]:/PATH");

@@ -1,28 +1,14 @@
-//! `bench checkpoint` as users run it, on plain folders: the report, workers over a stand-in for ssh, an interrupted run,
-//! and what goes wrong. Mounts are in the tests of the program.
+//! `bench checkpoint` on plain folders and on own mounts.
 
-use serde_json::Value;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use super::{
+    NO_SPURLINE, bench, bench_command, check_page, names, passed, report, said, spurline_or_skip, write_script,
+};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 fn command(words: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spurline-bench"));
-    command.arg("checkpoint").args(words).args(["--spurline", "/bin/false"]);
-    command
-}
-
-fn bench(words: &[&str]) -> Output {
-    command(words).output().unwrap()
-}
-
-fn said(out: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
-}
-
-fn names(dir: &Path) -> Vec<String> {
-    std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    bench_command(&[&["checkpoint"], words, &NO_SPURLINE].concat())
 }
 
 #[test]
@@ -36,9 +22,8 @@ fn folders_stand_beside_each_other_and_nothing_is_left() {
     let second =
         format!("other={0}:{0}/../{1}", other.path().display(), other.path().file_name().unwrap().to_str().unwrap());
     let words = ["--dir", &first, "--dir", &second, "--ranks", "3", "--size", "2M", "--rounds", "2"];
-    let out = bench(&[&words[..], &["--json", &json, "--html", &html, "--plot"]].concat());
-    let text = said(&out);
-    assert!(out.status.success(), "{text}");
+    let text =
+        passed(&command(&[&words[..], &["--json", &json, "--html", &html, "--plot"]].concat()).output().unwrap());
     for part in [
         "105 GB by 8 ranks",
         "6 MB by 3 ranks",
@@ -52,7 +37,7 @@ fn folders_stand_beside_each_other_and_nothing_is_left() {
         assert!(text.contains(part), "{part:?} is missing: {text}");
     }
     assert!(!text.contains("other: read back through the mount that wrote"), "{text}");
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let report = report(&json);
     assert_eq!((&report["ranks"], &report["rank_bytes"]), (&3.into(), &(2 << 20).into()));
     let place = &report["places"][1];
     assert_eq!((&place["place"], &place["spurline_mount"]), (&"other".into(), &false.into()));
@@ -68,12 +53,11 @@ fn folders_stand_beside_each_other_and_nothing_is_left() {
         assert_eq!(runs[0]["seconds"].as_f64(), Some(slowest), "the score is the slowest rank");
         assert!(place[phase]["ratio"].is_number() && runs[0]["cpu"]["ranks"]["seconds"].is_number(), "{place}");
     }
-    let page = std::fs::read_to_string(&html).unwrap();
-    assert!(page.contains("<svg") && !page.contains("http://") && !page.contains("https://"));
+    check_page(&html);
     assert_eq!((names(plain.path()), names(other.path())), (vec![], vec![]));
     // Once more: the run before left nothing that is in its way.
-    let out = bench(&words);
-    assert!(out.status.success() && names(plain.path()).is_empty(), "{}", said(&out));
+    passed(&command(&words).output().unwrap());
+    assert!(names(plain.path()).is_empty());
 }
 
 #[test]
@@ -81,10 +65,7 @@ fn hosts_over_ssh_read_what_the_other_one_wrote() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();
     std::fs::create_dir(at("data")).unwrap();
-    let script = |name: &str, text: &str| {
-        std::fs::write(at(name), text).unwrap();
-        std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(0o755)).unwrap();
-    };
+    let script = |name: &str, text: &str| write_script(at(name), text);
     // ssh OPTIONS -- HOST WORDS…, all on this host; and 'spurline bench' is this program.
     script("ssh", "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\nshift 2\nexec \"$@\"\n");
     script("spurline", &format!("#!/bin/sh\nshift\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_spurline-bench")));
@@ -93,9 +74,8 @@ fn hosts_over_ssh_read_what_the_other_one_wrote() {
     let folder = format!("shared={}", at("data"));
     let words = ["--hosts", "h1,h2", "--dir", &folder, "--size", "1M", "--rounds", "1", "--model", "llama3-405b"];
     let run = || command(&[&words[..], &["--json", &json]].concat()).env("PATH", &path).output().unwrap();
-    let out = run();
-    assert!(out.status.success(), "{}", said(&out));
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    passed(&run());
+    let report = report(&json);
     assert_eq!((&report["hosts"], &report["ranks"]), (&serde_json::json!(["h1", "h2"]), &16.into()));
     assert_eq!(report["places"][0]["read"]["runs"][0]["ranks"].as_array().unwrap().len(), 16);
     assert!(names(Path::new(&at("data"))).is_empty());
@@ -144,35 +124,19 @@ fn an_interrupted_run_removes_its_files() {
     }
 }
 
-/// The program that mounts, which is built with all tests; none on a machine without FUSE.
-fn spurline_or_skip() -> Option<PathBuf> {
-    let program = Path::new(env!("CARGO_BIN_EXE_spurline-bench")).with_file_name("spurline");
-    let lacks = [
-        (!program.is_file()).then_some("spurline is not built"),
-        (!Path::new("/dev/fuse").exists()).then_some("there is no /dev/fuse"),
-        (!rustix::process::geteuid().is_root()).then_some("network namespaces need root"),
-    ];
-    let Some(why) = lacks.into_iter().flatten().next() else { return Some(program) };
-    let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|word| matches!(word, "netns" | "fuse")), "{why}");
-    println!("SKIP: {why}");
-    None
-}
-
 #[test]
 fn own_mounts_write_and_read_through_each_other() {
     let Some(spurline) = spurline_or_skip() else { return };
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();
     std::fs::create_dir(at("work")).unwrap();
-    let run = |words: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_spurline-bench"));
-        command.arg("checkpoint").args(words).arg("--spurline").arg(&spurline).output().unwrap()
+    let run = |words: &[&str]| -> Output {
+        bench(&[&["checkpoint", "--spurline", spurline.to_str().unwrap()], words].concat())
     };
     let (work, json) = (at("work"), at("r.json"));
     let out = run(&["--work-dir", &work, "--json", &json, "--ranks", "2", "--size", "2M", "--rounds", "1"]);
-    assert!(out.status.success(), "{}", said(&out));
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    passed(&out);
+    let report = report(&json);
     let shape: Vec<(&str, bool)> = report["places"]
         .as_array()
         .unwrap()
@@ -199,9 +163,8 @@ fn own_mounts_write_and_read_through_each_other() {
 
 #[test]
 fn wrong_words_and_places_say_what_is_right() {
-    let refused = |words: &[&str], code: i32, says: &str| {
-        let out = bench(words);
-        assert!(out.status.code() == Some(code) && said(&out).contains(says), "{words:?}: {}", said(&out));
+    let refused = |words: &[&str], code, says| {
+        super::refused(&[&["checkpoint"], words, &NO_SPURLINE].concat(), code, says);
     };
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().to_str().unwrap();

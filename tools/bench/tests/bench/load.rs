@@ -1,21 +1,11 @@
-//! `bench load` as users run it: on plain folders, and on network namespaces as hosts.
+//! `bench load` on plain folders, and on network namespaces as hosts.
 
-use serde_json::Value;
-use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use super::{NO_SPURLINE, bench, passed, report, said, skip, spurline_or_skip};
+use std::path::Path;
+use std::process::Output;
 
-fn bench(words: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spurline-bench"));
-    command.arg("load").args(words).args(["--spurline", "/bin/false"]).output().unwrap()
-}
-
-fn said(out: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
-}
-
-fn report(path: &Path) -> Value {
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+fn load(words: &[&str]) -> Output {
+    bench(&[&["load"], words, &NO_SPURLINE].concat())
 }
 
 #[test]
@@ -23,15 +13,15 @@ fn a_model_is_made_and_loaded_in_every_way() {
     let models = tempfile::tempdir().unwrap();
     let work = tempfile::tempdir().unwrap();
     let dir = models.path().to_str().unwrap();
-    let made = bench(&["--make", dir, "--size", "24M", "--files", "2"]);
+    let made = load(&["--make", dir, "--size", "24M", "--files", "2"]);
     assert!(made.status.success() && said(&made).contains("tensors in 2 files"), "{}", said(&made));
-    let again = bench(&["--make", dir, "--size", "24M"]);
+    let again = load(&["--make", dir, "--size", "24M"]);
     assert!(again.status.code() == Some(2) && said(&again).contains("has a model already"), "{}", said(&again));
     let json = work.path().join("load.json");
     let work_dir = work.path().to_str().unwrap();
     let words =
         ["--dir", &format!("first={dir}"), "--dir", &format!("again={dir}"), "--threads", "1,3", "--rounds", "2"];
-    let loaded = bench(&[&words[..], &["--work-dir", work_dir, "--json", json.to_str().unwrap()]].concat());
+    let loaded = load(&[&words[..], &["--work-dir", work_dir, "--json", json.to_str().unwrap()]].concat());
     let text = said(&loaded);
     assert!(loaded.status.success(), "{text}");
     for word in ["mmap-shuffled", "pread-16m", "of cat", "of the first", "faults", "CPU s/GiB"] {
@@ -54,7 +44,7 @@ fn a_cache_of_blocks_leaves_nothing() {
     let dir = format!("plain={}", folder.path().display());
     let work_dir = work.path().to_str().unwrap();
     let words = ["--kv", "--dir", &dir, "--block", "256K", "--blocks", "6", "--lookups", "200", "--rounds", "2"];
-    let out = bench(&[&words[..], &["--work-dir", work_dir, "--json", json.to_str().unwrap()]].concat());
+    let out = load(&[&words[..], &["--work-dir", work_dir, "--json", json.to_str().unwrap()]].concat());
     assert!(out.status.success() && said(&out).contains("absent us, p99"), "{}", said(&out));
     let figures = &report(&json)["kv"][0];
     for name in ["write_bytes_per_second", "read_bytes_per_second", "absent_us", "absent_p99_us", "present_us"] {
@@ -63,41 +53,22 @@ fn a_cache_of_blocks_leaves_nothing() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
-/// The program beside this one; `None` where it is not built, or the machine can't mount or has no network namespaces.
-fn spurline_for_hosts() -> Option<PathBuf> {
-    let program = Path::new(env!("CARGO_BIN_EXE_spurline-bench")).with_file_name("spurline");
-    let why_not = [
-        (!program.is_file()).then_some("spurline is not built"),
-        File::options().read(true).write(true).open("/dev/fuse").is_err().then_some("/dev/fuse can't be opened"),
-        (!rustix::process::geteuid().is_root()).then_some("network namespaces need root"),
-        Command::new("tc").arg("-V").output().is_err().then_some("tc is not installed"),
-    ];
-    let Some(why) = why_not.into_iter().flatten().next() else { return Some(program) };
-    skip(why);
-    None
-}
-
-fn skip(why: &str) {
-    let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
-    assert!(!required.split(',').any(|word| matches!(word, "fuse" | "netns")), "{why}");
-    println!("SKIP: {why}");
+/// A round that mounts, and works where the report is.
+fn load_mounted(spurline: &Path, words: &[&str], json: &Path) -> Output {
+    let mut command = super::bench_command(&[&["load", "--rounds", "1"], words].concat());
+    command.arg("--spurline").arg(spurline).arg("--work-dir").arg(json.parent().unwrap()).arg("--json").arg(json);
+    command.output().unwrap()
 }
 
 #[test]
 fn a_distant_node_is_read_through_a_delayed_link() {
-    let Some(spurline) = spurline_for_hosts() else { return };
+    let Some(spurline) = spurline_or_skip() else { return };
     let work = tempfile::tempdir().unwrap();
     let json = work.path().join("delayed.json");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spurline-bench"));
-    command.args(["load", "--feed", "node", "--delay", "40ms", "--size", "4M", "--files", "1", "--rounds", "1"]);
-    command
-        .args(["--case", "cat,mmap", "--threads", "2", "--spurline"])
-        .arg(&spurline)
-        .arg("--work-dir")
-        .arg(work.path());
-    let out = command.arg("--json").arg(&json).output().unwrap();
-    let text = said(&out);
-    assert!(out.status.success() && text.contains("the node has a round trip of 40 ms"), "{text}");
+    let words =
+        ["--feed", "node", "--delay", "40ms", "--size", "4M", "--files", "1", "--case", "cat,mmap", "--threads", "2"];
+    let text = passed(&load_mounted(&spurline, &words, &json));
+    assert!(text.contains("the node has a round trip of 40 ms"), "{text}");
     let report = report(&json);
     assert_eq!(report["round_trip_seconds"].as_f64(), Some(0.04));
     for case in report["cases"].as_array().unwrap() {
@@ -108,18 +79,15 @@ fn a_distant_node_is_read_through_a_delayed_link() {
 
 #[test]
 fn one_host_and_all_load_cold_models_over_their_links() {
-    let Some(spurline) = spurline_for_hosts() else { return };
+    let Some(spurline) = spurline_or_skip() else { return };
     let work = tempfile::tempdir().unwrap();
     let json = work.path().join("hosts.json");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spurline-bench"));
-    command.args(["load", "--hosts", "3", "--link", "2000", "--size", "12M", "--files", "1", "--rounds", "1"]);
-    command.args(["--case", "cat", "--spurline"]).arg(&spurline).arg("--work-dir").arg(work.path());
-    let out = command.arg("--json").arg(&json).output().unwrap();
-    let text = said(&out);
+    let words = ["--hosts", "3", "--link", "2000", "--size", "12M", "--files", "1", "--case", "cat"];
+    let out = load_mounted(&spurline, &words, &json);
     if out.status.code() == Some(3) {
-        return skip(&text);
+        return skip("netns", &said(&out));
     }
-    assert!(out.status.success() && text.contains("busiest node"), "{text}");
+    assert!(passed(&out).contains("busiest node"), "{}", said(&out));
     let report = report(&json);
     assert_eq!((report["hosts"].as_u64(), report["link_bits_per_second"].as_u64()), (Some(3), Some(2_000_000_000)));
     let case = &report["cases"][0];
@@ -136,9 +104,9 @@ fn one_host_and_all_load_cold_models_over_their_links() {
 fn folders_without_a_model_are_refused() {
     let empty = tempfile::tempdir().unwrap();
     let dir = empty.path().to_str().unwrap();
-    let out = bench(&["--dir", dir, "--work-dir", dir]);
+    let out = load(&["--dir", dir, "--work-dir", dir]);
     assert_eq!(out.status.code(), Some(2));
     assert!(said(&out).contains("--make"), "{}", said(&out));
-    let out = bench(&["--size", "1K", "--work-dir", dir]);
+    let out = load(&["--size", "1K", "--work-dir", dir]);
     assert!(out.status.code() == Some(2) && said(&out).contains("give 2G"), "{}", said(&out));
 }

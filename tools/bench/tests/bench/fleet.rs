@@ -1,8 +1,7 @@
 //! `bench fio` on two hosts, which are network namespaces: with running fio servers, over a stand-in for ssh, and with
 //! what goes wrong.
 
-use serde_json::Value;
-use std::os::unix::fs::PermissionsExt as _;
+use super::{bench, check_page, has_fio, passed, report, said, skip, write_script};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -20,9 +19,6 @@ fn ip(words: &str) -> Result<(), String> {
 
 impl TwoHosts {
     fn new(id: &str) -> Result<TwoHosts, String> {
-        if Command::new("fio").arg("--version").output().is_err() {
-            return Err("fio is not installed".into());
-        }
         if !rustix::process::geteuid().is_root() {
             return Err("network namespaces need root".into());
         }
@@ -42,15 +38,10 @@ impl TwoHosts {
 
     /// The hosts, or a message that the test is skipped.
     fn or_skip(id: &str) -> Option<TwoHosts> {
-        match TwoHosts::new(id) {
-            Ok(hosts) => Some(hosts),
-            Err(why) => {
-                let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
-                assert!(!required.split(',').any(|word| matches!(word, "netns" | "fio")), "{why}");
-                println!("SKIP: {why}");
-                None
-            }
+        if !has_fio() {
+            return None;
         }
+        TwoHosts::new(id).map_err(|why| skip("netns", &why)).ok()
     }
 
     fn on(&self, host: usize, program: &str) -> Command {
@@ -107,10 +98,6 @@ impl Drop for FioServer {
 const JOB: &str = "[global]\ndirectory=${DIR}\nfilename_format=spurline.$jobnum\nunique_filename=0\nrw=randread\nbs=${BS}\n\
 size=${SIZE}\nioengine=psync\niodepth=${DEPTH}\ntime_based=1\nruntime=${TIME}\ngroup_reporting=1\n[own]\nnumjobs=${JOBS}\n";
 
-fn said(out: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
-}
-
 #[test]
 fn one_job_file_runs_on_both_hosts_at_once_in_turn_over_two_folders() {
     let Some(hosts) = TwoHosts::or_skip("r") else { return };
@@ -128,17 +115,17 @@ fn one_job_file_runs_on_both_hosts_at_once_in_turn_over_two_folders() {
     let small = ["--size", "2m", "--time", "1s", "--rounds", "1"];
     let prepare = ["--hosts", HOSTS[1], "--dir", &data, "--job", "prepare", "--jobs", "2"];
     let out = hosts.bench(&[&prepare[..], &small].concat(), dir.path());
-    assert!(out.status.success(), "{}", said(&out));
+    passed(&out);
     let (json, html, job, tcp, rdma) =
         (at("r.json"), at("r.html"), at("own.fio"), format!("tcp={data}"), format!("rdma={data}/../data"));
     let words = ["--hosts", &all, "--job", &job, "--set", "BS=4k", "--dir", &tcp, "--dir", &rdma, "--clients", "1,2"];
     let more = ["--jobs", "2", "--json", &json, "--html", &html, "--plot"];
     let out = hosts.bench(&[&words[..], &small, &more].concat(), dir.path());
-    assert!(out.status.success(), "{}", said(&out));
+    passed(&out);
     for part in ["of tcp", "CPU-s/GiB fio", "Throughput over hosts", "Throughput over time", "p99"] {
         assert!(said(&out).contains(part), "{part:?} is missing: {}", said(&out));
     }
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let report = report(&json);
     let rows = report["rows"].as_array().unwrap();
     let shape: Vec<(&str, u64)> =
         rows.iter().map(|row| (row["folder"].as_str().unwrap(), row["hosts"].as_u64().unwrap())).collect();
@@ -148,8 +135,7 @@ fn one_job_file_runs_on_both_hosts_at_once_in_turn_over_two_folders() {
     assert!(each.len() == 2 && each.iter().all(|bytes| *bytes > 0), "{run}");
     assert_eq!(run["all"]["bytes"].as_u64(), Some(each.iter().sum()), "summed as fio does");
     assert!(rows[3]["cpu_seconds_per_gib"]["fio"].is_number() && rows[3]["bytes_per_second"].as_f64() > Some(0.0));
-    let page = std::fs::read_to_string(&html).unwrap();
-    assert!(page.contains("<svg") && !page.contains("http://") && !page.contains("https://"));
+    check_page(&html);
     // A job that fails on the hosts: what to do, with fio's own words.
     let out = hosts
         .bench(&["--hosts", &all, "--dir", "/no/such/folder", "--job", "seq-read-1m", "--rounds", "1"], dir.path());
@@ -174,12 +160,11 @@ fn servers_are_started_over_ssh_and_end_with_the_run() {
          exec ip netns exec $to \"$@\"\n",
         HOSTS[0], hosts.names[0], hosts.names[1]
     );
-    std::fs::write(at("ssh"), script).unwrap();
-    std::fs::set_permissions(at("ssh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(at("ssh"), &script);
     let all = format!("{}:8770,{}:8770", HOSTS[0], HOSTS[1]);
     let words = ["--hosts", &all, "--ssh", "--dir", &data, "--job", "prepare", "--size", "1m", "--rounds", "1"];
     let out = hosts.bench(&words, dir.path());
-    assert!(out.status.success(), "{}", said(&out));
+    passed(&out);
     // fio's process for the last connection ends by itself, a moment after the server.
     let listens = || {
         let mut probe = hosts.on(1, "bash");
@@ -202,15 +187,7 @@ fn servers_are_started_over_ssh_and_end_with_the_run() {
 
 /// `bench fio` on this machine, whose fio server it starts; none without fio.
 fn bench_here(words: &[&str], work: &Path) -> Option<Output> {
-    if Command::new("fio").arg("--version").output().is_err() {
-        let required = std::env::var("SPURLINE_TEST_REQUIRE").unwrap_or_default();
-        assert!(!required.split(',').any(|word| word == "fio"), "fio is not installed");
-        println!("SKIP: fio is not installed");
-        return None;
-    }
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spurline-bench"));
-    command.arg("fio").args(words).arg("--work-dir").arg(work);
-    Some(command.output().unwrap())
+    has_fio().then(|| bench(&[&["fio"], words, &["--work-dir", work.to_str().unwrap()]].concat()))
 }
 
 #[test]
@@ -223,8 +200,8 @@ fn the_rates_of_all_processes_are_summed_over_time() {
     let words = ["--dir", &data, "--job", &job, "--set", "BS=4k", "--size", "1m", "--jobs", "4"];
     let more = ["--time", "3s", "--rounds", "1", "--json", &json];
     let Some(out) = bench_here(&[&words[..], &more].concat(), dir.path()) else { return };
-    assert!(out.status.success(), "{}", said(&out));
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    passed(&out);
+    let report = report(&json);
     let over_time = report["rows"][0]["runs"][0]["over_time"].as_array().unwrap();
     let most = over_time.iter().filter_map(|point| point["bytes_per_second"].as_f64()).fold(0.0, f64::max);
     assert!(most > 2.5 * f64::from(1 << 20), "{report}");
@@ -260,9 +237,9 @@ fn reading_jobs_make_no_files_and_writing_jobs_leave_none() {
     let files = [("spurline.0".to_owned(), 2 << 20), ("spurline.1".to_owned(), 2 << 20)];
     assert_eq!(left(), files);
     let out = run("rand-read-4k", &["--size", "2m", "--jobs", "2"]).unwrap();
-    assert!(out.status.success(), "{}", said(&out));
+    passed(&out);
     let out = run("rand-write-4k", &["--size", "2m", "--jobs", "2"]).unwrap();
-    assert!(out.status.success(), "{}", said(&out));
+    passed(&out);
     assert_eq!(left(), files);
     let absent = bench_here(&["--dir", "/no/such/folder"], dir.path()).unwrap();
     assert!(absent.status.code() == Some(3) && said(&absent).contains("there is no folder"), "{}", said(&absent));
@@ -270,27 +247,19 @@ fn reading_jobs_make_no_files_and_writing_jobs_leave_none() {
 
 #[test]
 fn wrong_words_and_shipped_job_files() {
-    let bench =
-        |words: &[&str]| Command::new(env!("CARGO_BIN_EXE_spurline-bench")).arg("fio").args(words).output().unwrap();
-    let list = bench(&["--list-jobs"]);
-    assert!(list.status.success() && said(&list).contains("rand-write-4k"), "{}", said(&list));
-    assert!(said(&bench(&["--print-job", "seq-read-1m"])).contains("rw=read\nbs=1m"));
-    let refused = |words: &[&str], says: &str| {
-        let out = bench(words);
-        assert!(out.status.code() == Some(2) && said(&out).contains(says), "{words:?}: {}", said(&out));
-    };
-    refused(&[], "--dir");
-    if Command::new("fio").arg("--version").output().is_err() {
-        println!("SKIP: fio is not installed");
+    assert!(passed(&bench(&["fio", "--list-jobs"])).contains("rand-write-4k"));
+    assert!(passed(&bench(&["fio", "--print-job", "seq-read-1m"])).contains("rw=read\nbs=1m"));
+    let refused = |words: &[&str], code, says| super::refused(&[&["fio"], words].concat(), code, says);
+    refused(&[], 2, "--dir");
+    if !has_fio() {
         return;
     }
-    refused(&["--hosts", "a", "--dir", "mnt"], "absolute folder");
-    refused(&["--hosts=-oProxyCommand=x", "--dir", "/mnt"], "no host");
-    refused(&["--hosts", "a", "--dir", "/mnt", "--clients", "2"], "--hosts names 1");
+    refused(&["--hosts", "a", "--dir", "mnt"], 2, "absolute folder");
+    refused(&["--hosts=-oProxyCommand=x", "--dir", "/mnt"], 2, "no host");
+    refused(&["--hosts", "a", "--dir", "/mnt", "--clients", "2"], 2, "--hosts names 1");
     let dir = tempfile::tempdir().unwrap();
     let job = dir.path().join("j.fio");
     std::fs::write(&job, "[j]\nbs=${BS}\n").unwrap();
-    refused(&["--hosts", "a", "--dir", "/mnt", "--job", job.to_str().unwrap()], "--set BS=VALUE");
-    let missing = bench(&["--hosts", "a", "--dir", "/mnt", "--job", "/no/such.fio"]);
-    assert_eq!(missing.status.code(), Some(3), "{}", said(&missing));
+    refused(&["--hosts", "a", "--dir", "/mnt", "--job", job.to_str().unwrap()], 2, "--set BS=VALUE");
+    refused(&["--hosts", "a", "--dir", "/mnt", "--job", "/no/such.fio"], 3, "/no/such.fio");
 }

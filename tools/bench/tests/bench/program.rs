@@ -1,17 +1,11 @@
 //! The program as `spurline bench` runs it.
 
-use std::os::unix::fs::PermissionsExt as _;
-use std::process::{Command, Output};
-
-fn bench(words: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_spurline-bench")).args(words).output().unwrap()
-}
+use super::{bench, bench_command, names, refused, said, write_script};
 
 #[test]
 fn help_names_every_flag_and_says_how_it_is_called() {
-    let out = bench(&["suite", "--help"]);
-    let text = String::from_utf8(out.stdout).unwrap();
-    assert!(out.status.success() && text.contains("spurline bench suite"), "{text}");
+    let text = super::passed(&bench(&["suite", "--help"]));
+    assert!(text.contains("spurline bench suite"), "{text}");
     for flag in ["--quick", "--only", "--json", "--html", "--plot", "--markdown", "--spurline", "--strict"] {
         assert!(text.contains(flag), "{flag} is missing: {text}");
     }
@@ -29,11 +23,7 @@ fn man_pages_are_written() {
 fn folders_that_are_missing_stay_missing() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).display().to_string();
-    let refused = |words: &[&str], says: &str| {
-        let out = bench(words);
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert!(out.status.code() == Some(3) && said.contains(says), "{words:?}: {said}");
-    };
+    let refused = |words: &[&str], says| refused(words, 3, says);
     let (absent, report, here) = (at("absent"), at("absent/report.json"), at(""));
     let suite = ["suite", "--only", "start", "--spurline", "/bin/false", "--memory-dir", &here];
     refused(&[&suite[..], &["--disk-dir", &absent]].concat(), "--disk-dir");
@@ -41,7 +31,7 @@ fn folders_that_are_missing_stay_missing() {
     refused(&[&suite[..], &["--disk-dir", &here, "--markdown", &report]].concat(), "--markdown");
     refused(&["train", "--model", "unet3d", "--spurline", "/bin/false", "--work-dir", &absent], "--work-dir");
     refused(&["checkpoint", "--spurline", "/bin/false", "--html", &report], "--html");
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is made");
+    assert!(names(dir.path()).is_empty(), "nothing is made");
 }
 
 #[test]
@@ -53,14 +43,12 @@ fn an_interruption_is_not_taken_for_something_missing() {
     let dir = tempfile::tempdir().unwrap();
     // Ctrl-C arrives while a namespace is made.
     let ip = dir.path().join("ip");
-    std::fs::write(&ip, "#!/bin/sh\n[ \"$2\" = add ] && kill -INT $PPID && exec sleep 60\nexit 0\n").unwrap();
-    std::fs::set_permissions(&ip, std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&ip, "#!/bin/sh\n[ \"$2\" = add ] && kill -INT $PPID && exec sleep 60\nexit 0\n");
     let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap_or_default());
     let words = ["train", "--model", "retinanet", "--accelerator", "b200", "--data", "2M", "--feed", "node"];
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spurline-bench"));
-    command.args(words).args(["--spurline", "/bin/false", "--work-dir"]).arg(dir.path()).env("PATH", path);
+    let mut command = bench_command(&words);
+    command.args(["--spurline", "/bin/false", "--work-dir"]).arg(dir.path()).env("PATH", path);
     let out = command.output().unwrap();
-    let said = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert!(out.status.code() == Some(1) && said.contains("interrupted"), "{said}");
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "only the stand-in is left");
+    assert!(out.status.code() == Some(1) && said(&out).contains("interrupted"), "{}", said(&out));
+    assert_eq!(names(dir.path()).len(), 1, "only the stand-in is left");
 }
