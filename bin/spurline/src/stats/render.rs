@@ -258,8 +258,10 @@ impl StatsTable {
 
     /// The sections in `own`, and sections that have figures by now.
     pub fn with_figures(own: &str, now: &Stats) -> Self {
-        let shown = |section: &&StatsSection| own.contains(section.letter) || section.has_figures(now);
-        StatsTable { sections: STATS_SECTIONS.iter().filter(shown).collect() }
+        let sections = STATS_SECTIONS.iter();
+        StatsTable {
+            sections: sections.filter(|section| own.contains(section.letter) || section.has_figures(now)).collect(),
+        }
     }
 
     /// Leaves out the last sections, so that a line fits into `width`; returns the letters and titles of these.
@@ -365,17 +367,16 @@ impl ColumnKind {
 
     /// Whether a counter or gauge behind this number is not zero.
     fn has_figure(self, now: &Stats) -> bool {
-        let is_set = |of: MetricOf| of(now).get() > 0;
         match self {
             ColumnKind::Percent(of)
             | ColumnKind::Bytes(of)
             | ColumnKind::Count(of)
             | ColumnKind::Rate(of)
             | ColumnKind::Failures(of)
-            | ColumnKind::Flow(of) => is_set(of),
-            ColumnKind::Latency(_, operations) => is_set(operations),
-            ColumnKind::Share(part, other) => is_set(part) || is_set(other),
-            ColumnKind::PairShare(part, other) => part.into_iter().chain(other).any(is_set),
+            | ColumnKind::Flow(of)
+            | ColumnKind::Latency(_, of) => of(now).get() > 0,
+            ColumnKind::Share(part, other) => part(now).get() + other(now).get() > 0,
+            ColumnKind::PairShare(part, other) => part.into_iter().chain(other).any(|of| of(now).get() > 0),
         }
     }
 
@@ -546,12 +547,14 @@ mod tests {
         assert!(table.table_line(&at(1), &at(2), 1.0, true).contains("\u{1b}[1m\u{1b}[31m"), "failures are red");
     }
 
+    /// The sections of a process with this status and these counters.
+    fn shown(status: Value, stats: Value) -> String {
+        let own = own_sections(&ProcessStatus::from_json(&status).unwrap());
+        StatsTable::with_figures(own, &read_stats(&stats)).letters()
+    }
+
     #[test]
     fn sections_with_figures_are_shown_and_those_of_the_role() {
-        let shown = |status: Value, stats: Value| {
-            let own = own_sections(&ProcessStatus::from_json(&status).unwrap());
-            StatsTable::with_figures(own, &read_stats(&stats)).letters()
-        };
         assert_eq!(shown(json!({"kind": "mount"}), json!({})), "uf");
         assert_eq!(shown(json!({"kind": "mount"}), json!({"object": {"get_ops": 1}, "s3": {"ops": 2}})), "ufso");
         assert_eq!(shown(json!({"kind": "other"}), json!({"rdma": {"paths_down": 1}})), "ue");

@@ -26,6 +26,10 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for a process to take the request of a report, and for the report of an ended process to arrive.
 const END_WATCH_LIMIT: Duration = Duration::from_secs(2);
 
+/// Longest time that a mount without users is busy, and the pause between two attempts.
+const BUSY_WITHOUT_USERS: Duration = Duration::from_secs(1);
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
+
 /// How to unmount.
 #[derive(Debug, Clone, Copy)]
 pub struct UnmountRequest {
@@ -118,9 +122,9 @@ fn unmount_now(mount: &SpurlineMount, lazy: bool, force: bool) -> Result<(), Fau
     let at = &mount.mountpoint;
     if rustix::process::geteuid().is_root() {
         let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() } | UnmountFlags::NOFOLLOW;
-        let forced = // A forced unmount breaks the connection as the control file does.
-        unmount(at, if force { flags | UnmountFlags::FORCE } else { flags });
-        let done = match forced {
+        // A forced unmount breaks the connection as the control file does.
+        let forced = if force { flags | UnmountFlags::FORCE } else { flags };
+        let done = match unmount_idle(at, forced) {
             // Root of a user namespace may unmount, but not by force.
             Err(rustix::io::Errno::PERM) if force => unmount(at, flags),
             done => done,
@@ -140,6 +144,19 @@ fn unmount_now(mount: &SpurlineMount, lazy: bool, force: bool) -> Result<(), Fau
     }
     let text = String::from_utf8_lossy(&out.stderr).trim().to_owned();
     if text.contains("busy") { Err(busy_fault(at)) } else { Err(Fault::failed(text, "")) }
+}
+
+/// Unmounts. What keeps a mount busy and is no process that has a file there passes: a program between fork and exec, a scan.
+fn unmount_idle(at: &Path, flags: UnmountFlags) -> rustix::io::Result<()> {
+    let until = Instant::now() + BUSY_WITHOUT_USERS;
+    loop {
+        match unmount(at, flags) {
+            Err(rustix::io::Errno::BUSY) if Instant::now() < until && users_of(at).is_empty() => {
+                std::thread::sleep(BUSY_PAUSE);
+            }
+            done => return done,
+        }
+    }
 }
 
 fn busy_fault(at: &Path) -> Fault {

@@ -408,7 +408,8 @@ fn an_older_release_is_named_and_reads_go_on() {
             let volume = connect(source.path(), &nodes, None, Some(old)).unwrap();
             let error = volume.open_writes(None, 4 * BLOCK).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{older}: {error}");
-            for words in [said, "speaks protocol version 5", "need 6", "upgrade", "--rw"] {
+            let (speaks, need) = (format!("speaks protocol version {OLD}"), format!("need {MIN_WRITE_VERSION}"));
+            for words in [said, &speaks, &need, "upgrade", "--rw"] {
                 assert!(error.message().contains(words), "{older}: {error}");
             }
             assert_eq!(volume.lookup(b"f").unwrap().size, 5);
