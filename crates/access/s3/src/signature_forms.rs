@@ -40,18 +40,14 @@ fn check_header(value: &str) -> S3Result<()> {
     if scheme != ALGORITHM {
         return Err(s3_error!(InvalidArgument, "the Authorization header has another scheme than {ALGORITHM}"));
     }
-    let component = |name: &str| {
-        let mut components = rest.split(',').filter_map(|part| part.trim().split_once('='));
-        components.find(|(given, _)| *given == name).map(|(_, value)| value).filter(|value| !value.is_empty())
-    };
     let malformed =
         |why: String| s3_error!(AuthorizationHeaderMalformed, "the Authorization header is malformed: {why}");
     for name in ["Credential", "SignedHeaders", "Signature"] {
-        if component(name).is_none() {
+        if find_component(rest, name).is_none() {
             return Err(malformed(format!("it has no {name}; Credential, SignedHeaders and Signature are required")));
         }
     }
-    if !component("Credential").is_some_and(is_credential) {
+    if !find_component(rest, "Credential").is_some_and(is_credential) {
         return Err(malformed(format!("its Credential is not of the form {CREDENTIAL_FORM}")));
     }
     Ok(())
@@ -72,23 +68,31 @@ fn wrong_parameters(why: &str) -> S3Error {
     s3_error!(AuthorizationQueryParametersError, "the signed URL is malformed: {why}")
 }
 
+/// A component of the Authorization header; `None` if it is absent or empty.
+fn find_component<'a>(rest: &'a str, name: &str) -> Option<&'a str> {
+    let mut components = rest.split(',').filter_map(|part| part.trim().split_once('='));
+    components.find(|(given, _)| *given == name).map(|(_, value)| value).filter(|value| !value.is_empty())
+}
+
+/// A decoded parameter of a URL's query.
+fn find_parameter(query: &str, name: &str) -> Option<String> {
+    let found = query.split('&').filter_map(|pair| pair.split_once('=')).find(|(given, _)| *given == name);
+    found.map(|(_, value)| percent_decode_str(value).decode_utf8_lossy().into_owned())
+}
+
 fn check_url(query: &str) -> S3Result<()> {
-    let parameter = |name: &str| {
-        let found = query.split('&').filter_map(|pair| pair.split_once('=')).find(|(given, _)| *given == name);
-        found.map(|(_, value)| percent_decode_str(value).decode_utf8_lossy().into_owned())
-    };
     for name in URL_PARAMETERS {
-        if parameter(name).is_none_or(|value| value.is_empty()) {
+        if find_parameter(query, name).is_none_or(|value| value.is_empty()) {
             return Err(wrong_parameters(&format!("it has no {name}; {} are required", URL_PARAMETERS.join(", "))));
         }
     }
-    if parameter("X-Amz-Algorithm").as_deref() != Some(ALGORITHM) {
+    if find_parameter(query, "X-Amz-Algorithm").as_deref() != Some(ALGORITHM) {
         return Err(wrong_parameters(&format!("the only X-Amz-Algorithm is {ALGORITHM}")));
     }
-    if !parameter("X-Amz-Credential").is_some_and(|text| is_credential(&text)) {
+    if !find_parameter(query, "X-Amz-Credential").is_some_and(|text| is_credential(&text)) {
         return Err(wrong_parameters(&format!("X-Amz-Credential is not of the form {CREDENTIAL_FORM}")));
     }
-    match parameter("X-Amz-Expires").and_then(|text| text.parse::<u64>().ok()) {
+    match find_parameter(query, "X-Amz-Expires").and_then(|text| text.parse::<u64>().ok()) {
         Some(1..=URL_LIFE_MAX_SECONDS) => Ok(()),
         _ => Err(wrong_parameters(&format!(
             "X-Amz-Expires is a number of seconds, from 1 to {URL_LIFE_MAX_SECONDS} (a week)"
