@@ -67,8 +67,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             }));
         }
         for (variant, label, congestion) in PROBE_PROGRAMS {
-            let take = move || probe_rate(suite, pair, load, congestion, server);
-            both.push(both_directions(load, variant, label, take));
+            both.push(both_directions(load, variant, label, move || probe_rate(suite, pair, load, congestion, server)));
         }
         for (case, cost) in both {
             cases.push(case);

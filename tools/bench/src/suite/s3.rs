@@ -99,14 +99,16 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         {
             let source = format!("s3://{S3_BUCKET}");
             let order = PartOrder::Fetch(FetchPart { source, path: file_name(0), to: None, threads });
-            let take = move || server.part_sample(suite, &order, FigureUnit::Bandwidth, "reader");
-            cases.push(BenchCase::new(&group, variant, label, FigureUnit::Bandwidth, take));
+            cases.push(BenchCase::new(&group, variant, label, FigureUnit::Bandwidth, move || {
+                server.part_sample(suite, &order, FigureUnit::Bandwidth, "reader")
+            }));
         }
         for (variant, label, direct) in
             [("direct", "mount, O_DIRECT 1 MiB, 1 job", true), ("buffered", "mount, buffered 1 MiB, 1 job", false)]
         {
-            let take = move || mount_sample(suite, server, len, direct);
-            let case = BenchCase::new(&group, variant, label, FigureUnit::Bandwidth, take);
+            let case = BenchCase::new(&group, variant, label, FigureUnit::Bandwidth, move || {
+                mount_sample(suite, server, len, direct)
+            });
             let case = case.against("of the plain client", &["plain-8", "plain-16"], Some(0.9));
             cases.push(case.warm(move || {
                 // Every byte is compared once.

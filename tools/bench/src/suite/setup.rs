@@ -447,8 +447,9 @@ impl BenchSuite {
             time_ms: self.time.as_millis() as u64,
             ..part
         });
-        let take = move || self.part_sample(&order, Some(net), unit, user, &[server]);
-        BenchCase::new(load.name, variant, label, unit, take)
+        BenchCase::new(load.name, variant, label, unit, move || {
+            self.part_sample(&order, Some(net), unit, user, &[server])
+        })
     }
 }
 

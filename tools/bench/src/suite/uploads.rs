@@ -49,8 +49,8 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             ("alone", "mount", &rig.lone, &rig.through_node, load.floors[0]),
             ("node", "mount of a node", &rig.through_node, &rig.lone, load.floors[1]),
         ] {
-            let take = move || rig.write_files(load, mount, other);
-            let case = BenchCase::new(load.group, variant, label, load.unit, take);
+            let case =
+                BenchCase::new(load.group, variant, label, load.unit, move || rig.write_files(load, mount, other));
             cases.push(case.against("of the plain client", &["plain"], Some(floor)));
         }
     }

@@ -312,8 +312,10 @@ impl<'a> WritePlaces<'a> {
         let mut cases = Vec::new();
         for (place, floor) in floors {
             let Some(place) = place else { continue };
-            let take = move || self.unpack(place, archive);
-            let case = BenchCase::new("untar of a source tree", place.variant, place.label, FigureUnit::Time, take);
+            let case =
+                BenchCase::new("untar of a source tree", place.variant, place.label, FigureUnit::Time, move || {
+                    self.unpack(place, archive)
+                });
             cases.push(if floor.is_none() { case } else { case.against("of tmpfs", &["tmpfs"], floor) });
         }
         cases

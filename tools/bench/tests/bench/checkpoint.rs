@@ -1,7 +1,7 @@
 //! `bench checkpoint` on plain folders and on own mounts.
 
 use super::{
-    NO_SPURLINE, bench, bench_command, check_page, names, passed, report, said, spurline_or_skip, write_script,
+    NO_SPURLINE, bench, bench_command, check_page, names, passed, path_in, report, said, spurline_or_skip, write_script,
 };
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -15,8 +15,7 @@ fn command(words: &[&str]) -> Command {
 fn folders_stand_beside_each_other_and_nothing_is_left() {
     let (plain, other, reports) =
         (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let at = |name: &str| reports.path().join(name).display().to_string();
-    let (json, html) = (at("r.json"), at("r.html"));
+    let (json, html) = (path_in(&reports, "r.json"), path_in(&reports, "r.html"));
     let first = format!("plain={}", plain.path().display());
     // The same folder under another path, as another mount would be.
     let second =
@@ -63,27 +62,28 @@ fn folders_stand_beside_each_other_and_nothing_is_left() {
 #[test]
 fn hosts_over_ssh_read_what_the_other_one_wrote() {
     let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name).display().to_string();
-    std::fs::create_dir(at("data")).unwrap();
-    let script = |name: &str, text: &str| write_script(at(name), text);
+    std::fs::create_dir(path_in(&dir, "data")).unwrap();
     // ssh OPTIONS -- HOST WORDS…, all on this host; and 'spurline bench' is this program.
-    script("ssh", "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\nshift 2\nexec \"$@\"\n");
-    script("spurline", &format!("#!/bin/sh\nshift\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_spurline-bench")));
+    write_script(path_in(&dir, "ssh"), "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\nshift 2\nexec \"$@\"\n");
+    write_script(
+        path_in(&dir, "spurline"),
+        &format!("#!/bin/sh\nshift\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_spurline-bench")),
+    );
     let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap_or_default());
-    let json = at("r.json");
-    let folder = format!("shared={}", at("data"));
+    let json = path_in(&dir, "r.json");
+    let folder = format!("shared={}", path_in(&dir, "data"));
     let words = ["--hosts", "h1,h2", "--dir", &folder, "--size", "1M", "--rounds", "1", "--model", "llama3-405b"];
     let run = || command(&[&words[..], &["--json", &json]].concat()).env("PATH", &path).output().unwrap();
     passed(&run());
     let report = report(&json);
     assert_eq!((&report["hosts"], &report["ranks"]), (&serde_json::json!(["h1", "h2"]), &16.into()));
     assert_eq!(report["places"][0]["read"]["runs"][0]["ranks"].as_array().unwrap().len(), 16);
-    assert!(names(Path::new(&at("data"))).is_empty());
+    assert!(names(Path::new(&path_in(&dir, "data"))).is_empty());
     // A host without the program, and one that can't be reached.
-    script("spurline", "#!/bin/sh\necho 'sh: spurline: not found' >&2\nexit 127\n");
+    write_script(path_in(&dir, "spurline"), "#!/bin/sh\necho 'sh: spurline: not found' >&2\nexit 127\n");
     let out = run();
     assert!(out.status.code() == Some(3) && said(&out).contains("spurline: not found"), "{}", said(&out));
-    script("ssh", "#!/bin/sh\necho 'Permission denied (publickey).' >&2; exit 255\n");
+    write_script(path_in(&dir, "ssh"), "#!/bin/sh\necho 'Permission denied (publickey).' >&2; exit 255\n");
     let out = run();
     assert!(out.status.code() == Some(3) && said(&out).contains("Permission denied (publickey)"), "{}", said(&out));
 }
@@ -128,12 +128,11 @@ fn an_interrupted_run_removes_its_files() {
 fn own_mounts_write_and_read_through_each_other() {
     let Some(spurline) = spurline_or_skip() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name).display().to_string();
-    std::fs::create_dir(at("work")).unwrap();
+    std::fs::create_dir(path_in(&dir, "work")).unwrap();
     let run = |words: &[&str]| -> Output {
         bench(&[&["checkpoint", "--spurline", spurline.to_str().unwrap()], words].concat())
     };
-    let (work, json) = (at("work"), at("r.json"));
+    let (work, json) = (path_in(&dir, "work"), path_in(&dir, "r.json"));
     let out = run(&["--work-dir", &work, "--json", &json, "--ranks", "2", "--size", "2M", "--rounds", "1"]);
     passed(&out);
     let report = report(&json);
@@ -150,11 +149,22 @@ fn own_mounts_write_and_read_through_each_other() {
     assert!(counters("read", "mount.tcp.recv_bytes") >= Some(4 << 20), "{report}");
     assert!(names(Path::new(&work)).is_empty());
     // A mount that is read-only is refused before anything is written.
-    let (source, mnt) = (at("source"), at("mnt"));
+    let (source, mnt) = (path_in(&dir, "source"), path_in(&dir, "mnt"));
     std::fs::create_dir(&source).unwrap();
     std::fs::create_dir(&mnt).unwrap();
     let mut mount = Command::new(&spurline);
-    mount.args(["mount", &source, &mnt, "-d", "--metrics", "none", "--cache-dir", &at("cache"), "--log", &at("log")]);
+    mount.args([
+        "mount",
+        &source,
+        &mnt,
+        "-d",
+        "--metrics",
+        "none",
+        "--cache-dir",
+        &path_in(&dir, "cache"),
+        "--log",
+        &path_in(&dir, "log"),
+    ]);
     assert!(mount.status().unwrap().success());
     let out = run(&["--dir", &mnt, "--size", "64K"]);
     assert!(Command::new(&spurline).args(["umount", &mnt]).status().unwrap().success());

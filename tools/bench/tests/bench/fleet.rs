@@ -1,7 +1,7 @@
 //! `bench fio` on two hosts, which are network namespaces: with running fio servers, over a stand-in for ssh, and with
 //! what goes wrong.
 
-use super::{bench, check_page, has_fio, passed, report, said, skip, write_script};
+use super::{bench, check_page, has_fio, passed, path_in, report, said, skip, write_script};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -102,10 +102,9 @@ size=${SIZE}\nioengine=psync\niodepth=${DEPTH}\ntime_based=1\nruntime=${TIME}\ng
 fn one_job_file_runs_on_both_hosts_at_once_in_turn_over_two_folders() {
     let Some(hosts) = TwoHosts::or_skip("r") else { return };
     let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name).display().to_string();
-    let data = at("data");
+    let data = path_in(&dir, "data");
     std::fs::create_dir(&data).unwrap();
-    std::fs::write(at("own.fio"), JOB).unwrap();
+    std::fs::write(path_in(&dir, "own.fio"), JOB).unwrap();
     let all = HOSTS.join(",");
     // Nothing listens yet.
     let out = hosts.bench(&["--hosts", &all, "--dir", &data, "--job", "prepare"], dir.path());
@@ -116,8 +115,13 @@ fn one_job_file_runs_on_both_hosts_at_once_in_turn_over_two_folders() {
     let prepare = ["--hosts", HOSTS[1], "--dir", &data, "--job", "prepare", "--jobs", "2"];
     let out = hosts.bench(&[&prepare[..], &small].concat(), dir.path());
     passed(&out);
-    let (json, html, job, tcp, rdma) =
-        (at("r.json"), at("r.html"), at("own.fio"), format!("tcp={data}"), format!("rdma={data}/../data"));
+    let (json, html, job, tcp, rdma) = (
+        path_in(&dir, "r.json"),
+        path_in(&dir, "r.html"),
+        path_in(&dir, "own.fio"),
+        format!("tcp={data}"),
+        format!("rdma={data}/../data"),
+    );
     let words = ["--hosts", &all, "--job", &job, "--set", "BS=4k", "--dir", &tcp, "--dir", &rdma, "--clients", "1,2"];
     let more = ["--jobs", "2", "--json", &json, "--html", &html, "--plot"];
     let out = hosts.bench(&[&words[..], &small, &more].concat(), dir.path());
@@ -151,8 +155,7 @@ fn one_job_file_runs_on_both_hosts_at_once_in_turn_over_two_folders() {
 fn servers_are_started_over_ssh_and_end_with_the_run() {
     let Some(hosts) = TwoHosts::or_skip("s") else { return };
     let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name).display().to_string();
-    let data = at("data");
+    let data = path_in(&dir, "data");
     std::fs::create_dir(&data).unwrap();
     // ssh OPTIONS -- HOST WORDS…, where the host is a namespace.
     let script = format!(
@@ -160,7 +163,7 @@ fn servers_are_started_over_ssh_and_end_with_the_run() {
          exec ip netns exec $to \"$@\"\n",
         HOSTS[0], hosts.names[0], hosts.names[1]
     );
-    write_script(at("ssh"), &script);
+    write_script(path_in(&dir, "ssh"), &script);
     let all = format!("{}:8770,{}:8770", HOSTS[0], HOSTS[1]);
     let words = ["--hosts", &all, "--ssh", "--dir", &data, "--job", "prepare", "--size", "1m", "--rounds", "1"];
     let out = hosts.bench(&words, dir.path());
@@ -179,7 +182,7 @@ fn servers_are_started_over_ssh_and_end_with_the_run() {
     }
     assert!(!listens(), "the server is still there");
     // A host where fio can't be started.
-    std::fs::write(at("ssh"), "#!/bin/sh\necho 'Permission denied (publickey).' >&2; exit 255\n").unwrap();
+    std::fs::write(path_in(&dir, "ssh"), "#!/bin/sh\necho 'Permission denied (publickey).' >&2; exit 255\n").unwrap();
     let out = hosts.bench(&words, dir.path());
     assert_eq!(out.status.code(), Some(3), "{}", said(&out));
     assert!(said(&out).contains("Permission denied (publickey)"), "{}", said(&out));
@@ -193,10 +196,9 @@ fn bench_here(words: &[&str], work: &Path) -> Option<Output> {
 #[test]
 fn the_rates_of_all_processes_are_summed_over_time() {
     let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name).display().to_string();
     // Each of four processes is held at 1 MiB/s.
-    std::fs::write(at("own.fio"), format!("{}rate=1m\n", JOB.replace("randread", "read"))).unwrap();
-    let (data, job, json) = (dir.path().display().to_string(), at("own.fio"), at("r.json"));
+    std::fs::write(path_in(&dir, "own.fio"), format!("{}rate=1m\n", JOB.replace("randread", "read"))).unwrap();
+    let (data, job, json) = (dir.path().display().to_string(), path_in(&dir, "own.fio"), path_in(&dir, "r.json"));
     let words = ["--dir", &data, "--job", &job, "--set", "BS=4k", "--size", "1m", "--jobs", "4"];
     let more = ["--time", "3s", "--rounds", "1", "--json", &json];
     let Some(out) = bench_here(&[&words[..], &more].concat(), dir.path()) else { return };

@@ -11,6 +11,7 @@ use serde_json::Value;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use tempfile::TempDir;
 
 /// For runs that need no mount.
 const NO_SPURLINE: [&str; 2] = ["--spurline", "/bin/false"];
@@ -40,6 +41,10 @@ fn passed(out: &Output) -> String {
 fn refused(words: &[&str], code: i32, says: &str) {
     let out = bench(words);
     assert!(out.status.code() == Some(code) && said(&out).contains(says), "{words:?}: {}", said(&out));
+}
+
+fn path_in(dir: &TempDir, name: &str) -> String {
+    dir.path().join(name).display().to_string()
 }
 
 fn names(dir: &Path) -> Vec<String> {

@@ -1,6 +1,6 @@
 //! The program as `spurline bench` runs it.
 
-use super::{bench, bench_command, names, refused, said, write_script};
+use super::{bench, bench_command, names, path_in, refused, said, write_script};
 
 #[test]
 fn help_names_every_flag_and_says_how_it_is_called() {
@@ -22,9 +22,8 @@ fn man_pages_are_written() {
 #[test]
 fn folders_that_are_missing_stay_missing() {
     let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name).display().to_string();
     let refused = |words: &[&str], says| refused(words, 3, says);
-    let (absent, report, here) = (at("absent"), at("absent/report.json"), at(""));
+    let (absent, report, here) = (path_in(&dir, "absent"), path_in(&dir, "absent/report.json"), path_in(&dir, ""));
     let suite = ["suite", "--only", "start", "--spurline", "/bin/false", "--memory-dir", &here];
     refused(&[&suite[..], &["--disk-dir", &absent]].concat(), "--disk-dir");
     refused(&[&suite[..], &["--disk-dir", &here, "--json", &report]].concat(), "--json");

@@ -1,12 +1,11 @@
 //! `bench train` on plain folders: the files, the reports, and wrong words.
 
-use super::{NO_SPURLINE, bench, check_page, names, passed, report};
+use super::{NO_SPURLINE, bench, check_page, names, passed, path_in, report};
 
 #[test]
 fn files_are_made_and_a_folder_feeds_what_it_can() {
     let dir = tempfile::tempdir().unwrap();
-    let at = |name: &str| dir.path().join(name).display().to_string();
-    let (files, json, html) = (at("files"), at("report.json"), at("report.html"));
+    let (files, json, html) = (path_in(&dir, "files"), path_in(&dir, "report.json"), path_in(&dir, "report.html"));
     let model = ["train", "--model", "retinanet", "--accelerator", "b200"];
     let made = passed(&bench(&[&model[..], &["--make", &files, "--data", "8M"]].concat()));
     assert!(made.contains("26 files of retinanet"), "{made}");
