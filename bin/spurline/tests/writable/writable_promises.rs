@@ -146,3 +146,78 @@ fn what_was_written_is_in_the_source_after_a_kill_of_the_mount() {
         assert!(got.len() == text.len() && got[100..107] == *b"changed" && got[107..] == text[107..], "{way:?}");
     }
 }
+
+/// What a successful command has printed.
+fn printed(out: Output) -> String {
+    assert!(out.status.success(), "{out:?}");
+    String::from_utf8(out.stdout).unwrap()
+}
+
+/// The ways of lone mounts, and a mount through a node.
+fn each_way(test: impl Fn(&Group, &Mount)) {
+    for (nodes, way) in WAYS.into_iter().map(|way| (0, way)).chain([(1, &[][..])]) {
+        let Some(group) = Group::start(nodes) else { return };
+        // What the kernel keeps, it keeps for longer than the test.
+        let mount = group.mount("mnt", 0, &[&OLD_NAMES[..], way].concat());
+        fs::set_permissions(&mount.at, fs::Permissions::from_mode(0o777)).unwrap();
+        test(&group, &mount);
+        mount.unmount();
+    }
+}
+
+#[test]
+fn programs_that_others_may_run_and_not_read_run() {
+    each_way(|_, mount| {
+        let program = mount.path("program");
+        fs::copy("/bin/true", &program).unwrap();
+        for (mode, runs) in [(0o711, true), (0o4111, true), (0o710, false), (0o744, false)] {
+            fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(as_nobody(&mount.at, "./program").status.success(), runs, "{mode:o}");
+            assert_eq!(as_nobody(&mount.at, "cat program").status.success(), mode == 0o744, "{mode:o}");
+        }
+    });
+}
+
+#[test]
+fn privileges_go_with_the_change_of_a_stranger() {
+    let changes = [
+        "printf x >> file",
+        "printf x > file",
+        "printf x 1<> file",
+        "dd if=/dev/zero of=file bs=4096 count=1 oflag=direct conv=notrunc",
+        "truncate -s 100 file",
+        "fallocate -l 1M file",
+        "fallocate -p -o 0 -l 4096 file",
+        "fallocate -z -o 0 -l 4096 file",
+    ];
+    each_way(|group, mount| {
+        let (file, source) = (mount.path("file"), group.source.join("file"));
+        for change in changes {
+            // Bits that a file has had when the kernel got it to write itself, and such that come later.
+            for open in [None, Some(fs::OpenOptions::new().read(true).write(true))] {
+                fs::write(&file, bytes(1, 9000)).unwrap();
+                let open = open.map(|options| options.open(&file).unwrap());
+                let modes = [(0o6777, 0o777), (0o2767, 0o2767)];
+                for (mode, left) in modes.into_iter().take(if open.is_some() { 1 } else { 2 }) {
+                    fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+                    assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, mode);
+                    printed(as_nobody(&mount.at, change));
+                    // No attribute but the mode: the kernel answers from what it keeps.
+                    let seen = printed(finish(Command::new("stat").args(["-c", "%a"]).arg(&file)));
+                    let kept = fs::metadata(&source).unwrap().mode() & 0o7777;
+                    assert_eq!(seen.trim(), format!("{kept:o}"), "{change}");
+                    assert!(kept == left || kept == left & 0o777, "{change}: {kept:o}");
+                }
+            }
+            fs::remove_file(&file).unwrap();
+            fs::write(&file, bytes(1, 9000)).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o777)).unwrap();
+            printed(finish(Command::new("setcap").arg("cap_setuid+ep").arg(&file)));
+            assert!(!as_nobody(&mount.at, "setfattr -x security.capability file").status.success());
+            printed(as_nobody(&mount.at, change));
+            let mut value = [0; 64];
+            let found = rustix::fs::getxattr(&file, "security.capability", &mut value[..]);
+            assert_eq!(found, Err(rustix::io::Errno::NODATA), "{change}");
+        }
+    });
+}

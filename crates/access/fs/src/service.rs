@@ -471,6 +471,10 @@ pub trait FileService: Send + Sync + 'static {
         Err(FsError::ReadOnly)
     }
 
+    /// A caller has changed bytes of an open file, which takes set-user-ID and set-group-ID bits away: the kernel gets the
+    /// attributes again if it may have such bits.
+    fn refresh_privileges(&self, file: HandleRef, view: &dyn KernelView) {}
+
     /// Copies up to `len` bytes between two open files; returns their number.
     ///
     /// # Errors

@@ -57,7 +57,9 @@ impl<S: FileService> RequestDispatcher<S> {
             }
             ChangeRequest::Removexattr { name } => service.removexattr(ino, io.checked_name(name)?, &caller)?,
             ChangeRequest::Fallocate { fh, offset, length, mode } => {
-                service.fallocate(FilePosition { file: HandleRef { ino, fh }, offset }, length, mode, &caller)?;
+                let file = HandleRef { ino, fh };
+                service.fallocate(FilePosition { file, offset }, length, mode, &caller)?;
+                self.refresh_privileges(file);
             }
             ChangeRequest::Flush { fh, lock_owner } => service.flush(HandleRef { ino, fh }, lock_owner, &caller)?,
             ChangeRequest::Fsync { fh, data_only } => service.fsync(HandleRef { ino, fh }, data_only)?,
@@ -114,7 +116,11 @@ impl<S: FileService> RequestDispatcher<S> {
                     data: data.slice_of(io.body()),
                     lose_privileges: write_flags & abi::WRITE_KILL_SUIDGID != 0,
                 };
-                let written = service.write(HandleRef { ino, fh }, &write, &caller)?;
+                let file = HandleRef { ino, fh };
+                let written = service.write(file, &write, &caller)?;
+                if write.lose_privileges {
+                    self.refresh_privileges(file);
+                }
                 put_struct(io.payload(), &abi::WriteOut { size: written as u32, padding: 0 })
             }
             ChangeRequest::CopyFileRange(args) => {
@@ -122,6 +128,7 @@ impl<S: FileService> RequestDispatcher<S> {
                 let to_file = HandleRef { ino: args.nodeid_out, fh: args.fh_out };
                 let to = FilePosition { file: to_file, offset: args.off_out };
                 let copied = service.copy_file_range(from, to, args.len, &caller)?;
+                self.refresh_privileges(to_file);
                 // The reply has 32 bits for the number.
                 put_struct(io.payload(), &abi::WriteOut { size: copied as u32, padding: 0 })
             }
@@ -139,6 +146,13 @@ impl<S: FileService> RequestDispatcher<S> {
             }
             _ => return Err(FsError::NotServed),
         })
+    }
+
+    /// Before the answer to a change of bytes: set-user-ID and set-group-ID bits that it took are gone in the kernel too.
+    fn refresh_privileges(&self, file: HandleRef) {
+        if let Some(view) = self.kernel.side().view {
+            self.service.refresh_privileges(file, view);
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Flags of `open(2)` that hosts exchange: numbers of `asm-generic/fcntl.h`, which amd64 and arm64 share. Flags whose
-//! numbers differ are not here.
+//! Flags of `open(2)`, and that of a kernel's open for execution, that hosts exchange: numbers of `asm-generic/fcntl.h`,
+//! which amd64 and arm64 share. Flags whose numbers differ are not here.
 
 /// For reading alone.
 pub const O_RDONLY: u32 = 0;
@@ -21,3 +21,6 @@ pub const O_DSYNC: u32 = 0o10_000;
 pub const O_SYNC: u32 = 0o4_010_000;
 /// Reads leave the access time.
 pub const O_NOATIME: u32 = 0o1_000_000;
+/// The kernel opens a program to run it, and has checked the right to execute. The same number on all architectures; a
+/// process can't set it.
+pub const FMODE_EXEC: u32 = 0x20;

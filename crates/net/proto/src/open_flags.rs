@@ -1,6 +1,6 @@
 //! The flags of `open(2)` on the wire. It knows which of them reach the source, and no kernel.
 
-use spurline_types::open_flags::{O_ACCMODE, O_APPEND, O_CREAT, O_EXCL, O_NOATIME, O_SYNC, O_TRUNC};
+use spurline_types::open_flags::{FMODE_EXEC, O_ACCMODE, O_APPEND, O_CREAT, O_EXCL, O_NOATIME, O_SYNC, O_TRUNC};
 
 /// Flags of an open, by numbers that every host has: those of `asm-generic/fcntl.h`, which amd64 and arm64 share.
 ///
@@ -19,7 +19,7 @@ impl OpenFlags {
     pub const EXCLUSIVE: u32 = O_EXCL;
     /// `O_TRUNC`
     pub const TRUNCATE: u32 = O_TRUNC;
-    const SENT: u32 = O_ACCMODE | O_CREAT | O_EXCL | O_TRUNC | O_APPEND | O_SYNC | O_NOATIME;
+    const SENT: u32 = O_ACCMODE | O_CREAT | O_EXCL | O_TRUNC | O_APPEND | O_SYNC | O_NOATIME | FMODE_EXEC;
 
     /// The flags of an open on this host, or those that arrived: what has no meaning for a source is left out.
     pub const fn new(flags: u32) -> OpenFlags {
@@ -54,8 +54,8 @@ mod tests {
 
     #[test]
     fn flags_of_another_architecture_open_the_same_file() {
-        // O_RDWR | O_CREAT | O_EXCL | O_TRUNC | O_APPEND | O_SYNC | O_NOATIME: the same number everywhere.
-        let wanted = 0o2 | 0o100 | 0o200 | 0o1000 | 0o2000 | 0o4_010_000 | 0o1_000_000;
+        // O_RDWR | O_CREAT | O_EXCL | O_TRUNC | O_APPEND | O_SYNC | O_NOATIME | FMODE_EXEC: the same number everywhere.
+        let wanted = 0o2 | 0o100 | 0o200 | 0o1000 | 0o2000 | 0o4_010_000 | 0o1_000_000 | 0o40;
         for [large, direct, directory, no_follow] in [ARM64, GENERIC] {
             // As a 64-bit program sends them, and as O_TMPFILE, which contains O_DIRECTORY.
             for own in [large, large | direct, large | no_follow, 0o20_000_000 | directory | large] {

@@ -10,7 +10,7 @@ use crate::directory::{open_by_parts, show_path};
 use crate::file_stat::own_clock;
 use crate::object_identity::RootDevice;
 use crate::open_versions::{OpenVersions, is_on_network};
-use crate::writable_file::{FileContext, ProcPath, SourceDirectory, SourceFile, proc_path};
+use crate::writable_file::{FileContext, ProcPath, SourceDirectory, SourceFile, proc_path, remove_xattr};
 use parking_lot::RwLock;
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use rustix::fs::{
@@ -294,9 +294,10 @@ impl WritableSource {
                 rustix::fs::setxattr(&*proc_path(fd.as_fd()), name, value, XattrFlags::from_bits_retain(flags))
                     .map(|()| None)
             }),
-            Change::RemoveXattr { of, name } => self.run("removexattr of", of.path, caller, || {
+            Change::RemoveXattr { of, name } => self.finish("removexattr of", of.path, || {
+                let as_caller = self.identities.assume(caller)?;
                 let fd = self.open_node(of)?;
-                rustix::fs::removexattr(&*proc_path(fd.as_fd()), name).map(|()| None)
+                remove_xattr(as_caller, fd.as_fd(), name).map(|()| None)
             }),
         }
     }
@@ -417,9 +418,10 @@ impl WritableVolume for WritableSource {
     }
 
     fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
-        self.run("open of", at.path, caller, || {
+        self.finish("open of", at.path, || {
+            let as_caller = self.identities.assume(caller)?;
             let fd = self.open_node(at)?;
-            self.open_file(fd.as_fd(), flags)
+            SourceFile::reopen_as(as_caller, fd.as_fd(), flags, self.file_context())
         })
         .map(|file| Box::new(file) as _)
     }

@@ -1,6 +1,6 @@
 //! Open files and directories of a source that is changed: system calls on their descriptors. It knows no path.
 
-use crate::caller_identity::{CallerIdentities, close_copy};
+use crate::caller_identity::{AssumedIdentity, CallerIdentities, close_copy};
 use crate::file_stat::own_clock;
 use crate::object_identity::RootDevice;
 use crate::open_versions::{OpenChanger, OpenVersions};
@@ -8,9 +8,10 @@ use crate::source_locks::SourceLocks;
 use crate::writable_directory::{change_attr, check_access, failed, read_growing};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
-use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom, XattrFlags};
+use rustix::fs::{Access, FallocateFlags, FileType, Mode, OFlags, SeekFrom, XattrFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use spurline_types::Result;
+use spurline_types::open_flags::FMODE_EXEC;
 use spurline_volume::writes::{
     AttrChange, CacheVersion, Caller, FileLock, ListedName, LockConflict, NodeAttr, OpenAttrCall, WritableDirectory,
     WritableFile, WritableObject, WritePlace,
@@ -46,6 +47,9 @@ impl Deref for ProcPath {
     }
 }
 
+/// The attribute with a file's capabilities.
+const CAPABILITIES: &[u8] = b"security.capability";
+
 /// What the open files of a source share.
 #[derive(Clone)]
 pub(crate) struct FileContext {
@@ -79,7 +83,8 @@ impl Drop for SourceFile {
 impl SourceFile {
     /// Flags that are not the source's: O_DIRECT wants aligned memory, which a request's bytes need not have.
     pub(crate) const NOT_PASSED: u32 =
-        (libc::O_DIRECT | libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_NOFOLLOW | libc::O_NONBLOCK) as u32;
+        (libc::O_DIRECT | libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_NOFOLLOW | libc::O_NONBLOCK) as u32
+            | FMODE_EXEC;
 
     pub(crate) fn new(fd: OwnedFd, flags: u32, context: FileContext) -> SourceFile {
         let reports_at_close = !own_clock(fd.as_fd());
@@ -112,6 +117,25 @@ impl SourceFile {
         let opened_as = OFlags::from_bits_retain(flags & !Self::NOT_PASSED) | OFlags::NOCTTY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(&*proc_path(fd), opened_as, Mode::empty())?;
         Ok(SourceFile::new(opened, flags, context))
+    }
+
+    /// As [`SourceFile::reopen_fd`] as a caller. A program that the caller may run and not read is opened as this process: the
+    /// caller's kernel reads it to run it.
+    pub(crate) fn reopen_as(
+        as_caller: AssumedIdentity<'_>,
+        fd: BorrowedFd<'_>,
+        flags: u32,
+        context: FileContext,
+    ) -> rustix::io::Result<SourceFile> {
+        let runs = flags & FMODE_EXEC != 0 && flags & libc::O_ACCMODE as u32 == libc::O_RDONLY as u32;
+        match SourceFile::reopen_fd(fd, flags, context.clone()) {
+            Err(Errno::ACCESS) if runs => {
+                check_access(&proc_path(fd), Access::EXEC_OK.bits())?;
+                drop(as_caller);
+                SourceFile::reopen_fd(fd, flags, context)
+            }
+            opened => opened,
+        }
     }
 
     /// Writes to the place that the file was not opened for, by a flag of the call: its access mode and its rights stay.
@@ -188,7 +212,8 @@ fn call_attr_of(
         OpenAttrCall::Set { .. } => "setxattr",
         OpenAttrCall::Remove(_) => "removexattr",
     };
-    run_as(identities, caller, what, || {
+    let assumed = identities.assume(caller);
+    let answer = assumed.and_then(|as_caller| {
         match *call {
             OpenAttrCall::Get(name) => return read_growing(|buffer| rustix::fs::getxattr(&*path, name, buffer)),
             OpenAttrCall::List => return read_growing(|buffer| rustix::fs::listxattr(&*path, buffer)),
@@ -196,10 +221,23 @@ fn call_attr_of(
             OpenAttrCall::Set { name, value, flags } => {
                 rustix::fs::setxattr(&*path, name, value, XattrFlags::from_bits_retain(flags))
             }
-            OpenAttrCall::Remove(name) => rustix::fs::removexattr(&*path, name),
+            OpenAttrCall::Remove(name) => remove_xattr(as_caller, fd, name),
         }
         .map(|()| Vec::new())
-    })
+    });
+    answer.map_err(|errno| failed(what, errno))
+}
+
+/// Removes an extended attribute as a caller. Capabilities are removed as this process if the caller may not: the caller's kernel
+/// has checked the right to that, or takes them away because the caller changes the file.
+pub(crate) fn remove_xattr(as_caller: AssumedIdentity<'_>, fd: BorrowedFd<'_>, name: &[u8]) -> rustix::io::Result<()> {
+    match rustix::fs::removexattr(&*proc_path(fd), name) {
+        Err(Errno::PERM) if name == CAPABILITIES => {
+            drop(as_caller);
+            rustix::fs::removexattr(&*proc_path(fd), name)
+        }
+        removed => removed,
+    }
 }
 
 /// Repeats a call that a signal interrupted.
@@ -366,9 +404,10 @@ impl WritableFile for SourceFile {
     }
 
     fn reopen(&self, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
-        let reopened =
-            self.as_caller("open", caller, || SourceFile::reopen_fd(self.file.as_fd(), flags, self.context.clone()));
-        reopened.map(|file| Box::new(file) as _)
+        let assumed = self.context.identities.assume(caller);
+        let reopened = assumed
+            .and_then(|as_caller| SourceFile::reopen_as(as_caller, self.file.as_fd(), flags, self.context.clone()));
+        reopened.map(|file| Box::new(file) as _).map_err(|errno| failed("open", errno))
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -184,6 +184,9 @@ impl WritableFileSystem {
         caller: &FsCaller,
     ) -> FsResult<(NodeAttr, Duration)> {
         let set = &self.can.stored_attributes(set);
+        if *set == AttrChange::default() && self.is_passed_through(ino) {
+            self.take_privileges(ino, caller)?;
+        }
         let _changing = self.directory_attrs.changing(ino);
         // Without its groups, a caller would silently lose the set-group-ID bit.
         let groups_decide = set.mode.is_some_and(|mode| mode & libc::S_ISGID != 0);
@@ -205,6 +208,24 @@ impl WritableFileSystem {
         self.note_sent(ino, &attr);
         self.stats.fuse.change_ops.add(1);
         Ok((attr, self.config.attr_ttl))
+    }
+
+    /// The kernel is about to change a file itself, for a caller whose changes take set-user-ID and set-group-ID bits away. It
+    /// does so with the rights of the first that opened the file, which may keep the bits. A caller that may not write has made
+    /// the request in another way.
+    fn take_privileges(&self, ino: u64, caller: &FsCaller) -> FsResult<()> {
+        if self.access(ino, libc::W_OK as u32, caller).is_err() {
+            return Ok(());
+        }
+        let mode = self.getattr(ino, None, caller)?.0.mode & 0o7777;
+        let group = if mode & libc::S_IXGRP != 0 { libc::S_ISGID } else { 0 };
+        let left = mode & !libc::S_ISUID & !group;
+        if left == mode {
+            return Ok(());
+        }
+        let owner = FsCaller { uid: self.config.owner.0, gid: self.config.owner.1, ..*caller };
+        let set = AttrChange { mode: Some(left), ..AttrChange::default() };
+        self.setattr(ino, None, &set, &owner).map(|_| ())
     }
 
     /// Target of a symbolic link.

@@ -10,16 +10,18 @@ use super::{BeginWait, FsResult, OpenedNode, WritableFileSystem};
 use crate::service::HandleRef;
 use parking_lot::Mutex;
 use spurline_types::Error;
-use spurline_volume::writes::{Caller, FileLock, LockKind, WritableFile};
+use spurline_volume::writes::{Caller, FileLock, LockKind, NodeAttr, WritableFile};
 use std::any::Any;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Locks, so that files rarely meet.
 const SHARDS: usize = 16;
 /// From `asm-generic/fcntl.h`.
 const O_RDONLY: u32 = 0;
+/// Set-user-ID and set-group-ID.
+pub(super) const PRIVILEGE_BITS: u32 = 0o6000;
 
 /// The kernel's view of files.
 pub trait KernelView {
@@ -110,24 +112,41 @@ impl BeginWait for BegunWait<'_> {
     }
 }
 
-/// A length that the kernel's file certainly has at least: what it wrote itself, or got stored. Any answer with attributes can
-/// lower it; none raises it for certain, because the kernel drops some.
+/// What the kernel has of a file's attributes.
 #[derive(Default)]
-pub(super) struct KernelSize(AtomicU64);
+pub(super) struct KernelInode {
+    /// A length that its file certainly has at least: what it wrote itself, or got stored. Any answer with attributes can lower
+    /// it; none raises it for certain, because the kernel drops some.
+    size: AtomicU64,
+    /// It may have set-user-ID or set-group-ID bits.
+    privileged: AtomicBool,
+}
 
-impl KernelSize {
+impl KernelInode {
     /// The kernel wrote up to `end`.
     pub fn note_written(&self, end: u64) {
-        self.0.fetch_max(end, Ordering::AcqRel);
+        self.size.fetch_max(end, Ordering::AcqRel);
     }
 
-    /// An answer with this length goes to the kernel.
-    pub fn note_sent(&self, size: u64) {
-        self.0.fetch_min(size, Ordering::AcqRel);
+    /// An answer with these attributes goes to the kernel.
+    pub fn note_sent(&self, attr: &NodeAttr) {
+        self.lower_size(attr.size);
+        self.note_mode(attr.mode);
     }
 
-    fn get(&self) -> u64 {
-        self.0.load(Ordering::Acquire)
+    /// The kernel may have this mode.
+    pub fn note_mode(&self, mode: u32) {
+        if mode & PRIVILEGE_BITS != 0 {
+            self.privileged.store(true, Ordering::Release);
+        }
+    }
+
+    fn lower_size(&self, size: u64) {
+        self.size.fetch_min(size, Ordering::AcqRel);
+    }
+
+    fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
     }
 }
 
@@ -153,7 +172,7 @@ impl WritableFileSystem {
         // First: a page that is read until the byte is stored has the bytes up to there.
         kernel_result(kernel.drop_pages(ino))?;
         let size = file.file.stat()?.size;
-        self.grow_kernel_size(ino, &*file.file, &file.kernel_size, size, kernel)
+        self.grow_kernel_size(ino, &*file.file, &file.kernel_inode, size, kernel)
     }
 
     /// The file was opened, and the kernel's attributes are of another version.
@@ -163,26 +182,42 @@ impl WritableFileSystem {
     pub fn refresh_opened(&self, ino: u64, opened: &OpenedNode, kernel: &dyn KernelView) -> FsResult<()> {
         let file = self.file(ino, opened.fh)?;
         let _one = self.refreshes.of(ino).lock();
-        if file.kernel_size.get() >= opened.attr.size {
+        if file.kernel_inode.size() >= opened.attr.size {
             kernel_result(kernel.forget_attr(ino))?;
         } else {
             kernel_result(kernel.drop_pages(ino))?;
-            self.grow_kernel_size(ino, &*file.file, &file.kernel_size, opened.attr.size, kernel)?;
+            self.grow_kernel_size(ino, &*file.file, &file.kernel_inode, opened.attr.size, kernel)?;
         }
         // Later answers to the kernel are not older.
         self.nodes.note_refreshed(ino, &opened.attr);
         Ok(())
     }
 
+    /// A caller has changed bytes of the file: set-user-ID and set-group-ID bits that went with that are not in force in the
+    /// kernel either.
+    ///
+    /// # Errors
+    /// `BadHandle`; the source's errno; the kernel's.
+    pub fn refresh_privileges(&self, handle: HandleRef, kernel: &dyn KernelView) -> FsResult<()> {
+        let HandleRef { ino, fh } = handle;
+        let file = self.file(ino, fh)?;
+        if !file.kernel_inode.privileged.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let attr = file.file.stat().inspect_err(|_| file.kernel_inode.note_mode(PRIVILEGE_BITS))?;
+        file.kernel_inode.note_mode(attr.mode);
+        kernel_result(kernel.forget_attr(ino))
+    }
+
     fn grow_kernel_size(
         &self,
         ino: u64,
         file: &dyn WritableFile,
-        known: &Arc<KernelSize>,
+        known: &Arc<KernelInode>,
         size: u64,
         kernel: &dyn KernelView,
     ) -> FsResult<()> {
-        let Some(last) = size.checked_sub(1).filter(|_| known.get() < size) else { return Ok(()) };
+        let Some(last) = size.checked_sub(1).filter(|_| known.size() < size) else { return Ok(()) };
         let mut byte = [0];
         let read = match file.read_at(last, &mut byte) {
             Ok(read) => read,
@@ -193,7 +228,7 @@ impl WritableFileSystem {
             // Before the kernel has it: a shorter length that goes there meanwhile counts.
             known.note_written(size);
             let stored = kernel.store_byte(ino, last, byte[0]);
-            kernel_result(stored.inspect_err(|_| known.note_sent(0)))?;
+            kernel_result(stored.inspect_err(|_| known.lower_size(0)))?;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The inode table of a writable mount: which number belongs to which object of the source, under which names. A
 //! rename moves a whole tree by changing one name. It calls no volume and knows no handles.
 
-use super::kernel_view::KernelSize;
+use super::kernel_view::KernelInode;
 use crate::inode::{ROOT, usable_number};
 use crate::kept_records::{KeptName, KeptNode, KeptRecord, KeptRecords, RecordSlot};
 use crate::name_records::NameRecords;
@@ -74,7 +74,7 @@ struct TreeNode {
     /// What the attributes said that the kernel got last.
     sent: Option<SeenBytes>,
     /// Since it was first opened.
-    kernel_size: Option<Arc<KernelSize>>,
+    kernel_inode: Option<Arc<KernelInode>>,
     /// Until then, it is known to have no file capabilities.
     bare_until_ms: u64,
 }
@@ -100,7 +100,7 @@ impl TreeNode {
             children: None,
             opened_as: None,
             sent: None,
-            kernel_size: None,
+            kernel_inode: None,
             bare_until_ms: 0,
         })
     }
@@ -109,8 +109,8 @@ impl TreeNode {
     fn note_sent(&mut self, attr: &NodeAttr, now_ms: u64) {
         self.sent = SeenBytes::of(attr);
         self.used_ms = now_ms;
-        if let Some(size) = &self.kernel_size {
-            size.note_sent(attr.size);
+        if let Some(inode) = &self.kernel_inode {
+            inode.note_sent(attr);
         }
         if self.directory {
             match &mut self.last_attr {
@@ -172,7 +172,7 @@ pub(super) struct SeenAtOpen {
     pub same: bool,
     /// They are not those of the attributes that the kernel has.
     pub moved: bool,
-    pub kernel_size: Arc<KernelSize>,
+    pub kernel_inode: Arc<KernelInode>,
 }
 
 /// All objects the kernel knows.
@@ -283,11 +283,11 @@ impl NodeTable {
         self.tree.read().nodes.get(&ino).map(|node| node.identity)
     }
 
-    /// What the kernel knows of the length of a node's file.
-    pub fn kernel_size(&self, ino: u64) -> Arc<KernelSize> {
+    /// What the kernel has of the attributes of a node's file.
+    pub fn kernel_inode(&self, ino: u64) -> Arc<KernelInode> {
         let mut tree = self.tree.write();
         let node = tree.nodes.get_mut(&ino);
-        node.map_or_else(Arc::default, |node| Arc::clone(node.kernel_size.get_or_insert_default()))
+        node.map_or_else(Arc::default, |node| Arc::clone(node.kernel_inode.get_or_insert_default()))
     }
 
     /// The memory of all nodes but the root, in bytes; at most a tenth too few.
@@ -545,12 +545,14 @@ impl NodeTable {
         let now = self.now_ms();
         let mut tree = self.tree.write();
         let Some(node) = tree.nodes.get_mut(&ino) else {
-            return SeenAtOpen { same: false, moved: true, kernel_size: Arc::default() };
+            return SeenAtOpen { same: false, moved: true, kernel_inode: Arc::default() };
         };
         let seen = SeenBytes::of(attr);
         node.used_ms = now;
         let same = std::mem::replace(&mut node.opened_as, seen) == seen;
-        SeenAtOpen { same, moved: node.sent != seen, kernel_size: Arc::clone(node.kernel_size.get_or_insert_default()) }
+        let kernel_inode = Arc::clone(node.kernel_inode.get_or_insert_default());
+        kernel_inode.note_mode(attr.mode);
+        SeenAtOpen { same, moved: node.sent != seen, kernel_inode }
     }
 }
 

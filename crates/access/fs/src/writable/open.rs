@@ -1,7 +1,7 @@
 //! Open files and directories of a writable mount. Writes go to the source's file, and so do reads, unless the file is read from
 //! cached bytes (`version_reads`); where the kernel supports it, it reads and writes the source's file itself.
 
-use super::kernel_view::KernelSize;
+use super::kernel_view::{KernelInode, PRIVILEGE_BITS};
 use super::life::{made_object, unclear_append};
 use super::locks::HandleLocks;
 use super::opener::FileOpener;
@@ -26,8 +26,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// Set-user-ID and set-group-ID.
-const PRIVILEGE_BITS: u32 = 0o6000;
 /// What the first open has done already.
 const MAKING_FLAGS: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
 
@@ -63,7 +61,7 @@ pub(super) struct OpenNodeFile {
     record: AtomicU32,
     /// Of a file whose bytes a close shows to others.
     opener: Option<FileOpener>,
-    pub kernel_size: Arc<KernelSize>,
+    pub kernel_inode: Arc<KernelInode>,
     /// It was opened to be read from cached bytes.
     version_reads: Option<VersionReads>,
     /// Behind `file`: the locks are known as held until the source has closed the file, whichever request drops it last.
@@ -141,6 +139,12 @@ impl WritableFileSystem {
     pub(super) fn has_pages(&self, ino: u64) -> bool {
         let open = self.opens.lock().get(&ino).cloned();
         open.is_some_and(|open| open.state.lock().cached > 0)
+    }
+
+    /// Whether the kernel reads and writes the source's own file of the node.
+    pub(super) fn is_passed_through(&self, ino: u64) -> bool {
+        let open = self.opens.lock().get(&ino).cloned();
+        open.is_some_and(|open| open.state.lock().passthrough > 0)
     }
 
     pub(super) fn file(&self, ino: u64, fh: u64) -> FsResult<Arc<OpenNodeFile>> {
@@ -329,7 +333,7 @@ impl WritableFileSystem {
         let alone = made && state.files.is_empty() && backing.is_none();
         let direct_writer = alone && only_writes && self.direct_writes.load(Ordering::Relaxed);
         let passthrough = backing.is_some();
-        let kernel_size = seen.kernel_size;
+        let kernel_inode = seen.kernel_inode;
         let locks = HandleLocks::new(&self.locks, ino);
         let opener = (writes && file.publishes_at_flush()).then(|| FileOpener::of_thread(caller.pid));
         let version_reads = version.map(|version| self.version_reads(version.object));
@@ -342,7 +346,7 @@ impl WritableFileSystem {
             direct_writer,
             record: AtomicU32::new(0),
             opener,
-            kernel_size,
+            kernel_inode,
             version_reads,
             locks,
         });
@@ -407,9 +411,9 @@ impl WritableFileSystem {
         register: Option<&dyn RegisterBacking>,
     ) -> bool {
         let KeptHandle { fh, ino, backing_id, flags, direct_writer, opener, .. } = *kept;
-        let kernel_size = self.nodes.kernel_size(ino);
+        let kernel_inode = self.nodes.kernel_inode(ino);
         if let Ok(attr) = file.stat() {
-            kernel_size.note_sent(attr.size);
+            kernel_inode.note_sent(&attr);
         }
         let locks = HandleLocks::new(&self.locks, ino);
         let passthrough = backing_id != 0;
@@ -421,7 +425,7 @@ impl WritableFileSystem {
             direct_writer,
             record: AtomicU32::new(record),
             opener: Some(FileOpener::of_kept(opener)),
-            kernel_size,
+            kernel_inode,
             version_reads: None,
             locks,
         });
@@ -600,7 +604,7 @@ impl WritableFileSystem {
         } else {
             file.file.write_placed(write.place, write.offset, write.data, loses_privileges.as_ref())?
         };
-        file.kernel_size.note_written(write.offset + written as u64);
+        file.kernel_inode.note_written(write.offset + written as u64);
         let stats = &self.stats.fuse;
         stats.write_ops.add(1);
         stats.write_bytes.add(written as u64);

@@ -1,7 +1,7 @@
 //! The writable file system as a [`FileService`]: it converts types, and keeps a kernel's view of a file in step with
 //! opens and locks. The rules are in the modules beside it.
 
-use super::kernel_view::{BegunWait, WaitingView};
+use super::kernel_view::{BegunWait, KernelView, WaitingView};
 use super::{LockRequest, NewNode, NodeEntry, NodeLookup, OpenedNode, WritableFileSystem};
 use crate::attr::LookupOutcome;
 use crate::errno::{FsError, FsResult};
@@ -216,6 +216,12 @@ impl FileService for WritableFileSystem {
 
     fn fallocate(&self, at: FilePosition, len: u64, mode: u32, caller: &FsCaller<'_>) -> FsResult<()> {
         self.fallocate(at.file.ino, at.file.fh, mode, at.offset, len, caller)
+    }
+
+    fn refresh_privileges(&self, file: HandleRef, view: &dyn KernelView) {
+        if let Err(error) = self.refresh_privileges(file, view) {
+            tracing::debug!(ino = file.ino, "the kernel keeps set-user-ID bits for their time: {error}");
+        }
     }
 
     fn copy_file_range(&self, from: FilePosition, to: FilePosition, len: u64, caller: &FsCaller<'_>) -> FsResult<u64> {
