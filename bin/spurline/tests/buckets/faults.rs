@@ -173,3 +173,62 @@ fn a_full_disk_publishes_nothing() {
     }
     detach(&disk);
 }
+
+/// Beyond the cache times of the mount.
+const PAST_THE_CACHES: std::time::Duration = std::time::Duration::from_millis(1200);
+
+/// Files without changes, names and listings are there while the store is not, also what this mount has changed before.
+#[test]
+fn a_written_bucket_reads_on_while_its_store_is_stopped() {
+    for flags in [&[][..], &["--object-attrs"]] {
+        let Some(rig) = BucketRig::start() else { return };
+        let mount = rig.mount("mnt", flags);
+        let BucketRig { server, world: _world } = rig;
+        read_on_without_store(&mount, || drop(server));
+        assert_eq!(mount.count("metadata", "silent_origins"), 1);
+        mount.process().wait_for("does not respond");
+        mount.unmount();
+    }
+}
+
+/// A mount whose store is stopped reads and lists what it has read, listed or written.
+pub fn read_on_without_store(mount: &Mount, stop: impl FnOnce()) {
+    let at = |name: &str| mount.path(name);
+    let names = |folder: &str| {
+        let listed = fs::read_dir(at(folder)).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = listed.collect();
+        names.sort();
+        names
+    };
+    fs::create_dir_all(at("d/sub")).unwrap();
+    for (n, name) in ["d/kept", "d/old", "d/gone", "d/sub/deep"].into_iter().enumerate() {
+        fs::write(at(name), bytes(n as u64, 300_000)).unwrap();
+    }
+    let mut wanted =
+        vec![("d/kept", bytes(0, 300_000)), ("d/old", bytes(1, 300_000)), ("d/sub/deep", bytes(3, 300_000))];
+    let check = |wanted: &[(&str, Vec<u8>)], listed: &[&str]| {
+        assert_eq!(names("d"), listed);
+        assert_eq!(names("d/sub"), ["deep"]);
+        for (name, bytes) in wanted {
+            assert!(fs::read(at(name)).unwrap() == *bytes, "{name}");
+        }
+    };
+    check(&wanted, &["gone", "kept", "old", "sub"]);
+    // The last state is what the mount has made itself.
+    wanted[1].1 = bytes(9, 200_000);
+    wanted.push(("d/new", bytes(8, 100_000)));
+    for (name, bytes) in &wanted[1..] {
+        fs::write(at(name), bytes).unwrap();
+    }
+    fs::remove_file(at("d/gone")).unwrap();
+    check(&wanted, &["kept", "new", "old", "sub"]);
+    stop();
+    for _ in 0..3 {
+        std::thread::sleep(PAST_THE_CACHES);
+        check(&wanted, &["kept", "new", "old", "sub"]);
+        assert_eq!(File::open(at("d/gone")).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+        // A name that was not seen is an error, and no absence.
+        let unseen = File::open(at("d/unseen")).unwrap_err();
+        assert!(unseen.kind() != std::io::ErrorKind::NotFound, "{unseen}");
+    }
+}

@@ -2,6 +2,7 @@
 //! lost node.
 
 use crate::attrs::{UNCACHED_FLAGS, check_attributes, copy_twice};
+use crate::faults::read_on_without_store;
 use crate::objects::{
     OtherServer, check_kept_objects, make_and_remove_names, make_every_change, run_fsx_on, write_through_faults,
 };
@@ -102,6 +103,16 @@ impl NodesRig {
 
 fn source() -> String {
     format!("s3://{BUCKET}/p")
+}
+
+#[test]
+fn a_bucket_written_through_nodes_reads_on_while_its_store_is_stopped() {
+    let Some(rig) = NodesRig::start(1) else { return };
+    let mount = rig.mount("mnt", &[]);
+    let NodesRig { server, nodes, world: _world, .. } = rig;
+    read_on_without_store(&mount, || drop(server));
+    mount.unmount();
+    drop(nodes);
 }
 
 #[test]

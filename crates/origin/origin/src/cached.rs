@@ -4,6 +4,7 @@
 //! Many lookups in one directory within a short time lead to one listing, which answers the rest: 10,000 files opened
 //! one after the other cost tens of requests instead of tens of thousands. Concurrent equal requests are sent once.
 
+use crate::store_outage::{PROBE_LIMIT, PROBE_PAUSE, is_silence, is_unanswered, silence_error};
 use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore, SharedBuckets, forward_to};
 use parking_lot::{Condvar, Mutex};
 use spurline_sys::join_path;
@@ -121,6 +122,8 @@ struct Outage {
     since: Instant,
     last_probe: Instant,
     probing: bool,
+    /// Nothing answers: a request that asks for nothing known would wait in vain.
+    is_tested: bool,
     stale_answers: u64,
 }
 
@@ -128,12 +131,6 @@ struct Outage {
 enum LateRequest {
     Name(PathBytes),
     Page(PageKey),
-}
-
-/// Whether an error means that the origin did not respond, or failed; all others are answers.
-fn is_unanswered(error: &Error) -> bool {
-    use ErrorKind::{OriginFailed, Throttled, Timeout, Unavailable};
-    matches!(error.kind(), Timeout | Unavailable | Throttled | OriginFailed)
 }
 
 /// Stores a page and its names, requested at `at`; the first page of a bucket's folder also tells whether the folder has a marker.
@@ -340,6 +337,42 @@ impl CachedOrigin {
         Some(spare)
     }
 
+    /// Tests whether anything answers, as long as the outage lasts. An origin that answers these tests first is slow, or fails
+    /// some requests, and what is not known is requested.
+    fn test_outage(&self) {
+        let inner = Arc::clone(&self.inner);
+        let shared = Arc::downgrade(&self.state);
+        let stats = Arc::clone(&self.stats);
+        let tests = move || {
+            loop {
+                let tested = inner.check(Instant::now() + PROBE_LIMIT);
+                let Some(shared) = shared.upgrade() else { return };
+                let mut state = shared.lock();
+                let Some(outage) = &mut state.outage else { return };
+                match &tested {
+                    Err(error) if is_silence(error) => outage.is_tested = true,
+                    Err(error) if is_unanswered(error) => {}
+                    _ if outage.is_tested => return end_outage(&mut state, &stats, inner.source_url()),
+                    _ => return,
+                }
+                drop(state);
+                drop(shared);
+                std::thread::sleep(PROBE_PAUSE);
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("test-origin".into()).spawn(tests) {
+            tracing::warn!(%error, "no thread can test whether the origin responds");
+        }
+    }
+
+    /// Refuses a request for something that is not known while nothing answers.
+    fn refuse_unknown(&self, state: &MetadataState) -> Result<()> {
+        match &state.outage {
+            Some(outage) if outage.is_tested => Err(silence_error(self.inner.source_url())),
+            _ => Ok(()),
+        }
+    }
+
     /// The result of a request without an answer: the last known one, if it is still valid and `timed_out` requests
     /// can continue in the background.
     fn spare_after_error<T>(
@@ -349,7 +382,10 @@ impl CachedOrigin {
         spare: Option<T>,
         late: Option<LateRequest>,
     ) -> Result<T> {
-        begin_outage(state, &self.stats, self.inner.source_url(), &error, self.config.stale_if_error);
+        let allowed = !self.config.stale_if_error.is_zero();
+        if begin_outage(state, &self.stats, self.inner.source_url(), &error, self.config.stale_if_error) && allowed {
+            self.test_outage();
+        }
         let continues = late.is_none_or(|late| self.continue_late(state, late, false));
         let valid = state.outage.as_ref().is_some_and(|outage| outage.since.elapsed() < self.config.stale_if_error);
         match spare.filter(|_| continues && valid) {
@@ -440,6 +476,9 @@ impl CachedOrigin {
         if !fresh && let Some(page) = self.spare_in_outage(&mut state, spare.clone(), || LateRequest::Page(key.clone()))
         {
             return Ok(page);
+        }
+        if !fresh {
+            self.refuse_unknown(&state)?;
         }
         let short = spare.is_some() && began + SPARE_PATIENCE < deadline;
         let until = if short { began + SPARE_PATIENCE } else { deadline };
@@ -662,13 +701,13 @@ impl CachedOrigin {
 /// Deadline of a request in the background.
 const LATE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Notes that the origin did not respond; logged once per outage.
-fn begin_outage(state: &mut MetadataState, stats: &Stats, url: &str, error: &Error, valid: Duration) {
+/// Notes that the origin did not respond; logged once per outage. False in an outage.
+fn begin_outage(state: &mut MetadataState, stats: &Stats, url: &str, error: &Error, valid: Duration) -> bool {
     if state.outage.is_some() {
-        return;
+        return false;
     }
     let now = Instant::now();
-    state.outage = Some(Outage { since: now, last_probe: now, probing: false, stale_answers: 0 });
+    state.outage = Some(Outage { since: now, last_probe: now, probing: false, is_tested: false, stale_answers: 0 });
     stats.metadata.silent_origins.add(1);
     if valid.is_zero() {
         tracing::warn!("{url} does not respond: {error}");
@@ -679,6 +718,7 @@ fn begin_outage(state: &mut MetadataState, stats: &Stats, url: &str, error: &Err
              (--stale-if-error)"
         );
     }
+    true
 }
 
 /// Whether a lookup of `path` sends a request. The root of a bucket has constant attributes: its lookup proves nothing.
@@ -785,6 +825,7 @@ impl OriginStore for CachedOrigin {
         if let Some(answer) = self.spare_in_outage(&mut state, spare.clone(), late) {
             return answer;
         }
+        self.refuse_unknown(&state)?;
         let short = spare.is_some() && began + SPARE_PATIENCE < deadline;
         let until = if short { began + SPARE_PATIENCE } else { deadline };
         match self.lookup_fresh(state, path, WaitBounds { began, max_age, deadline: until }) {

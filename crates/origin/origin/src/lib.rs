@@ -60,6 +60,7 @@ mod sigv4;
 mod snapshots;
 mod source;
 mod source_locks;
+mod store_outage;
 mod transfer_runtimes;
 mod writable_directory;
 mod writable_file;

@@ -203,7 +203,11 @@ fn open_service(
     let buckets = SharedBuckets::default();
     let published = Arc::<PublishedBytes>::default();
     let changes = config.writes.map(|writes| NodeChanges {
-        options: bucket_options(&writes, config.cache.dirs.first().cloned(), config.budget.total),
+        options: {
+            let mut options = bucket_options(&writes, config.cache.dirs.first().cloned(), config.budget.total);
+            setup::keep_known_names(&mut options, &under, limits.name_bytes);
+            options
+        },
         origin: setup::origin_options(&under, &buckets),
         published: Arc::clone(&published),
         stats: Arc::clone(stats),

@@ -5,7 +5,9 @@ use spurline_config as config;
 use spurline_config::{CacheSize, ExitKind, Fault, IorpcMode};
 use spurline_mem::{BufferPool, MemTier};
 use spurline_observe::documents;
-use spurline_origin::{CachedOrigin, MetadataConfig, OriginOptions, OriginStore, SharedBuckets, SourceScheme};
+use spurline_origin::{
+    BucketWriteOptions, CachedOrigin, MetadataConfig, OriginOptions, OriginStore, SharedBuckets, SourceScheme,
+};
 use spurline_store::{CacheCapacity, DiskState, DiskStatus, FreshDirs, IoMode, Store, StoreConfig};
 use spurline_trust::{TlsFiles, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
@@ -64,6 +66,12 @@ pub fn open_under(
     let max_entries = (limits.name_bytes / METADATA_NAME_BYTES) as usize;
     let metadata = MetadataConfig { ttl, negative_ttl: ttl, max_entries, stale_if_error };
     Ok(Arc::new(CachedOrigin::with_shared(in_common, under, metadata, Arc::clone(stats))))
+}
+
+/// A changed bucket keeps names and listings, in so many bytes, for the time in which its store does not respond.
+pub(crate) fn keep_known_names(options: &mut BucketWriteOptions, config: &config::OriginConfig, name_bytes: u64) {
+    options.stale_if_error = config.stale_if_error;
+    options.known_names_max = (name_bytes / METADATA_NAME_BYTES) as usize;
 }
 
 /// How the origins of this configuration are reached.

@@ -81,6 +81,7 @@ pub(crate) fn open_writes(
     if location.scheme() != SourceScheme::Directory {
         let staging_dir = config.cache.dirs.first().cloned();
         let mut options = bucket_options(&writes, staging_dir, config.budget.total);
+        setup::keep_known_names(&mut options, &config.under, config.budget.metadata_bytes);
         options.conditions_known = kept.is_some_and(|kept| kept.goes_on);
         let source = open_bucket_writes(config, options, volume, stats)?;
         // All files have the same owner, so no caller acts as itself.

@@ -88,6 +88,7 @@ impl BucketFiles {
     /// # Errors
     /// The store's.
     pub fn follow_made(&self, change: &Change<'_>) -> Result<()> {
+        self.note_changed(change, true);
         match change {
             Change::Unlink { at } => self.forget_open(&path_of(at)),
             Change::Rename { from, to, .. } => {

@@ -66,7 +66,7 @@ impl BucketFolder {
 
     fn add_page(&self, listing: &mut FolderListing) -> Result<()> {
         let first = listing.cursor.is_none();
-        let page = match self.files.list(&self.path, listing.cursor.as_deref(), PAGE) {
+        let page = match self.files.list_known(&self.path, listing.cursor.as_deref(), PAGE) {
             // A folder that has vanished with its last file is empty.
             Err(error) if error.kind() == ErrorKind::NotFound && first => {
                 listing.ended = true;
@@ -123,7 +123,7 @@ impl BucketFolder {
 impl WritableObject for BucketFolder {
     fn stat(&self) -> Result<NodeAttr> {
         if self.files.options.object_attrs {
-            return self.files.attr_at(&self.path);
+            return self.files.known_attr_at(&self.path);
         }
         Ok(self.files.folder_attr(&self.path, None))
     }

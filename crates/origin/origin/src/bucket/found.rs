@@ -8,6 +8,7 @@ use spurline_types::{FileKind, ObjectAttr};
 use std::sync::Arc;
 
 /// An object without changes of this process, or the marker of a folder.
+#[derive(Clone)]
 pub(super) struct FoundObject {
     pub attr: ObjectAttr,
     /// With `object_attrs` those of the object.

@@ -14,6 +14,7 @@ mod directory;
 mod file;
 mod file_attrs;
 mod found;
+mod last_known;
 mod locks;
 mod names;
 mod object;
@@ -63,6 +64,10 @@ pub struct BucketWriteOptions {
     pub abort_uploads_after: Duration,
     /// Most objects of a folder that is renamed; programs copy larger ones.
     pub rename_limit: u64,
+    /// While the store does not respond, the last known names, attributes and listings stay valid for this long; zero for never.
+    pub stale_if_error: Duration,
+    /// The most names that are kept for that.
+    pub known_names_max: usize,
     /// The folder of local files with bytes that are not published; `None` keeps those in memory.
     pub staging_dir: Option<PathBuf>,
     /// Most bytes of these files together.
@@ -88,6 +93,8 @@ impl BucketWriteOptions {
             conditions_known: false,
             abort_uploads_after: Duration::from_secs(24 * 3600),
             rename_limit: 10_000,
+            stale_if_error: Duration::ZERO,
+            known_names_max: 0,
             staging_dir: None,
             staging_max: u64::MAX,
             root: String::new(),

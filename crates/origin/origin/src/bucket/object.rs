@@ -20,6 +20,7 @@ use super::BucketWriteOptions;
 use super::absences::RecentAbsences;
 use super::file_attrs::{FileAttrs, file_time};
 use super::found::{FoundObject, OpenedNode};
+use super::last_known::LastKnown;
 use super::names::{file_number, identity_of, key_of, random_identity};
 use super::part_upload::{FIRST_PART, PartState, PartUpload, part_at, part_range};
 use super::published::{PublishedBytes, PublishedTimes};
@@ -159,6 +160,7 @@ pub(super) struct ObjectContext {
     /// For the changed bytes of all files.
     pub space: Arc<StagingSpace>,
     pub absences: Arc<RecentAbsences>,
+    pub known: Arc<LastKnown>,
     pub ending: EndingFiles,
     /// Where open files outlive this process.
     pub kept_files: OnceLock<Arc<dyn KeptFiles>>,
@@ -167,6 +169,15 @@ pub(super) struct ObjectContext {
 }
 
 impl ObjectContext {
+    /// The object at a path is this one from now on, also while the store does not respond.
+    fn note_known(&self, path: &[u8], attr: &ObjectAttr, attributes: Option<&ObjectAttributes>) {
+        let attributes = attributes.filter(|_| self.options.object_attrs).cloned();
+        if self.options.object_attrs && attributes.is_none() {
+            return self.known.forget(path);
+        }
+        self.known.note_published(path, FoundObject { attr: attr.clone(), attributes });
+    }
+
     /// The number of a look that begins now, or of a change that has just been made.
     pub fn next_step(&self) -> u64 {
         self.steps.fetch_add(1, Ordering::SeqCst) + 1
@@ -698,7 +709,7 @@ impl OpenObject {
         };
         changes.attributes = Some(attributes);
         let staged = changes.staged.take();
-        let attrs_changed = self.note_published(len, etag);
+        let attrs_changed = self.note_published(len, etag, changes.attributes.as_ref());
         self.keep_state(changes);
         let attrs_copied = if attrs_changed { requests.run(self.copy_attrs(changes)) } else { Ok(()) };
         self.keep_hot(staged);
@@ -706,11 +717,12 @@ impl OpenObject {
     }
 
     /// The object has the bytes of the file; whether attributes are left to be changed.
-    fn note_published(&self, len: u64, etag: String) -> bool {
+    fn note_published(&self, len: u64, etag: String, attributes: Option<&ObjectAttributes>) -> bool {
         let mut facts = self.facts.lock();
         let attr = object_attr(len, facts.changed_at, etag);
         self.context.times.insert(&facts.path, &attr);
         self.context.absences.note_published(&facts.path);
+        self.context.note_known(&facts.path, &attr, attributes);
         facts.published = Some(attr);
         facts.found_at = self.context.next_step();
         facts.len = len;

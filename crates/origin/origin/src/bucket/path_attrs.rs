@@ -2,6 +2,7 @@
 
 use super::file_attrs::{FileAttrs, check_space};
 use super::found::{FoundNode, FoundObject, found_object};
+use super::last_known::StoredName;
 use super::names::{default_mode, key_of};
 use super::object::OpenObject;
 use super::requests::{NewObject, marked, without_mark};
@@ -93,7 +94,7 @@ impl BucketFiles {
         if !self.options.object_attrs {
             return Ok(FileAttrs::default());
         }
-        Ok(match self.find(path)? {
+        Ok(match self.find_known(path)? {
             FoundNode::Folder(marker) => marker.as_ref().map(FoundObject::file_attrs).unwrap_or_default(),
             FoundNode::Object(found) => found.file_attrs(),
             FoundNode::Changed(object) => object.file_attrs(),
@@ -153,6 +154,9 @@ impl BucketFiles {
     /// The attributes of names that a listing has found, for those that still exist: those in the metadata of the objects cost
     /// a request each.
     pub fn attrs_of_listed(&self, names: &[ListedPath]) -> Result<Vec<Option<NodeAttr>>> {
+        if self.is_silent() {
+            return Ok(names.iter().map(|listed| self.known_attr_at(&listed.path).ok()).collect());
+        }
         self.requests.run(async {
             let heads = names.iter().map(|listed| self.attr_of_listed(listed));
             futures::stream::iter(heads).buffered(HEADS_AT_ONCE).try_collect().await
@@ -165,11 +169,19 @@ impl BucketFiles {
         }
         let Ok(key) = key_of(&self.options.root, &listed.path) else { return Ok(None) };
         let key = if listed.is_folder { format!("{key}/") } else { key };
+        let start = self.context.known.begin(&listed.path);
         let found = match self.requests.head(&key).await {
             Ok(object) => Some(found_object(object)),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
+        let known = match &found {
+            marker if listed.is_folder => Some(StoredName::Folder(marker.clone())),
+            object => object.clone().map(StoredName::Object),
+        };
+        if let Some(known) = known {
+            self.context.known.note_name(&listed.path, start, &Ok(known));
+        }
         if listed.is_folder {
             return Ok(Some(self.folder_attr(&listed.path, found.as_ref())));
         }

@@ -7,6 +7,7 @@ use super::directory::BucketFolder;
 use super::file::BucketFile;
 use super::file_attrs::{FileAttrs, file_time};
 use super::found::{FoundNode, FoundObject, OpenedNode, found_object};
+use super::last_known::{LastKnown, StoredName};
 use super::locks::BucketLocks;
 use super::names::{key_of, node_attr, path_identity, path_of};
 use super::object::{ObjectContext, OpenObject};
@@ -16,6 +17,7 @@ use super::staged::StagingSpace;
 use super::unpublished::EndingFiles;
 use crate::object_origin::{ObjectOrigin, StoredNode, folder_attr, object_attr};
 use crate::s3_wire::bare_etag;
+use crate::store_outage::OutageWatch;
 use crate::write_backend::{ObjectAttributes, WriteCondition};
 use crate::{OriginOptions, OriginStore as _};
 use bytes::Bytes;
@@ -54,6 +56,7 @@ pub(super) struct BucketFiles {
     /// New files of all mounts: an exclusive creation has a single winner.
     making: Arc<Mutex<OpenTable>>,
     absences: Arc<RecentAbsences>,
+    outage: Arc<OutageWatch>,
     /// Of all mounts.
     pub locks: Arc<BucketLocks>,
     /// Open files of processes that have ended, by their numbers.
@@ -94,6 +97,7 @@ impl BucketFiles {
             times: PublishedTimes::default(),
             space: Arc::clone(&self.context.space),
             absences: Arc::clone(&self.absences),
+            known: Arc::clone(&self.context.known),
             ending: EndingFiles::default(),
             kept_files: OnceLock::new(),
             steps: AtomicU64::new(0),
@@ -107,6 +111,7 @@ impl BucketFiles {
             open: Mutex::default(),
             making: Arc::clone(&self.making),
             absences: Arc::clone(&self.absences),
+            outage: Arc::clone(&self.outage),
             locks: Arc::clone(&self.locks),
             kept: Mutex::default(),
         }
@@ -121,9 +126,21 @@ impl BucketFiles {
         if name.is_empty() { folder.to_vec() } else { join_path(folder, name) }
     }
 
-    /// A page of a folder's names.
-    pub fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
-        self.origin.list(path, cursor, max, self.deadline())
+    /// A page of a folder's names, or what the folder had when the store answered last.
+    pub fn list_known(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
+        let key = (path.to_vec(), cursor.map(<[u8]>::to_vec));
+        let page = self.context.known.page(&key).map(Ok);
+        self.outage.answer(page, self.deadline(), |deadline| {
+            let start = self.context.known.begin(path);
+            let page = self.origin.list(path, cursor, max, deadline)?;
+            self.context.known.note_page(key.clone(), start, &page, !self.options.object_attrs);
+            Ok(page)
+        })
+    }
+
+    /// Whether the store does not respond, so that names lead to what is known of them.
+    pub fn is_silent(&self) -> bool {
+        self.outage.is_silent()
     }
 
     /// The names and attributes of files in a folder that are open and not in the bucket yet.
@@ -184,6 +201,18 @@ impl BucketFiles {
 
     /// What a path leads to.
     pub fn find(&self, path: &[u8]) -> Result<FoundNode> {
+        self.find_by(path, || self.look_up(path, self.deadline()))
+    }
+
+    /// What a path leads to, or has led to when the store answered last.
+    pub fn find_known(&self, path: &[u8]) -> Result<FoundNode> {
+        self.find_by(path, || {
+            let known = self.context.known.name(path);
+            self.outage.answer(known, self.deadline(), |deadline| self.look_up(path, deadline))
+        })
+    }
+
+    fn find_by(&self, path: &[u8], look: impl FnOnce() -> Result<StoredName>) -> Result<FoundNode> {
         if let Some(object) = self.changed_at(path) {
             return Ok(FoundNode::Changed(object));
         }
@@ -192,21 +221,36 @@ impl BucketFiles {
         }
         // A name that no key can have does not exist.
         key_of(&self.options.root, path)?;
-        if self.options.object_attrs {
-            return Ok(match self.origin.lookup_stored(path, self.deadline())? {
-                StoredNode::Folder(marker) => FoundNode::Folder(marker.map(found_object)),
-                StoredNode::Object(object) => FoundNode::Object(self.shown_object(path, found_object(object))),
-            });
-        }
-        let attr = self.origin.lookup(path, self.deadline())?;
-        if attr.kind == FileKind::Directory {
-            return Ok(FoundNode::Folder(None));
-        }
-        Ok(FoundNode::Object(FoundObject { attr: self.shown_attr(path, attr), attributes: None }))
+        Ok(match look()? {
+            StoredName::Folder(marker) => FoundNode::Folder(marker),
+            StoredName::Object(object) => FoundNode::Object(self.shown_object(path, object)),
+        })
+    }
+
+    fn look_up(&self, path: &[u8], deadline: Instant) -> Result<StoredName> {
+        let start = self.context.known.begin(path);
+        let answer = if self.options.object_attrs {
+            self.origin.lookup_stored(path, deadline).map(|node| match node {
+                StoredNode::Folder(marker) => StoredName::Folder(marker.map(found_object)),
+                StoredNode::Object(object) => StoredName::Object(found_object(object)),
+            })
+        } else {
+            self.origin.lookup(path, deadline).map(|attr| match attr.kind {
+                FileKind::Directory => StoredName::Folder(None),
+                FileKind::File | FileKind::Symlink => StoredName::Object(FoundObject { attr, attributes: None }),
+            })
+        };
+        self.context.known.note_name(path, start, &answer);
+        answer
     }
 
     pub fn attr_at(&self, path: &[u8]) -> Result<NodeAttr> {
         Ok(self.attr_of(path, &self.find(path)?))
+    }
+
+    /// The attributes of what a path leads to, or has led to when the store answered last.
+    pub fn known_attr_at(&self, path: &[u8]) -> Result<NodeAttr> {
+        Ok(self.attr_of(path, &self.find_known(path)?))
     }
 
     /// The attributes of what was found at a path.
@@ -236,7 +280,7 @@ impl BucketFiles {
     /// The file at `path`, which exists.
     pub fn open_object(&self, path: &[u8]) -> Result<Arc<OpenObject>> {
         let step = self.context.next_step();
-        self.open_found(path, self.find(path)?, step)
+        self.open_found(path, self.find_known(path)?, step)
     }
 
     /// What a path leads to, found by a look that began as `step`.
@@ -357,7 +401,7 @@ impl BucketFiles {
 
     fn read_link(&self, path: &[u8]) -> Result<Vec<u8>> {
         let step = self.context.next_step();
-        match self.find(path)? {
+        match self.find_known(path)? {
             FoundNode::Object(found) if found.attr.kind == FileKind::Symlink => {
                 let mut target = vec![0; usize::try_from(found.attr.size).map_err(|_| not_link_error())?.min(LINK_MAX)];
                 let read = self.open_found(path, FoundNode::Object(found), step)?.read(0, &mut target)?;
@@ -398,7 +442,7 @@ impl BucketFiles {
     pub fn has_names(&self, path: &[u8]) -> Result<bool> {
         let mut cursor = None;
         loop {
-            let page = self.list(path, cursor.as_deref(), 2)?;
+            let page = self.origin.list(path, cursor.as_deref(), 2, self.deadline())?;
             if !page.entries.is_empty() {
                 return Ok(true);
             }
@@ -440,6 +484,34 @@ impl BucketFiles {
         }
     }
 
+    /// What a change has done to names that are known; one that has failed may have been made.
+    pub fn note_changed(&self, change: &Change<'_>, is_made: bool) {
+        let known = &self.context.known;
+        match change {
+            Change::Unlink { at } | Change::Rmdir { at } if is_made => known.note_removed(&path_of(at)),
+            Change::Rename { from, to, .. } => {
+                if is_made {
+                    known.note_removed(&path_of(from));
+                } else {
+                    known.forget(&path_of(from));
+                }
+                known.forget(&path_of(to));
+            }
+            // A changed file is known when it is published.
+            Change::SetAttr { of, .. } | Change::SetXattr { of, .. } | Change::RemoveXattr { of, .. } => {
+                if !is_made {
+                    known.forget(of.path);
+                }
+            }
+            Change::Unlink { at }
+            | Change::Rmdir { at }
+            | Change::Mkdir { at, .. }
+            | Change::Mknod { at, .. }
+            | Change::Symlink { at, .. }
+            | Change::Link { to: at, .. } => known.forget(&path_of(at)),
+        }
+    }
+
     pub fn version_condition(&self, etag: Option<String>) -> WriteCondition {
         match etag {
             Some(etag) if !self.options.last_writer_wins => WriteCondition::Version(bare_etag(&etag).to_owned()),
@@ -476,8 +548,11 @@ impl WritableBucket {
         published: Arc<PublishedBytes>,
         stats: Arc<Stats>,
     ) -> Result<Arc<WritableBucket>> {
-        let CheckedBucket { origin, requests, options } = CheckedBucket::open(url, config, options, stats)?;
+        let CheckedBucket { origin, requests, options } =
+            CheckedBucket::open(url, config, options, Arc::clone(&stats))?;
         let options = Arc::new(options);
+        let origin = Arc::new(origin);
+        let outage = OutageWatch::new(Arc::clone(&origin) as _, stats, options.stale_if_error);
         let context = ObjectContext {
             requests: Arc::clone(&requests),
             reads,
@@ -486,15 +561,17 @@ impl WritableBucket {
             times: PublishedTimes::default(),
             space: Arc::new(StagingSpace::new(options.staging_max)),
             absences: Arc::default(),
+            known: Arc::new(LastKnown::new(options.known_names_max)),
             ending: EndingFiles::default(),
             kept_files: OnceLock::new(),
             steps: AtomicU64::new(0),
         };
         let files = BucketFiles {
-            origin: Arc::new(origin),
+            origin,
             requests,
             options,
             absences: Arc::clone(&context.absences),
+            outage,
             context: Arc::new(context),
             timeout: config.timeout,
             open: Mutex::default(),
@@ -577,13 +654,13 @@ impl WritableVolume for WritableBucket {
     }
 
     fn stat(&self, at: NodePath<'_>, _caller: &Caller) -> Result<NodeAttr> {
-        self.files.attr_at(at.path)
+        self.files.known_attr_at(at.path)
     }
 
     fn lookup(&self, at: NamePath<'_>, _caller: &Caller) -> Result<NodeAttr> {
         let path = path_of(&at);
         let start = self.files.absences.begin_lookup(&path);
-        self.files.attr_at(&path).inspect_err(|error| {
+        self.files.known_attr_at(&path).inspect_err(|error| {
             if error.kind() == ErrorKind::NotFound {
                 self.files.absences.note(path, start);
             }
@@ -595,7 +672,7 @@ impl WritableVolume for WritableBucket {
     }
 
     fn access(&self, at: NodePath<'_>, _mask: u32, _caller: &Caller) -> Result<()> {
-        self.files.find(at.path).map(drop)
+        self.files.find_known(at.path).map(drop)
     }
 
     fn open(&self, at: NodePath<'_>, flags: u32, _caller: &Caller) -> Result<Box<dyn WritableFile>> {
@@ -695,7 +772,7 @@ impl WritableVolume for WritableBucket {
     }
 
     fn open_directory(&self, at: NodePath<'_>, _caller: &Caller) -> Result<Box<dyn WritableDirectory>> {
-        match self.files.find(at.path) {
+        match self.files.find_known(at.path) {
             Ok(FoundNode::Folder(_)) => {}
             Ok(_) => return Err(Error::new(ErrorKind::NotADirectory, "it is a file")),
             Err(error) => return Err(error),
@@ -746,11 +823,13 @@ impl WritableVolume for WritableBucket {
                 | Change::Rename { .. }
         );
         let made = self.make_change(change, caller, mark);
+        self.files.note_changed(change, made.is_ok());
         if makes_names {
             self.files.absences.clear();
         }
         made
     }
+
     fn get_xattr(&self, at: NodePath<'_>, name: &[u8], _caller: &Caller) -> Result<Vec<u8>> {
         if name == OBJECT_HEADERS_XATTR {
             return Ok(self.files.object_headers(at.path)?.to_xattr());

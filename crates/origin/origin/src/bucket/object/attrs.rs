@@ -131,6 +131,7 @@ impl OpenObject {
         let kind = facts.published.as_ref().map_or(FileKind::File, |attr| attr.kind);
         let attr = ObjectAttr { kind, ..object_attr(before.size, SystemTime::now(), new_etag) };
         self.context.times.insert(&facts.path, &attr);
+        self.context.note_known(&facts.path, &attr, changes.attributes.as_ref());
         facts.published = Some(attr);
         facts.found_at = self.context.next_step();
         facts.file_attrs = attrs;

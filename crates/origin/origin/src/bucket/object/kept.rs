@@ -382,7 +382,7 @@ impl OpenObject {
         if self.context.options.object_attrs {
             self.facts.lock().note_uploaded_attrs(&FileAttrs::parse(&stored.attributes));
         }
-        self.note_published(len, etag.to_owned());
+        self.note_published(len, etag.to_owned(), Some(&stored.attributes));
         changes.attributes = Some(stored.attributes);
         let staged = changes.staged.take();
         self.keep_hot(staged);
