@@ -4,6 +4,7 @@ use spurline_observe::documents::{
     CacheDiskStatus, DISK_NORMAL, MountStatus, NodeStatus, PEER_DOWN, PeerStatus, ProcessRole, ProcessStatus,
     RegistryStatus, STATE_UP,
 };
+use std::collections::BTreeMap;
 
 /// The state of a process that answers and has [`degraded_reasons`].
 const STATE_DEGRADED: &str = "degraded";
@@ -16,6 +17,7 @@ pub fn degraded_reasons(status: &ProcessStatus) -> Vec<String> {
         ProcessRole::Gateway(gateway) => {
             let mut reasons = disk_reasons(&gateway.disks);
             reasons.extend(peer_reasons(&gateway.peers));
+            reasons.extend(origin_reasons(&gateway.origin_errors));
             reasons
         }
         ProcessRole::Coordinator(_) | ProcessRole::Other => Vec::new(),
@@ -31,6 +33,7 @@ fn mount_reasons(mount: &MountStatus) -> Vec<String> {
     let mut reasons = disk_reasons(&mount.disks);
     reasons.extend(peer_reasons(&mount.peers));
     reasons.extend(mount.group.as_ref().and_then(|group| registry_reason(&group.registry)));
+    reasons.extend(origin_reasons(&mount.origin_errors));
     reasons
 }
 
@@ -38,8 +41,12 @@ fn mount_reasons(mount: &MountStatus) -> Vec<String> {
 pub fn node_reasons(node: &NodeStatus) -> Vec<String> {
     let mut reasons = disk_reasons(&node.disks);
     reasons.extend(node.group.as_ref().and_then(|group| registry_reason(&group.registry)));
-    reasons.extend(node.origin_errors.iter().map(|(source, error)| format!("{source}: {error}")));
+    reasons.extend(origin_reasons(&node.origin_errors));
     reasons
+}
+
+fn origin_reasons(errors: &BTreeMap<String, String>) -> impl Iterator<Item = String> {
+    errors.iter().map(|(source, error)| format!("{source}: {error}"))
 }
 
 fn disk_reasons(disks: &[CacheDiskStatus]) -> Vec<String> {

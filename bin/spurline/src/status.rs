@@ -16,6 +16,7 @@ use spurline_runtime::locator::{NamedProcess, PROCESS_ANSWER_LIMIT, all_processe
 use spurline_runtime::{describe_losses, describe_unsent};
 use spurline_types::Stats;
 use spurline_types::units::human_bytes;
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 const RED: Style = AnsiColor::Red.on_default().bold();
@@ -153,7 +154,8 @@ impl ProcessAnswer {
         match &status.role {
             ProcessRole::Mount(mount) => print_mount(mount, &stats),
             ProcessRole::Node(node) => print_node(node),
-            ProcessRole::Gateway(_) | ProcessRole::Coordinator(_) | ProcessRole::Other => {}
+            ProcessRole::Gateway(gateway) => print_origin_errors(&gateway.origin_errors),
+            ProcessRole::Coordinator(_) | ProcessRole::Other => {}
         }
         Ok(())
     }
@@ -198,6 +200,7 @@ fn print_mount(mount: &MountStatus, stats: &Stats) {
     for disk in &mount.disks {
         anstream::println!("  {}", disk_line(disk));
     }
+    print_origin_errors(&mount.origin_errors);
     for peer in &mount.peers {
         anstream::println!("  {}", peer_line(peer));
         print_paths(peer);
@@ -217,7 +220,12 @@ fn print_node(node: &NodeStatus) {
     for disk in &node.disks {
         anstream::println!("  {}", disk_line(disk));
     }
-    for (source, error) in &node.origin_errors {
+    print_origin_errors(&node.origin_errors);
+}
+
+/// A line for each source that does not serve the process.
+fn print_origin_errors(errors: &BTreeMap<String, String>) {
+    for (source, error) in errors {
         anstream::println!("  {RED}{source}: {error}{RED:#}");
     }
 }

@@ -1,8 +1,10 @@
-//! An origin that is stopped: what is cached reads on.
+//! An origin that is stopped, or refuses the credentials: what is cached reads on.
 
 use spurline_rig::world::*;
-use spurline_testkit::S3Server;
+use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::time::Duration;
 
 /// Beyond the cache times of the mount.
@@ -53,5 +55,116 @@ fn a_cached_data_set_reads_on_while_its_server_is_stopped() {
     for once in ["does not respond", "stay valid for 300 s (--stale-if-error)", "responds again after"] {
         assert_eq!(log.matches(once).count(), 1, "{once:?} in {log}");
     }
+    mount.unmount();
+}
+
+/// The status of a process, with the exit code of the command.
+fn status_of(world: &World, target: &str) -> (Option<i32>, String) {
+    let out = world.run(&["status", target]);
+    (out.status.code(), String::from_utf8(out.stdout).unwrap())
+}
+
+/// The answer of the health page whose address a log names.
+fn health_of(process: &Process) -> String {
+    let line = process.wait_for("metrics page address=");
+    let page = line.split("address=").nth(1).unwrap().split([' ', ';']).next().unwrap().to_owned();
+    let mut stream = TcpStream::connect(page).unwrap();
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+const REFUSED: &str = "the server does not know this access key";
+
+#[test]
+fn cached_files_are_read_and_status_says_why_while_the_store_refuses_the_credentials() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("data");
+    for n in 0..20u64 {
+        server.put("data", &format!("train/{n}.bin"), &bytes(n, 30_000));
+    }
+    let endpoint = server.endpoint();
+    let mount = world.mount("s3://data", &["--endpoint-url", &endpoint, "--metrics", "127.0.0.1:0"]);
+    let want = tree(&mount.at);
+    let at = mount.at.to_str().unwrap().to_owned();
+    assert_eq!(status_of(&world, &at).0, Some(0));
+    assert!(health_of(mount.process()).starts_with("HTTP/1.1 200"));
+
+    server.revoke_key(ACCESS_KEY);
+    for _ in 0..2 {
+        std::thread::sleep(PAST_THE_CACHES);
+        assert_same(&tree(&mount.at), &want);
+    }
+    mount.process().wait_for("refuses all requests of this process");
+    let (code, status) = status_of(&world, &at);
+    assert!(code == Some(1) && status.contains("degraded") && status.contains(REFUSED), "{code:?} {status}");
+    assert!(!status.contains("does not respond"), "{status}");
+    let health = health_of(mount.process());
+    assert!(health.starts_with("HTTP/1.1 503") && health.contains(REFUSED), "{health}");
+    let stats = mount.stats();
+    assert_eq!((count(&stats, "object", "refused_buckets"), count(&stats, "metadata", "silent_origins")), (1, 0));
+    // A name that was never seen is an error, not an absence.
+    let unknown = fs::metadata(mount.path("train/none")).unwrap_err();
+    assert_eq!(unknown.raw_os_error(), Some(libc::EACCES));
+
+    server.allow_key(ACCESS_KEY, SECRET_KEY);
+    mount.process().wait_for("accepts the requests of this process again");
+    assert_same(&tree(&mount.at), &want);
+    assert_eq!((status_of(&world, &at).0, mount.count("object", "refused_buckets")), (Some(0), 0));
+    mount.unmount();
+}
+
+#[test]
+fn nodes_gateways_and_writable_mounts_say_that_the_store_refuses_the_credentials() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("data");
+    server.put("data", "file", b"text");
+    let endpoint = server.endpoint();
+    let more = ["--endpoint-url", &endpoint, "--metrics", "127.0.0.1:0"];
+    let mount = world.mount("s3://data", &[&more[..], &["--rw"]].concat());
+    let node = world.node(&["s3://data"], 0, &[&more[..], &["--writable"]].concat());
+    let mut command = world.command(&["gateway", "s3://data", "--s3-listen", "127.0.0.1:0", "--cache-dir"]);
+    let gateway = Process::start(
+        with_credentials(command.arg(world.dir("gateway-cache")).args(more)),
+        &world.log_path("gateway"),
+    );
+    let line = gateway.wait_for("serving S3 on ");
+    let gateway_at = line.split("://").last().unwrap().trim().to_owned();
+    let reader_at = world.dir("reader");
+    let mut command = world.command(&["mount", "s3://data", reader_at.to_str().unwrap(), "--rw"]);
+    let reader = world.mount_at(command.args(["--registry", &format!("static:{}", node.address)]), &reader_at);
+
+    server.revoke_key(ACCESS_KEY);
+    fs::write(mount.path("new"), b"text").unwrap_err();
+    fs::write(reader.path("new"), b"text").unwrap_err();
+    let mut client = TcpStream::connect(&gateway_at).unwrap();
+    client.write_all(b"GET /data/file HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    client.read_to_end(&mut Vec::new()).unwrap();
+    let targets =
+        [(mount.at.to_str().unwrap(), mount.process()), (&node.address, &node.process), (&gateway_at, &gateway)];
+    for (target, process) in targets {
+        process.wait_for("refuses all requests of this process");
+        let (code, status) = status_of(&world, target);
+        assert!(code == Some(1) && status.contains("degraded") && status.contains(REFUSED), "{code:?} {status}");
+        let health = health_of(process);
+        assert!(health.starts_with("HTTP/1.1 503") && health.contains(REFUSED), "{health}");
+    }
+
+    server.allow_key(ACCESS_KEY, SECRET_KEY);
+    for (target, process) in targets {
+        process.wait_for("accepts the requests of this process again");
+        assert_eq!(status_of(&world, target).0, Some(0), "{target}");
+    }
+    fs::write(mount.path("new"), b"text").unwrap();
+    reader.unmount();
     mount.unmount();
 }

@@ -272,6 +272,7 @@ sections! {
         retries: Counter "operations" "Requests to the origin sent again.",
         throttled: Counter "operations" "Answers of the origin that throttled requests.",
         in_flight: Gauge "operations" "Requests to the origin in flight.",
+        refused_buckets: Gauge "buckets" "Buckets whose store refuses all requests of this process now: its credentials were revoked, rotated, or lost their rights.",
     }
     /// Connections accepted and refused.
     trust: Trust {

@@ -48,9 +48,8 @@ pub use held_objects::{HeldObject, HeldPage, RecentRecord};
 pub use hot::HotRule;
 pub use writes::{OpenWritable, WritesInUse};
 
-/// Describes disks, weight and counters of the node as JSON, with the sources that it can't fetch from now and their
-/// errors.
-pub type DescribeNode = dyn Fn(BTreeMap<String, String>) -> Vec<u8> + Send + Sync;
+/// Describes state and counters of the node as JSON.
+pub type DescribeNode = dyn Fn() -> Vec<u8> + Send + Sync;
 
 /// Changes the node's share of its group's blocks.
 pub type SetWeight = dyn Fn(u32) -> Result<()> + Send + Sync;
@@ -146,16 +145,20 @@ impl CacheNode {
         let _ = self.describe.set(describe);
     }
 
-    /// The description of the node, with the sources that it can't fetch from now; JSON's `null` while it starts.
+    /// The description of the node; JSON's `null` while it starts.
     fn description(&self) -> Vec<u8> {
-        let Some(describe) = self.describe.get() else { return b"null".to_vec() };
+        self.describe.get().map_or_else(|| b"null".to_vec(), |describe| describe())
+    }
+
+    /// The sources that the node can't fetch from now, each with the error.
+    pub fn origin_errors(&self) -> BTreeMap<String, String> {
         let mut origin_errors = BTreeMap::new();
         for cache in self.volumes.read().iter() {
             if let Some(error) = cache.origin_error() {
                 origin_errors.insert(cache.source().to_owned(), error.message().to_owned());
             }
         }
-        describe(origin_errors)
+        origin_errors
     }
 
     /// Sets the placement rule sent in later handshakes.

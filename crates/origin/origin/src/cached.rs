@@ -116,7 +116,7 @@ struct MetadataState {
     has_markers: bool,
 }
 
-/// A time in which the origin does not respond.
+/// A time in which the origin does not respond, or refuses everything.
 struct Outage {
     /// The first request without an answer failed.
     since: Instant,
@@ -125,12 +125,25 @@ struct Outage {
     /// Nothing answers: a request that asks for nothing known would wait in vain.
     is_tested: bool,
     stale_answers: u64,
+    /// Whether the origin refuses everything; otherwise it does not respond.
+    refused: bool,
 }
 
 /// A request that continues without its caller.
 enum LateRequest {
     Name(PathBytes),
     Page(PageKey),
+}
+
+/// Whether an error means that the origin does not serve this process: it did not respond, failed, or refuses everything. All
+/// others are answers.
+fn is_unserved(origin: &dyn OriginStore, error: &Error, deadline: Instant) -> bool {
+    is_unanswered(error) || (is_refusal(error) && origin.refusal(deadline).is_some())
+}
+
+/// Whether the origin refused the credentials.
+fn is_refusal(error: &Error) -> bool {
+    error.kind() == ErrorKind::PermissionDenied
 }
 
 /// Stores a page and its names, requested at `at`; the first page of a bucket's folder also tells whether the folder has a marker.
@@ -170,7 +183,7 @@ impl Drop for CachedOrigin {
     fn drop(&mut self) {
         let mut state = self.state.lock();
         (state.names, state.pages, state.page_names) = Default::default();
-        if state.outage.take().is_some() {
+        if state.outage.take().is_some_and(|outage| !outage.refused) {
             self.stats.metadata.silent_origins.sub(1);
         }
         state.report_names(&self.shared);
@@ -416,13 +429,14 @@ impl CachedOrigin {
                 LateRequest::Name(path) => inner.lookup(path, deadline).map(Ok),
                 LateRequest::Page((path, cursor, max)) => inner.list(path, cursor.as_deref(), *max, deadline).map(Err),
             };
+            let is_late_unserved = answer.as_ref().is_err_and(|error| is_unserved(&*inner, error, deadline));
             let Some(state) = shared.upgrade() else { return };
             let mut state = state.lock();
             state.late_requests -= 1;
             if let Some(outage) = state.outage.as_mut().filter(|_| probe) {
                 outage.probing = false;
             }
-            if answer.as_ref().is_err_and(is_unanswered) {
+            if is_late_unserved {
                 return;
             }
             if !matches!(&late, LateRequest::Name(path) if !is_requested(&*inner, path)) {
@@ -483,7 +497,7 @@ impl CachedOrigin {
         let short = spare.is_some() && began + SPARE_PATIENCE < deadline;
         let until = if short { began + SPARE_PATIENCE } else { deadline };
         match self.fetch_page_fresh(state, key.clone(), WaitBounds { began, max_age, deadline: until }) {
-            Err(error) if is_unanswered(&error) => {
+            Err(error) if is_unserved(&*self.inner, &error, until) => {
                 let mut state = self.state.lock();
                 let late = short.then(|| LateRequest::Page(key.clone()));
                 match self.spare_after_error(&mut state, error, spare, late) {
@@ -525,8 +539,9 @@ impl CachedOrigin {
         let asked = RequestGuard { cached: self, done: Some(GuardedRequest::Page(key.clone(), Arc::clone(&flight))) };
         let (path, cursor, max) = &key;
         let page = self.inner.list(path, cursor.as_deref(), *max, asker.deadline).map(|page| (at, Arc::new(page)));
+        let is_served = !page.as_ref().is_err_and(|error| is_unserved(&*self.inner, error, asker.deadline));
         let mut state = self.state.lock();
-        if !page.as_ref().is_err_and(is_unanswered) {
+        if is_served {
             end_outage(&mut state, &self.stats, self.inner.source_url());
         }
         complete_request(&mut state.pending_pages, &key, &flight, page.clone());
@@ -629,9 +644,10 @@ impl CachedOrigin {
         let key: PathBytes = path.into();
         let asked = RequestGuard { cached: self, done: Some(GuardedRequest::Name(key.clone(), Arc::clone(&flight))) };
         let answer = self.inner.lookup(path, deadline);
+        let is_served = !answer.as_ref().is_err_and(|error| is_unserved(&*self.inner, error, deadline));
         let mut state = self.state.lock();
         complete_request(&mut state.pending_lookups, &key, &flight, answer.clone());
-        if !answer.as_ref().is_err_and(is_unanswered) && is_requested(&*self.inner, path) {
+        if is_served && is_requested(&*self.inner, path) {
             end_outage(&mut state, &self.stats, self.inner.source_url());
         }
         // Errors are not cached, but absences are.
@@ -701,13 +717,27 @@ impl CachedOrigin {
 /// Deadline of a request in the background.
 const LATE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Notes that the origin did not respond; logged once per outage. False in an outage.
+/// Notes that the origin did not respond, or refuses everything; logged once per outage. Whether a silence begins.
 fn begin_outage(state: &mut MetadataState, stats: &Stats, url: &str, error: &Error, valid: Duration) -> bool {
-    if state.outage.is_some() {
+    let refused = is_refusal(error);
+    if let Some(outage) = &mut state.outage {
+        if refused && !std::mem::replace(&mut outage.refused, true) {
+            outage.is_tested = false;
+            stats.metadata.silent_origins.sub(1);
+        }
         return false;
     }
     let now = Instant::now();
-    state.outage = Some(Outage { since: now, last_probe: now, probing: false, is_tested: false, stale_answers: 0 });
+    state.outage =
+        Some(Outage { since: now, last_probe: now, probing: false, is_tested: false, stale_answers: 0, refused });
+    if refused {
+        // The refusal itself is logged for the bucket.
+        let seconds = valid.as_secs();
+        tracing::info!(
+            "{url} is refused: the last known names, attributes and listings stay valid for {seconds} s (--stale-if-error)"
+        );
+        return false;
+    }
     stats.metadata.silent_origins.add(1);
     if valid.is_zero() {
         tracing::warn!("{url} does not respond: {error}");
@@ -726,10 +756,12 @@ fn is_requested(inner: &dyn OriginStore, path: &[u8]) -> bool {
     !path.is_empty() || inner.capabilities().modes
 }
 
-/// Notes that the origin responded.
+/// Notes that the origin responded and serves.
 fn end_outage(state: &mut MetadataState, stats: &Stats, url: &str) {
     let Some(outage) = state.outage.take() else { return };
-    stats.metadata.silent_origins.sub(1);
+    if !outage.refused {
+        stats.metadata.silent_origins.sub(1);
+    }
     let seconds = outage.since.elapsed().as_secs_f64();
     let stale = outage.stale_answers;
     tracing::info!("{url} responds again after {seconds:.1} s; {stale} answers were stale");
@@ -802,6 +834,7 @@ impl OriginStore for CachedOrigin {
         fn describe(&self) -> String;
         fn capabilities(&self) -> OriginCapabilities;
         fn check(&self, deadline: Instant) -> Result<()>;
+        fn refusal(&self, deadline: Instant) -> Option<Error>;
         fn lists_all(&self, path: &[u8]) -> bool;
         fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>>;
         fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>>;
@@ -829,7 +862,7 @@ impl OriginStore for CachedOrigin {
         let short = spare.is_some() && began + SPARE_PATIENCE < deadline;
         let until = if short { began + SPARE_PATIENCE } else { deadline };
         match self.lookup_fresh(state, path, WaitBounds { began, max_age, deadline: until }) {
-            Err(error) if is_unanswered(&error) => {
+            Err(error) if is_unserved(&*self.inner, &error, until) => {
                 let mut state = self.state.lock();
                 // A listing on the way may have brought it.
                 let spare = self.spare_name(&state, path).or(spare);
@@ -860,7 +893,9 @@ impl OriginStore for CachedOrigin {
 
     /// Nothing is kept here, and an origin that does not respond is not requested while known names are served in its place.
     fn object_headers(&self, path: &[u8], deadline: Instant) -> Result<ObjectHeaders> {
-        if !self.config.stale_if_error.is_zero() && self.state.lock().outage.is_some() {
+        if !self.config.stale_if_error.is_zero()
+            && self.state.lock().outage.as_ref().is_some_and(|outage| !outage.refused)
+        {
             let message = format!("{} does not respond", self.inner.source_url());
             return Err(Error::new(ErrorKind::Unavailable, message));
         }

@@ -51,6 +51,7 @@ mod object_origin;
 mod object_store_backend;
 mod open_versions;
 mod open_writers;
+mod refusals;
 mod retry;
 mod s3;
 mod s3_wire;
@@ -77,7 +78,7 @@ pub use writable_directory::WritableSource;
 pub use write_backend::{CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition};
 
 use shared_buckets::SharedBucket;
-use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result, Stats};
+use spurline_types::{ByteSink, Error, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result, Stats};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -168,6 +169,13 @@ pub trait OriginStore: Send + Sync {
     /// `NotADirectory`, `Invalid` for a cursor that was not returned by this origin, `Io` when the pages of an object store
     /// do not move on.
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage>;
+
+    /// Why the origin refuses all requests of this process, after a refused request; `None` while it serves. Waits for a check that
+    /// is under way, but not after `deadline`.
+    fn refusal(&self, deadline: Instant) -> Option<Error> {
+        let _ = deadline;
+        None
+    }
 
     /// Whether the last listing of the folder at `path` has all existing names, so that all others are absent.
     fn lists_all(&self, path: &[u8]) -> bool {

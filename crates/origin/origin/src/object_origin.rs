@@ -119,14 +119,25 @@ impl ObjectOrigin {
         self.stats.object.in_flight.sub(1);
         self.stats.object.get_ops.add(1);
         self.stats.object.get_us.add_us(started.elapsed());
-        if answer.is_err() {
+        if let Err(error) = &answer {
             self.stats.object.errors.add(1);
+            self.bucket.note_failure(&self.root, error);
         }
         answer.map_err(|e| e.context(format!("reading '{}' at {offset}", show_path(&object.path))))
     }
 
-    /// A metadata request with its counters.
+    /// A metadata request with its counters; its refusal makes the credentials be checked.
     fn counted_query<T>(
+        &self,
+        deadline: Instant,
+        query: impl AsyncFnOnce(&dyn ObjectBackend) -> Result<T>,
+    ) -> Result<T> {
+        let answer = self.counted_request(deadline, query);
+        answer.inspect_err(|error| self.bucket.note_failure(&self.root, error))
+    }
+
+    /// A metadata request with its counters.
+    fn counted_request<T>(
         &self,
         deadline: Instant,
         query: impl AsyncFnOnce(&dyn ObjectBackend) -> Result<T>,
@@ -604,11 +615,15 @@ impl OriginStore for ObjectOrigin {
     }
 
     fn check(&self, deadline: Instant) -> Result<()> {
-        let answer = self.counted_query(deadline, async |backend| {
+        let answer = self.counted_request(deadline, async |backend| {
             let retry = RetryState::new(deadline, &self.stats).at_most(CHECK_ATTEMPTS);
             self.retry_until_answered(retry, || backend.list(&self.root, None, 1)).await
         });
         answer.map(|_| ()).map_err(|e| e.context(self.source.url()))
+    }
+
+    fn refusal(&self, deadline: Instant) -> Option<Error> {
+        self.refusals.await_refusal(deadline)
     }
 
     fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr> {

@@ -3,12 +3,13 @@
 
 use crate::backend::ObjectBackend;
 use crate::listed_etags::ListedEtags;
+use crate::refusals::RefusalWatch;
 use crate::transfer_runtimes::{IDLE, TransferRuntimes};
 use crate::{OriginOptions, SourceLocation, SourceScheme};
 use parking_lot::Mutex;
 use spurline_exec::ThreadCpus;
 use spurline_types::{Error, Result, Stats};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -66,6 +67,17 @@ impl SharedBuckets {
         Ok(made)
     }
 
+    /// The open buckets whose store refuses all requests of this process, each with the error.
+    pub fn refusals(&self) -> BTreeMap<String, Error> {
+        let mut refused = BTreeMap::new();
+        for ((scheme, name), bucket) in self.0.buckets.lock().iter() {
+            if let Some(error) = bucket.upgrade().and_then(|bucket| bucket.refusals.refusal()) {
+                refused.insert(format!("{}{name}", scheme.url_start()), error);
+            }
+        }
+        refused
+    }
+
     /// Has all origins of the bucket of `source` use this store, as long as the result lives.
     ///
     /// # Errors
@@ -115,6 +127,8 @@ pub(crate) struct SharedBucket {
     pub read_permits: Semaphore,
     pub metadata_permits: Semaphore,
     pub transfer_runtimes: TransferRuntimes,
+    /// Whether the store refuses all requests.
+    pub refusals: RefusalWatch,
     /// Taken only by drop.
     pub runtime: Option<Runtime>,
 }
@@ -150,6 +164,7 @@ impl SharedBucket {
             read_permits: Semaphore::new(places),
             metadata_permits: Semaphore::new(places),
             transfer_runtimes: TransferRuntimes::default(),
+            refusals: RefusalWatch::default(),
             runtime: Some(runtime),
         });
         let swept = Arc::downgrade(&bucket);
@@ -186,6 +201,9 @@ impl SharedBucket {
 
 impl Drop for SharedBucket {
     fn drop(&mut self) {
+        if self.refusals.refusal().is_some() {
+            self.stats.object.refused_buckets.sub(1);
+        }
         // Connections have nothing to finish, and a destructor must not block, least of all on the runtime itself.
         self.transfer_runtimes.drop_idle(Duration::ZERO);
         if let Some(runtime) = self.runtime.take() {

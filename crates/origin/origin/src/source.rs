@@ -18,6 +18,18 @@ pub enum SourceScheme {
     Directory,
 }
 
+impl SourceScheme {
+    /// The start of a normalised URL.
+    pub(crate) fn url_start(self) -> &'static str {
+        match self {
+            SourceScheme::S3 => "s3://",
+            SourceScheme::Gcs => "gs://",
+            SourceScheme::Azure => "az://",
+            SourceScheme::Directory => "file://",
+        }
+    }
+}
+
 /// A source URL, parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceLocation {
@@ -81,15 +93,11 @@ impl SourceLocation {
         if prefix.split('/').any(|part| matches!(part, "." | "..") || (part.is_empty() && !prefix.is_empty())) {
             return Err(invalid_source(format!("the prefix '{prefix}' has an empty, '.' or '..' part; remove it")));
         }
-        let head = match scheme {
-            SourceScheme::S3 => "s3",
-            SourceScheme::Gcs => "gs",
-            SourceScheme::Azure | SourceScheme::Directory => "az",
-        };
+        let head = scheme.url_start();
         let slash = if prefix.is_empty() { "" } else { "/" };
         Ok(SourceLocation {
             scheme,
-            url: format!("{head}://{bucket}{slash}{prefix}"),
+            url: format!("{head}{bucket}{slash}{prefix}"),
             bucket: bucket.into(),
             prefix: prefix.into(),
             from_directory: PathBuf::new(),

@@ -67,6 +67,8 @@ fn admin_target(
     let store = volume.store.clone();
     let disks = volume.store.clone();
     let remote = volume.remote.clone();
+    let buckets = volume.buckets.clone();
+    let checked = volume.buckets.clone();
     let known = GatewayStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         source: config.volume.source.to_string(),
@@ -86,13 +88,17 @@ fn admin_target(
                 state: setup::origin_state(&counted).to_owned(),
                 disks: setup::disk_status(store.as_deref()),
                 peers: remote.as_deref().map(peer_status::peer_status).unwrap_or_default(),
+                origin_errors: setup::origin_errors(&buckets),
                 ..known.clone()
             })
         }),
         jobs: Err("a gateway runs no jobs; name a path in a mount, or a coordinator"),
         export: None,
         upgrade: None,
-        health: Box::new(move || setup::check_disks(&disks.as_deref().map(|store| store.disks()).unwrap_or_default())),
+        health: Box::new(move || {
+            setup::check_disks(&disks.as_deref().map(|store| store.disks()).unwrap_or_default())?;
+            setup::check_credentials(&checked)
+        }),
         metrics_address: OnceLock::new(),
     })
 }

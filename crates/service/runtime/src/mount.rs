@@ -22,7 +22,7 @@ use spurline_membership::RegistryFollower;
 use spurline_observe::access::{AccessLogWriter, InodePaths};
 use spurline_observe::documents::{FUSE_STARTING, InfoDocument, MountStatus, MountWrites, ProcessRole};
 use spurline_observe::locate::SocketOwner;
-use spurline_origin::SourceScheme;
+use spurline_origin::{SharedBuckets, SourceScheme};
 use spurline_store::Store;
 use spurline_types::{Error, ErrorKind, FileKind, Result, Stats};
 use spurline_volume::Volume;
@@ -181,6 +181,7 @@ impl PreparedMount {
             pool: Arc::clone(&volume.pool),
             tier: Arc::clone(&volume.tier),
             store: volume.store.clone(),
+            buckets: volume.buckets.clone(),
             remote: volume.remote.clone(),
             follower: volume.follower.clone(),
             writes,
@@ -549,6 +550,7 @@ struct MountView {
     pool: Arc<BufferPool>,
     tier: Arc<MemTier>,
     store: Option<Arc<Store>>,
+    buckets: SharedBuckets,
     remote: Option<Arc<GroupVolume>>,
     follower: Option<Arc<RegistryFollower>>,
     writes: Option<OpenWrites>,
@@ -579,6 +581,7 @@ impl MountView {
             group: self.follower.as_deref().map(group::group_status),
             export: self.exported.status(),
             keeper: self.keeper.as_deref().map(|keeper| Box::new(keeper.status())),
+            origin_errors: setup::origin_errors(&self.buckets),
         }
     }
 
@@ -606,6 +609,7 @@ impl MountView {
 
     fn check_health(&self) -> Result<()> {
         self.stop.check_serves()?;
+        setup::check_credentials(&self.buckets)?;
         self.remote.as_ref().map_or(Ok(()), |remote| remote.check_reachable(Instant::now() + HEALTH_LIMIT))
     }
 }

@@ -31,7 +31,6 @@ use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, Stats};
 use spurline_volume::Volume;
 use spurline_volume::writes::WritableVolume;
-use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -103,7 +102,8 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         config.cache.iorpc_mode == IorpcMode::Splice,
         Arc::clone(&stats),
     );
-    let node = open_service(&config, &name, &shared, &stats)?;
+    let buckets = SharedBuckets::default();
+    let node = open_service(&config, &name, &shared, &buckets, &stats)?;
     let recent = if store.is_some() { RecentObjectsFile::open(&config.cache.dirs, &node)? } else { None };
     // Rails come first: the handshake over TCP lists the rails.
     let (rdma, rails) = match (&config.net.rdma, &found) {
@@ -137,6 +137,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         block_size: config.cache.block_size,
         group: config.group.clone(),
         store,
+        buckets,
         node: Arc::clone(&node),
         announcer: Arc::clone(&announcer),
         stats: Arc::clone(&stats),
@@ -193,6 +194,7 @@ fn open_service(
     config: &NodeConfig,
     name: &str,
     shared: &Arc<CacheContext>,
+    buckets: &SharedBuckets,
     stats: &Arc<Stats>,
 ) -> Result<Arc<CacheNode>, Fault> {
     let sources = source_urls(config);
@@ -200,7 +202,7 @@ fn open_service(
     let under = config.under.clone();
     let limits = metadata_limits(config);
     let origin_stats = Arc::clone(stats);
-    let buckets = SharedBuckets::default();
+    let buckets = buckets.clone();
     let published = Arc::<PublishedBytes>::default();
     let changes = config.writes.map(|writes| NodeChanges {
         options: {
@@ -322,6 +324,7 @@ struct NodeView {
     block_size: u64,
     group: Option<GroupConfig>,
     store: Option<Arc<Store>>,
+    buckets: SharedBuckets,
     node: Arc<CacheNode>,
     announcer: Arc<Option<NodeAnnouncer>>,
     stats: Arc<Stats>,
@@ -331,6 +334,8 @@ impl NodeView {
     fn status(&self) -> NodeStatus {
         let transports: &[&str] = if self.rails.is_empty() { &["tcp"] } else { &["rdma", "tcp"] };
         let writes = self.node.writes_in_use();
+        let mut origin_errors = setup::origin_errors(&self.buckets);
+        origin_errors.extend(self.node.origin_errors());
         NodeStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             name: self.name.clone(),
@@ -348,7 +353,7 @@ impl NodeView {
                 open_files: writes.open_files as u64,
             },
             disks: setup::disk_status(self.store.as_deref()),
-            origin_errors: BTreeMap::new(),
+            origin_errors,
         }
     }
 
@@ -365,8 +370,9 @@ impl NodeView {
         })
     }
 
-    fn check_disks(&self) -> spurline_types::Result<()> {
-        setup::check_disks(&self.store.as_deref().map(|store| store.disks()).unwrap_or_default())
+    fn check_health(&self) -> spurline_types::Result<()> {
+        setup::check_disks(&self.store.as_deref().map(|store| store.disks()).unwrap_or_default())?;
+        setup::check_credentials(&self.buckets)
     }
 }
 
@@ -384,7 +390,7 @@ fn admin_target(view: NodeView, pool: Arc<BufferPool>, tier: Arc<MemTier>, start
         jobs: Err("a node runs no jobs, but executes their requests; name a path in a mount"),
         export: None,
         upgrade: None,
-        health: Box::new(move || health.check_disks()),
+        health: Box::new(move || health.check_health()),
         metrics_address: OnceLock::new(),
     })
 }
@@ -392,13 +398,9 @@ fn admin_target(view: NodeView, pool: Arc<BufferPool>, tier: Arc<MemTier>, start
 /// Makes the node answer the processes that query over the group port.
 fn describe_to_others(node: &Arc<CacheNode>, target: &Arc<ProcessTarget>) {
     let target = Arc::downgrade(target);
-    node.set_describe(Box::new(move |origin_errors| {
+    node.set_describe(Box::new(move || {
         let Some(target) = target.upgrade() else { return NodeDescription::write(None) };
-        let mut status = target.process_status();
-        if let ProcessRole::Node(node) = &mut status.role {
-            node.origin_errors = origin_errors;
-        }
-        NodeDescription::write(Some((&status, target.current_stats())))
+        NodeDescription::write(Some((&target.process_status(), target.current_stats())))
     }));
 }
 

@@ -11,6 +11,7 @@ use spurline_origin::{
 use spurline_store::{CacheCapacity, DiskState, DiskStatus, FreshDirs, IoMode, Store, StoreConfig};
 use spurline_trust::{TlsFiles, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -115,6 +116,22 @@ fn is_absent_directory(source: &str) -> bool {
 /// The state of a process by the origins: `up`, or the reason against.
 pub fn origin_state(stats: &Stats) -> &'static str {
     if stats.metadata.silent_origins.get() > 0 { "origin does not respond" } else { documents::STATE_UP }
+}
+
+/// The buckets whose store refuses this process, each with the sentence for `status`.
+pub(crate) fn origin_errors(buckets: &SharedBuckets) -> BTreeMap<String, String> {
+    buckets.refusals().into_iter().map(|(source, error)| (source, error.message().to_owned())).collect()
+}
+
+/// Checks that no store refuses this process.
+///
+/// # Errors
+/// The refusal of a store.
+pub(crate) fn check_credentials(buckets: &SharedBuckets) -> Result<()> {
+    match buckets.refusals().into_iter().next() {
+        Some((source, error)) => Err(error.context(source)),
+        None => Ok(()),
+    }
 }
 
 /// Whether [`open_store`] opens any cache disk.

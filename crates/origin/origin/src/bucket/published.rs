@@ -4,7 +4,7 @@
 use super::staged::StagedBytes;
 use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore, forward_to};
 use parking_lot::Mutex;
-use spurline_types::{ByteSink, ListPage, ObjectAttr, ObjectHeaders, ObjectId, ObjectRef, Result};
+use spurline_types::{ByteSink, Error, ListPage, ObjectAttr, ObjectHeaders, ObjectId, ObjectRef, Result};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -137,6 +137,7 @@ impl OriginStore for PublishingOrigin {
         fn describe(&self) -> String;
         fn capabilities(&self) -> OriginCapabilities;
         fn check(&self, deadline: Instant) -> Result<()>;
+        fn refusal(&self, deadline: Instant) -> Option<Error>;
         fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr>;
         fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, deadline: Instant) -> Result<ListPage>;
         fn lists_all(&self, path: &[u8]) -> bool;

@@ -245,6 +245,7 @@ impl BucketRequests {
             };
             let is_refused = failure.advice == RetryHint::Never && failure.error.kind() != ErrorKind::Timeout;
             if is_refused {
+                self.bucket.note_failure(&self.root, &failure.error);
                 return Err(ChangeFailure { error: failure.error, maybe_executed });
             }
             maybe_executed = true;

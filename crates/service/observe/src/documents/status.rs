@@ -79,6 +79,9 @@ pub struct MountStatus {
     pub export: Option<ExportStatus>,
     /// The keeper; `None` without `--recover`.
     pub keeper: Option<Box<KeeperStatus>>,
+    /// Sources that refuse all requests of this process now, each with the error.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub origin_errors: BTreeMap<String, String>,
 }
 
 /// The keeper of a mount, which starts the mount's process again.
@@ -168,6 +171,9 @@ pub struct GatewayStatus {
     pub disks: Vec<CacheDiskStatus>,
     /// The nodes.
     pub peers: Vec<PeerStatus>,
+    /// Sources that refuse all requests of this process now, each with the error.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub origin_errors: BTreeMap<String, String>,
 }
 
 /// A cache disk.
