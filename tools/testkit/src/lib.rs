@@ -19,6 +19,7 @@ pub use aws_identity::{AwsIdentityServer, SSO_TOKEN};
 pub use chaos_proxy::{ChaosProxy, ProxyFault};
 pub use etcd::EtcdServer;
 pub use go_program::go_program;
+pub use memory_s3::PartAssembly;
 pub use server::S3Server;
 pub use vm::{GuestKernel, GuestNet, in_guest, run_in_guest, run_in_guest_of};
 

@@ -13,6 +13,7 @@ use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// Least length of a part that is not the last, as in AWS.
@@ -55,6 +56,17 @@ struct MemoryState {
 pub(crate) struct MemoryS3 {
     state: Arc<RwLock<MemoryState>>,
     put_delay: Arc<RwLock<Duration>>,
+    assembly: Arc<RwLock<PartAssembly>>,
+    completes: Arc<AtomicUsize>,
+}
+
+/// How a server makes the object of an upload.
+#[derive(Clone, Copy, Default)]
+pub struct PartAssembly {
+    /// How long it takes.
+    pub takes: Duration,
+    /// Whether the answer begins at once, with blanks until the object is there.
+    pub answers_at_once: bool,
 }
 
 impl MemoryState {
@@ -120,6 +132,56 @@ impl MemoryS3 {
     /// From now on each object and part is stored only after this long.
     pub(crate) fn set_put_delay(&self, delay: Duration) {
         *self.put_delay.write() = delay;
+    }
+
+    /// How many requests to make the object of an upload have come.
+    pub(crate) fn completes(&self) -> usize {
+        self.completes.load(Ordering::Relaxed)
+    }
+
+    /// From now on the objects of uploads are made in this way.
+    pub(crate) fn set_assembly(&self, assembly: PartAssembly) {
+        *self.assembly.write() = assembly;
+    }
+
+    /// Makes the object of an upload.
+    fn assemble(&self, input: CompleteMultipartUploadInput) -> S3Result<CompleteMultipartUploadOutput> {
+        let mut state = self.state.write();
+        let upload = state.upload(&input.bucket, &input.key, &input.upload_id)?;
+        let listed = input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default();
+        if listed.is_empty() {
+            return Err(s3_error!(MalformedXML));
+        }
+        let mut bytes = Vec::new();
+        let mut last_number = 0;
+        for (index, part) in listed.iter().enumerate() {
+            let number = part.part_number.unwrap_or_default();
+            if number <= last_number {
+                return Err(s3_error!(InvalidPartOrder));
+            }
+            last_number = number;
+            let stored = upload.parts.get(&number).ok_or_else(|| s3_error!(InvalidPart))?;
+            if part.e_tag.as_ref().is_none_or(|etag| etag.value() != stored.etag) {
+                return Err(s3_error!(InvalidPart));
+            }
+            if index + 1 < listed.len() && stored.bytes.len() < LEAST_PART {
+                return Err(s3_error!(EntityTooSmall));
+            }
+            bytes.extend_from_slice(&stored.bytes);
+        }
+        let attributes = upload.attributes.clone();
+        state.check_conditions(&input.bucket, &input.key, input.if_match.as_ref(), input.if_none_match.as_ref())?;
+        state.uploads.remove(&input.upload_id);
+        let mut stored = state.new_object(bytes.into(), attributes);
+        stored.etag = format!("{}-{}", stored.etag, listed.len());
+        let etag = stored.etag.clone();
+        state.bucket(&input.bucket)?.insert(input.key.clone(), stored);
+        Ok(CompleteMultipartUploadOutput {
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            e_tag: Some(ETag::Strong(etag)),
+            ..Default::default()
+        })
     }
 
     async fn wait_as_a_far_store(&self) {
@@ -389,43 +451,17 @@ impl S3 for MemoryS3 {
         &self,
         req: S3Request<CompleteMultipartUploadInput>,
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
-        let input = req.input;
-        let mut state = self.state.write();
-        let upload = state.upload(&input.bucket, &input.key, &input.upload_id)?;
-        let listed = input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default();
-        if listed.is_empty() {
-            return Err(s3_error!(MalformedXML));
+        self.completes.fetch_add(1, Ordering::Relaxed);
+        let assembly = *self.assembly.read();
+        let store = self.clone();
+        let assembled = async move {
+            tokio::time::sleep(assembly.takes).await;
+            store.assemble(req.input)
+        };
+        if !assembly.answers_at_once {
+            return Ok(S3Response::new(assembled.await?));
         }
-        let mut bytes = Vec::new();
-        let mut last_number = 0;
-        for (index, part) in listed.iter().enumerate() {
-            let number = part.part_number.unwrap_or_default();
-            if number <= last_number {
-                return Err(s3_error!(InvalidPartOrder));
-            }
-            last_number = number;
-            let stored = upload.parts.get(&number).ok_or_else(|| s3_error!(InvalidPart))?;
-            if part.e_tag.as_ref().is_none_or(|etag| etag.value() != stored.etag) {
-                return Err(s3_error!(InvalidPart));
-            }
-            if index + 1 < listed.len() && stored.bytes.len() < LEAST_PART {
-                return Err(s3_error!(EntityTooSmall));
-            }
-            bytes.extend_from_slice(&stored.bytes);
-        }
-        let attributes = upload.attributes.clone();
-        state.check_conditions(&input.bucket, &input.key, input.if_match.as_ref(), input.if_none_match.as_ref())?;
-        state.uploads.remove(&input.upload_id);
-        let mut stored = state.new_object(bytes.into(), attributes);
-        stored.etag = format!("{}-{}", stored.etag, listed.len());
-        let etag = stored.etag.clone();
-        state.bucket(&input.bucket)?.insert(input.key.clone(), stored);
-        Ok(S3Response::new(CompleteMultipartUploadOutput {
-            bucket: Some(input.bucket),
-            key: Some(input.key),
-            e_tag: Some(ETag::Strong(etag)),
-            ..Default::default()
-        }))
+        Ok(S3Response::new(CompleteMultipartUploadOutput { future: Some(Box::pin(assembled)), ..Default::default() }))
     }
 
     async fn abort_multipart_upload(

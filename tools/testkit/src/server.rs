@@ -1,7 +1,7 @@
 //! The embedded S3 server: a listener on loopback with a separate runtime. Deliberately listens nowhere else, with a public key.
 
 use crate::dir_s3::DirS3;
-use crate::memory_s3::MemoryS3;
+use crate::memory_s3::{MemoryS3, PartAssembly};
 use crate::{ACCESS_KEY, ROLE_KEY, ROLE_SECRET, SECRET_KEY};
 use hyper_util::rt::TokioIo;
 use parking_lot::RwLock;
@@ -126,6 +126,22 @@ impl S3Server {
     /// When the server serves a directory.
     pub fn set_put_delay(&self, delay: Duration) {
         self.memory.as_ref().expect("a server in memory").set_put_delay(delay);
+    }
+
+    /// How many requests to make the object of an upload a server in memory has got.
+    ///
+    /// # Panics
+    /// When the server serves a directory.
+    pub fn completes(&self) -> usize {
+        self.memory.as_ref().expect("a server in memory").completes()
+    }
+
+    /// From now on a server in memory makes the objects of uploads in this way.
+    ///
+    /// # Panics
+    /// When the server serves a directory.
+    pub fn set_assembly(&self, assembly: PartAssembly) {
+        self.memory.as_ref().expect("a server in memory").set_assembly(assembly);
     }
 
     /// The listening address.

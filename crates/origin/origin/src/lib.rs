@@ -75,7 +75,9 @@ pub use config::{AwsCredentials, EnvironmentSource, OriginOptions};
 pub use shared_buckets::{HeldBucket, SharedBuckets};
 pub use source::{SourceLocation, SourceScheme, normal_url};
 pub use writable_directory::WritableSource;
-pub use write_backend::{CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition};
+pub use write_backend::{
+    AnswerProgress, CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
+};
 
 use shared_buckets::SharedBucket;
 use spurline_types::{ByteSink, Error, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result, Stats};

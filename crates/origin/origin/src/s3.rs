@@ -9,7 +9,7 @@ use crate::backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure,
 use crate::client::build_client;
 use crate::s3_wire::{self, PageError, WireError, encode_path, encode_query};
 use crate::sigv4::{SignedBody, sign_request};
-use crate::write_backend::ObjectWriteBackend;
+use crate::write_backend::{AnswerProgress, ObjectWriteBackend};
 use crate::{OriginOptions, SourceLocation};
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -330,12 +330,12 @@ impl S3Backend {
 
     /// The bytes of an answer; `None` when the connection broke.
     pub(crate) async fn read_bytes_of(&self, response: HttpResponse) -> Option<Vec<u8>> {
-        read_body(response, usize::MAX).await.ok()
+        read_body(response, usize::MAX, &AnswerProgress::default()).await.ok()
     }
 
     /// The document of an answer; `None` when the connection broke or the document is too long.
-    pub(crate) async fn read_document_of(&self, response: HttpResponse) -> Option<Vec<u8>> {
-        read_document(response).await.ok()
+    pub(crate) async fn read_document_of(&self, response: HttpResponse, progress: &AnswerProgress) -> Option<Vec<u8>> {
+        read_body(response, MAX_DOCUMENT, progress).await.ok()
     }
 
     /// The bucket's name.
@@ -606,15 +606,16 @@ enum DocumentError {
 
 /// Reads an answer's document.
 async fn read_document(response: HttpResponse) -> Result<Vec<u8>, DocumentError> {
-    read_body(response, MAX_DOCUMENT).await
+    read_body(response, MAX_DOCUMENT, &AnswerProgress::default()).await
 }
 
 /// Reads an answer of at most `limit` bytes.
-async fn read_body(response: HttpResponse, limit: usize) -> Result<Vec<u8>, DocumentError> {
+async fn read_body(response: HttpResponse, limit: usize, progress: &AnswerProgress) -> Result<Vec<u8>, DocumentError> {
     let mut stream = response.into_body().bytes_stream();
     let mut all = Vec::new();
     while let Some(chunk) = stream.next().await {
         let chunk: Bytes = chunk.map_err(|_| DocumentError::Cut)?;
+        progress.note_bytes();
         if all.len() + chunk.len() > limit {
             return Err(DocumentError::TooLong);
         }

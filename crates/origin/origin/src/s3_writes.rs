@@ -5,7 +5,7 @@ use crate::backend::{RawObject, RawPage, RequestFailure};
 use crate::s3::{S3Backend, etag_of, header_text};
 use crate::s3_wire::{self, bare_etag, encode_path, encode_query};
 use crate::write_backend::{
-    CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
+    AnswerProgress, CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
 };
 use bytes::Bytes;
 use crc_fast::CrcAlgorithm;
@@ -96,8 +96,13 @@ impl S3Backend {
     }
 
     /// The document of an answer with status 200, which can be an error that the store found after it had begun to answer.
-    async fn changed_document(&self, what: &str, response: HttpResponse) -> Result<Vec<u8>, RequestFailure> {
-        let Some(document) = self.read_document_of(response).await else {
+    async fn changed_document(
+        &self,
+        what: &str,
+        response: HttpResponse,
+        progress: &AnswerProgress,
+    ) -> Result<Vec<u8>, RequestFailure> {
+        let Some(document) = self.read_document_of(response, progress).await else {
             let message = format!("{} ended the connection in the middle of its answer to {what}", self.server_name());
             return Err(RequestFailure::transient(ErrorKind::Unavailable, message));
         };
@@ -114,8 +119,14 @@ impl S3Backend {
     }
 
     /// The etag in a document `root`.
-    async fn etag_in_document(&self, what: &str, root: &str, response: HttpResponse) -> Result<String, RequestFailure> {
-        let document = self.changed_document(what, response).await?;
+    async fn etag_in_document(
+        &self,
+        what: &str,
+        root: &str,
+        response: HttpResponse,
+        progress: &AnswerProgress,
+    ) -> Result<String, RequestFailure> {
+        let document = self.changed_document(what, response, progress).await?;
         let etag = s3_wire::parse_field(document.trim_ascii_start(), root, "ETag");
         let etag = etag.map(|etag| bare_etag(&etag).to_owned()).filter(|etag| !etag.is_empty());
         etag.ok_or_else(|| self.odd_answer(what, "no ETag"))
@@ -142,7 +153,7 @@ impl S3Backend {
             request = request.header(COPY_SOURCE_IF_MATCH, &format!("\"{etag}\""))?;
         }
         let response = self.change(request).await?;
-        self.etag_in_document(&what, root, response).await
+        self.etag_in_document(&what, root, response, &AnswerProgress::default()).await
     }
 }
 
@@ -239,7 +250,7 @@ impl ObjectWriteBackend for S3Backend {
             let mut request = ChangeRequest::new(what.clone(), Method::POST, key).attributes(attributes)?;
             request.query.push_str("uploads=");
             let response = self.change(request).await?;
-            let document = self.changed_document(&what, response).await?;
+            let document = self.changed_document(&what, response, &AnswerProgress::default()).await?;
             let id = s3_wire::parse_field(&document, "InitiateMultipartUploadResult", "UploadId");
             id.ok_or_else(|| self.odd_answer(&what, "no UploadId"))
         }
@@ -287,6 +298,7 @@ impl ObjectWriteBackend for S3Backend {
         upload: &'a str,
         parts: &'a [UploadedPart],
         condition: &'a WriteCondition,
+        progress: &'a AnswerProgress,
     ) -> BoxFuture<'a, Result<String, RequestFailure>> {
         async move {
             let what = format!("the end of the upload of '{key}'");
@@ -296,7 +308,8 @@ impl ObjectWriteBackend for S3Backend {
                 .condition(condition)?;
             let query = format!("uploadId={}", encode_query(upload));
             let response = self.change(ChangeRequest { query, body: body.into(), ..request }).await?;
-            self.etag_in_document(&what, "CompleteMultipartUploadResult", response).await
+            progress.note_bytes();
+            self.etag_in_document(&what, "CompleteMultipartUploadResult", response, progress).await
         }
         .boxed()
     }

@@ -4,9 +4,11 @@
 use crate::backend::{RawObject, RawPage, RequestFailure};
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use parking_lot::Mutex;
 use spurline_types::{CONTENT_HEADERS, ObjectHeaders, USER_METADATA_PREFIX};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::Instant;
 
 /// What must be true of an object when a request changes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +80,22 @@ pub struct UploadedPart {
     pub etag: String,
 }
 
+/// When the last byte of an answer came, as far as the backend says.
+#[derive(Default)]
+pub struct AnswerProgress(Mutex<Option<Instant>>);
+
+impl AnswerProgress {
+    /// Notes that bytes of the answer have come.
+    pub fn note_bytes(&self) {
+        *self.0.lock() = Some(Instant::now());
+    }
+
+    /// When the last bytes came; `None` before the first.
+    pub fn last_bytes(&self) -> Option<Instant> {
+        *self.0.lock()
+    }
+}
+
 /// The source of a copy within the bucket.
 #[derive(Debug, Clone, Copy)]
 pub struct CopySource<'a> {
@@ -139,13 +157,15 @@ pub trait ObjectWriteBackend: Send + Sync {
         range: Range<u64>,
     ) -> BoxFuture<'a, Result<String, RequestFailure>>;
 
-    /// Makes the object of an upload; returns its etag.
+    /// Makes the object of an upload; returns its etag. A store may begin its answer at once, and send blanks until the object is
+    /// there: these count as progress.
     fn complete<'a>(
         &'a self,
         key: &'a str,
         upload: &'a str,
         parts: &'a [UploadedPart],
         condition: &'a WriteCondition,
+        progress: &'a AnswerProgress,
     ) -> BoxFuture<'a, Result<String, RequestFailure>>;
 
     /// Ends an upload without an object.

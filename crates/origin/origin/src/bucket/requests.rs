@@ -16,7 +16,7 @@ use crate::backend::{ObjectBackend, RawObject, RequestFailure, RetryHint, bucket
 use crate::retry::RetryState;
 use crate::shared_buckets::SharedBucket;
 use crate::write_backend::{
-    CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
+    AnswerProgress, CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
 };
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -34,6 +34,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const MARK: &str = "spurline-op";
 /// The time of a request grows with its bytes by this rate, in bytes per second.
 const LEAST_RATE: u64 = 1 << 20;
+
+/// The time for the end of an upload grows with its parts by this time: stores assemble thousands of parts in minutes.
+const TIME_PER_PART: Duration = Duration::from_millis(250);
 
 /// Largest object that one request copies, as S3 has it.
 const COPY_MAX: u64 = 5 << 30;
@@ -226,6 +229,18 @@ impl BucketRequests {
         backend: &'a dyn ObjectBackend,
         deadline: Instant,
         what: &str,
+        send: impl FnMut(&'a dyn ObjectWriteBackend) -> BoxFuture<'a, Result<T, RequestFailure>>,
+    ) -> Result<T, ChangeFailure> {
+        self.repeat_while(backend, deadline, &AnswerProgress::default(), what, send).await
+    }
+
+    /// As [`Self::repeat_over`]; an attempt whose answer makes `progress` is waited for beyond `deadline`.
+    async fn repeat_while<'a, T>(
+        &self,
+        backend: &'a dyn ObjectBackend,
+        deadline: Instant,
+        progress: &AnswerProgress,
+        what: &str,
         mut send: impl FnMut(&'a dyn ObjectWriteBackend) -> BoxFuture<'a, Result<T, RequestFailure>>,
     ) -> Result<T, ChangeFailure> {
         let mut retry = RetryState::new(deadline, &self.bucket.stats);
@@ -234,11 +249,11 @@ impl BucketRequests {
             return Err(ChangeFailure { error: unchangeable(), maybe_executed });
         };
         loop {
-            let attempt = tokio::time::timeout_at(deadline.into(), send(backend)).await;
+            let attempt = self.await_answer(deadline, progress, send(backend)).await;
             let failure = match attempt {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(failure)) => failure,
-                Err(_) => RequestFailure::fatal(
+                Some(Ok(answer)) => return Ok(answer),
+                Some(Err(failure)) => failure,
+                None => RequestFailure::fatal(
                     ErrorKind::Timeout,
                     format!("{} did not answer {what} in time; check it, or raise --origin-timeout", self.describe()),
                 ),
@@ -252,6 +267,23 @@ impl BucketRequests {
             if let Err(error) = retry.pause(failure).await {
                 return Err(ChangeFailure { error, maybe_executed });
             }
+        }
+    }
+
+    /// The answer to an attempt; `None` when the deadline has passed, and the time of a request since the last byte of the answer.
+    async fn await_answer<T>(
+        &self,
+        deadline: Instant,
+        progress: &AnswerProgress,
+        mut attempt: BoxFuture<'_, T>,
+    ) -> Option<T> {
+        let mut until = deadline;
+        loop {
+            if let Ok(answer) = tokio::time::timeout_at(until.into(), &mut attempt).await {
+                return Some(answer);
+            }
+            let longer = progress.last_bytes().map(|at| at + self.bucket.config.timeout);
+            until = longer.filter(|longer| *longer > until)?;
         }
     }
 
@@ -463,7 +495,8 @@ impl BucketRequests {
         copied.map_err(|failure| failure.error)
     }
 
-    /// Makes the object of an upload; returns its etag.
+    /// Makes the object of an upload; returns its etag. The request is not repeated while its answer may come: the store assembles
+    /// the object meanwhile.
     ///
     /// # Errors
     /// `Stale` when the condition does not hold; the store's.
@@ -475,8 +508,12 @@ impl BucketRequests {
     ) -> Result<String> {
         let NewObject { key, condition, .. } = *object;
         let id = upload.id.as_str();
+        let deadline = self.deadline(0) + assembly_time(parts.len());
+        let progress = AnswerProgress::default();
         let completed = self
-            .repeat(self.deadline(0), "the end of an upload", |backend| backend.complete(key, id, parts, condition))
+            .repeat_while(&*self.bucket.backend, deadline, &progress, "the end of an upload", |backend| {
+                backend.complete(key, id, parts, condition, &progress)
+            })
             .await;
         let etag = match completed {
             Ok(etag) => etag,
@@ -559,6 +596,11 @@ impl BucketRequests {
     }
 }
 
+/// The time in which a store makes an object of parts.
+fn assembly_time(parts: usize) -> Duration {
+    TIME_PER_PART * parts as u32
+}
+
 /// Why a change has no result.
 struct ChangeFailure {
     error: Error,
@@ -578,15 +620,10 @@ fn unchangeable() -> Error {
 mod tests {
     use super::*;
     use crate::{AwsCredentials, OriginOptions, SourceLocation};
-    use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
+    use spurline_testkit::{ACCESS_KEY, PartAssembly, S3Server, SECRET_KEY};
 
-    #[test]
-    fn an_object_too_large_for_one_request_is_copied_in_parts() {
-        let server = S3Server::in_memory().unwrap();
-        server.create_bucket("bucket");
-        let bytes: Vec<u8> = (0..20_000_001_u32).map(|n| (n / 7) as u8).collect();
-        let etag = server.put("bucket", "from", &bytes);
-        let config = OriginOptions {
+    fn options_for(server: &S3Server) -> OriginOptions {
+        OriginOptions {
             endpoint: Some(server.endpoint()),
             credentials: Some(AwsCredentials {
                 access_key_id: ACCESS_KEY.to_owned(),
@@ -594,7 +631,16 @@ mod tests {
                 session_token: None,
             }),
             ..OriginOptions::default()
-        };
+        }
+    }
+
+    #[test]
+    fn an_object_too_large_for_one_request_is_copied_in_parts() {
+        let server = S3Server::in_memory().unwrap();
+        server.create_bucket("bucket");
+        let bytes: Vec<u8> = (0..20_000_001_u32).map(|n| (n / 7) as u8).collect();
+        let etag = server.put("bucket", "from", &bytes);
+        let config = options_for(&server);
         let source = SourceLocation::parse("s3://bucket").unwrap();
         let bucket = crate::open_bucket(&source, &config, Arc::default()).unwrap();
         let requests = BucketRequests { copy_max: 6 << 20, ..BucketRequests::new(bucket, "").unwrap() };
@@ -612,5 +658,32 @@ mod tests {
         assert_eq!(copy("another", WriteCondition::None).unwrap_err().kind(), ErrorKind::Stale);
         assert_eq!(server.open_uploads(), 0);
         assert_eq!(server.keys("bucket"), ["from", "to"], "the records of uploads are removed");
+    }
+
+    /// A store that takes longer than a request, and sends blanks meanwhile.
+    #[test]
+    fn an_upload_is_completed_once_while_its_answer_comes_slowly() {
+        let server = S3Server::in_memory().unwrap();
+        server.create_bucket("bucket");
+        let config = OriginOptions { timeout: Duration::from_secs(3), ..options_for(&server) };
+        let source = SourceLocation::parse("s3://bucket").unwrap();
+        let bucket = crate::open_bucket(&source, &config, Arc::default()).unwrap();
+        let requests = BucketRequests::new(bucket, "").unwrap();
+        let attributes = marked(ObjectAttributes::with_content_type("text/plain"));
+        let object = NewObject { key: "to", attributes: &attributes, condition: &WriteCondition::Absent };
+        server.set_assembly(PartAssembly { takes: Duration::from_secs(5), answers_at_once: true });
+        let completed = requests.run(async {
+            let upload = requests.begin_upload("to", &attributes).await?;
+            let etag = requests.upload_part("to", &upload.id, 1, Bytes::from_static(b"bytes")).await?;
+            requests.complete(&object, &upload, &[UploadedPart { number: 1, etag }]).await
+        });
+        assert!(completed.unwrap().ends_with("-1"));
+        assert_eq!((server.bytes("bucket", "to").unwrap(), server.completes()), (b"bytes".to_vec(), 1));
+    }
+
+    #[test]
+    fn the_time_for_the_end_of_an_upload_grows_with_its_parts() {
+        assert!(assembly_time(1780) > Duration::from_secs(7 * 60));
+        assert!(assembly_time(1) < Duration::from_secs(1));
     }
 }

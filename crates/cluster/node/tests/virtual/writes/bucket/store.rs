@@ -9,8 +9,8 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use spurline_origin::{
-    CopySource, ObjectAttributes, ObjectBackend, ObjectWriteBackend, RawBody, RawObject, RawPage, RequestFailure,
-    RetryHint, StoredObject, UploadedPart, WriteCondition,
+    AnswerProgress, CopySource, ObjectAttributes, ObjectBackend, ObjectWriteBackend, RawBody, RawObject, RawPage,
+    RequestFailure, RetryHint, StoredObject, UploadedPart, WriteCondition,
 };
 use spurline_types::{Error, ErrorKind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -529,6 +529,7 @@ impl ObjectWriteBackend for StoreAccess {
         upload: &'a str,
         parts: &'a [UploadedPart],
         condition: &'a WriteCondition,
+        _progress: &'a AnswerProgress,
     ) -> BoxFuture<'a, Answer<String>> {
         let key = key.to_owned();
         let id = upload.to_owned();
