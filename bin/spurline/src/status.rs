@@ -12,7 +12,10 @@ use spurline_observe::documents::{
     NodeWrites, PEER_DOWN, PEER_UNKNOWN, PEER_UP, PathSpeedCheck, PathStatus, PeerStatus, ProcessRole, ProcessStatus,
     RailStatus, RegistryStatus, STATE_UP,
 };
-use spurline_runtime::locator::{NamedProcess, PROCESS_ANSWER_LIMIT, all_processes, find_process};
+use spurline_runtime::locator::{
+    NamedProcess, PROCESS_ANSWER_LIMIT, ProcessAbsence, UnreachableProcess, all_processes, find_process,
+    may_have_processes_of_root,
+};
 use spurline_runtime::{describe_losses, describe_unsent};
 use spurline_types::Stats;
 use spurline_types::units::human_bytes;
@@ -23,6 +26,8 @@ const RED: Style = AnsiColor::Red.on_default().bold();
 const YELLOW: Style = AnsiColor::Yellow.on_default();
 const GREEN: Style = AnsiColor::Green.on_default();
 const BOLD: Style = Style::new().bold();
+/// The state of a named path that is in no mount.
+const NO_TARGET: &str = "no target";
 /// The state of a node that no request was sent to.
 const NOT_USED_YET: &str = "not used yet";
 /// The most NFS clients that a line names.
@@ -57,19 +62,21 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
             })
             .collect()
     };
-    if asked.is_empty() {
-        return Err(Fault::failed(
-            "nothing of spurline runs on this machine for this user",
-            "spurline mount, or name a node",
-        ));
+    if all && asked.iter().all(|(_, peer)| is_foreign(peer)) {
+        return Err(nothing_runs(&asked));
     }
     let mut all_well = true;
     let mut any_well = false;
     let mut all_may_run = true;
     let mut first = None;
     for (name, peer) in asked {
-        // Another user's mount may not be queried. For a mount that was not named, that is no failure as long as others answer.
-        let may_run = peer.as_ref().is_err_and(|absent| absent.may_run);
+        // Another user's mount is none of this user's business, unless it was named.
+        if all && is_foreign(&peer) {
+            continue;
+        }
+        let absence = peer.as_ref().err().map(|absent| absent.absence);
+        // For a mount that was not named, that is no failure as long as others answer.
+        let may_run = matches!(absence, Some(ProcessAbsence::OutOfReach | ProcessAbsence::OfUser(_)));
         let answer = peer.map_err(|absent| absent.fault).and_then(|peer| ProcessAnswer::fetch(&peer));
         all_well &= match &answer {
             Ok(answer) => answer.state == STATE_UP,
@@ -78,7 +85,13 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
         any_well |= answer.is_ok();
         all_may_run &= may_run;
         first = first.or(answer.as_ref().err().map(|fault| fault.code));
-        let unanswered = if may_run { "unknown" } else { "down" };
+        let unanswered = match absence {
+            Some(ProcessAbsence::OutOfReach | ProcessAbsence::OfUser(_)) => "unknown",
+            Some(ProcessAbsence::NoTarget) => NO_TARGET,
+            Some(ProcessAbsence::Ended) | None => "down",
+        };
+        // The name of a socket can't be given as a target.
+        let name = answer.as_ref().ok().filter(|_| all).and_then(ProcessAnswer::address).unwrap_or(name);
         match answer {
             Ok(answer) if args.json => anstream::println!("{}", answer.into_json(&name)),
             Ok(answer) => answer.print_text(&name)?,
@@ -87,8 +100,11 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
             }
             Err(fault) => {
                 let shown = printable(name.as_bytes());
-                let why = printable(fault.to_string().as_bytes());
+                let why = printable(fault.what.as_bytes());
                 anstream::println!("{BOLD}{shown}{BOLD:#}  {RED}{unanswered}{RED:#}  {why}");
+                if !fault.remedy.is_empty() {
+                    anstream::println!("  {}", printable(fault.remedy.as_bytes()));
+                }
             }
         }
     }
@@ -96,6 +112,27 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
         Some(code) if !any_well && (!all || all_may_run) => ExitCode::from(code as u8),
         _ => ExitCode::from(u8::from(!all_well)),
     })
+}
+
+/// Whether the process of a mount belongs to another user.
+fn is_foreign(peer: &Result<AdminPeer, UnreachableProcess>) -> bool {
+    peer.as_ref().is_err_and(|absent| matches!(absent.absence, ProcessAbsence::OfUser(_)))
+}
+
+/// The error where no process of this user runs, with what the user can use.
+fn nothing_runs(others: &[NamedProcess]) -> Fault {
+    let mounts: Vec<&str> = others.iter().map(|(name, _)| name.as_str()).collect();
+    let mut uses = vec![
+        "spurline mount SOURCE DIR makes a mount".to_owned(),
+        "spurline status HOST:PORT queries a node".to_owned(),
+    ];
+    if !mounts.is_empty() {
+        uses.push(format!("mounts of other users: {}", mounts.join(", ")));
+    }
+    if !mounts.is_empty() || may_have_processes_of_root() {
+        uses.push("sudo spurline status shows the processes of all users".to_owned());
+    }
+    Fault::failed("nothing of spurline runs on this machine for this user", uses.join("; "))
 }
 
 /// The documents of a process that has answered.
@@ -118,6 +155,11 @@ impl ProcessAnswer {
         let counters = peer.fetch_stats_json(PROCESS_ANSWER_LIMIT)?;
         let stats = Stats::from_json(&counters)?;
         Ok(ProcessAnswer { document, counters, stats, state, reasons })
+    }
+
+    /// The address of a node, a gateway or a coordinator, by which it can be named.
+    fn address(&self) -> Option<String> {
+        ProcessStatus::from_json(&self.document).ok()?.addresses().first().cloned()
     }
 
     /// Both documents in a single document, with the state.

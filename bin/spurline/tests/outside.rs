@@ -118,6 +118,13 @@ fn what_is_no_target_is_told_apart() {
     let status = run(&["status", &nobody]);
     assert_eq!(status.status.code(), Some(3), "no named service answers");
     assert!(String::from_utf8_lossy(&status.stdout).contains("down"));
+    // A path that never was a mount is not down.
+    for (path, code) in [("/usr", 1), ("/nowhere/at/all", 3)] {
+        let status = run(&["status", path]);
+        let text = String::from_utf8_lossy(&status.stdout);
+        assert_eq!(status.status.code(), Some(code), "{text}");
+        assert!(text.contains("no target") && text.contains("HOST:PORT") && !text.contains("down"), "{text}");
+    }
 
     // A socket whose process is gone, by its path and as a mount that is gone.
     let socket = dir.path().join(locate::SocketOwner::Mount(Path::new("/nowhere/mnt")).file_name());

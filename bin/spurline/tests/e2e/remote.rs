@@ -150,6 +150,8 @@ fn a_node_killed_and_started_again_is_an_error_and_then_none() {
     drop(node);
     let node = world.node(&[&url], port, &[]);
     // Also without readers.
+    let at = mount.at.to_str().unwrap();
+    eventually("the status of an idle mount", || world.run(&["status", at]).status.code() == Some(0));
     eventually("health", || health().starts_with("HTTP/1.1 200"));
     eventually("reads through the node that is back", || fs::read(mount.path("other")).is_ok_and(|b| b == b"other"));
     assert!(mount.read("file") == text);

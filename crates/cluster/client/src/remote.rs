@@ -27,6 +27,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// Maximum nodes that are connected to again for a status.
+const RETRIED: usize = 16;
 /// Maximum nodes tried to find one that is reachable.
 const TRIED: usize = 8;
 /// Timeout of one node's info request, half of the total.
@@ -201,6 +203,21 @@ impl GroupVolume {
             }
         }
         Err(why.context("no node of the group can be reached"))
+    }
+
+    /// Connects to the nodes that were down at the last attempt and that are due for another, until `deadline`: an idle mount makes
+    /// no attempt, and would report a node as down that is up again.
+    pub fn retry_down_nodes(&self, deadline: Instant) {
+        let view = self.client.members.snapshot();
+        let down: Vec<_> = view.existing_peers().filter(|peer| peer.is_down()).take(RETRIED).collect();
+        std::thread::scope(|scope| {
+            for peer in down {
+                // Without a thread, the state stays that of the last attempt.
+                let _ = std::thread::Builder::new()
+                    .name("retry-node".into())
+                    .spawn_scoped(scope, move || drop(peer.tcp_pool().checkout(deadline)));
+            }
+        });
     }
 
     /// The nodes.

@@ -19,6 +19,10 @@ pub const RUNTIME_DIR_ENV: &str = "SPURLINE_RUNTIME_DIR";
 /// The name of our runtime directory.
 const RUNTIME_DIR_NAME: &str = "spurline";
 
+/// The parent of the runtime directories of systemd's units, and the start of the names of ours: `RuntimeDirectory=spurline-node`.
+const SERVICE_DIRS_PARENT: &str = "/run";
+const SERVICE_DIR_PREFIX: &[u8] = b"spurline-";
+
 /// Deadline of the status query for a process that may be about to mount.
 const DETACHED_ANSWER: Duration = Duration::from_secs(5);
 
@@ -175,7 +179,22 @@ impl SocketOwner<'_> {
 
 /// The possible directories of user `uid`'s admin sockets, the likeliest first.
 pub fn runtime_dirs(uid: u32) -> Vec<PathBuf> {
-    named_dir().into_iter().flat_map(|dir| [dir.clone(), dir.join(RUNTIME_DIR_NAME)]).chain(own_dirs(uid)).collect()
+    let named = named_dir().into_iter().flat_map(|dir| [dir.clone(), dir.join(RUNTIME_DIR_NAME)]);
+    named.chain(own_dirs(uid)).chain(service_dirs(uid)).collect()
+}
+
+/// The directories of packaged units, for root: their processes run as a user of their own. Only root makes directories there.
+fn service_dirs(uid: u32) -> Vec<PathBuf> {
+    if uid == 0 { service_dirs_in(Path::new(SERVICE_DIRS_PARENT)) } else { Vec::new() }
+}
+
+fn service_dirs_in(parent: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let named = entries.filter(|entry| entry.file_name().as_bytes().starts_with(SERVICE_DIR_PREFIX));
+    let found = named.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    let mut dirs: Vec<PathBuf> = found.map(|entry| entry.path()).collect();
+    dirs.sort();
+    dirs
 }
 
 /// The directory given in the environment, which may hold other files too.
@@ -203,11 +222,12 @@ pub fn socket_candidates(owner: SocketOwner<'_>, uid: u32) -> Vec<PathBuf> {
     runtime_dirs(uid).into_iter().map(|dir| dir.join(owner.file_name())).collect()
 }
 
-/// The required owner of a socket among this user's [`socket_candidates`]. In a directory given in the environment, that
-/// directory's owner.
+/// The required owner of a socket among this user's [`socket_candidates`]. In a directory given in the environment or of a
+/// packaged unit, that directory's owner.
 pub fn required_owner(socket: &Path) -> u32 {
-    let named = named_dir().filter(|dir| socket.starts_with(dir)).and_then(|dir| std::fs::metadata(dir).ok());
-    named.map_or_else(|| rustix::process::geteuid().as_raw(), |dir| dir.uid())
+    let user = rustix::process::geteuid().as_raw();
+    let of_others = named_dir().into_iter().chain(service_dirs(user)).find(|dir| socket.starts_with(dir));
+    of_others.and_then(|dir| std::fs::metadata(dir).ok()).map_or(user, |dir| dir.uid())
 }
 
 /// Makes this user's private runtime directory.
@@ -336,6 +356,19 @@ mod tests {
         assert_eq!(SocketOwner::Node("[::1]:7000").file_name(), "node-___1__7000.sock");
         let a = SocketOwner::Mount(Path::new("/a")).file_name();
         assert!(a.starts_with("mount-") && a != SocketOwner::Mount(Path::new("/b")).file_name());
+    }
+
+    #[test]
+    fn root_looks_into_the_directories_of_packaged_units() {
+        let run = tempfile::tempdir().unwrap();
+        for name in ["spurline-node", "spurline-gateway-data", "spurline", "other"] {
+            std::fs::create_dir(run.path().join(name)).unwrap();
+        }
+        std::fs::write(run.path().join("spurline-file"), b"").unwrap();
+        std::os::unix::fs::symlink("other", run.path().join("spurline-link")).unwrap();
+        let found = service_dirs_in(run.path());
+        assert_eq!(found, ["spurline-gateway-data", "spurline-node"].map(|name| run.path().join(name)));
+        assert_eq!(service_dirs(1000), Vec::<PathBuf>::new());
     }
 
     #[test]

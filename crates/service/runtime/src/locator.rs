@@ -84,23 +84,22 @@ fn process_by_name(target: &str, path: &Path, mounts: &[SpurlineMount]) -> Resul
     }
     let known: Vec<String> = mounts.iter().map(|m| m.mountpoint.display().to_string()).collect();
     let remedy = match known.as_slice() {
-        [] => {
-            "nothing is mounted by spurline here; name a mountpoint, a node's HOST:PORT or an admin socket".to_owned()
-        }
-        some => format!("mounts of spurline here: {}", some.join(", ")),
+        [] => "nothing is mounted by spurline here; name a node by its HOST:PORT, or an admin socket".to_owned(),
+        some => format!("name one of the mounts of spurline here: {}; or a node by its HOST:PORT", some.join(", ")),
     };
-    Err(match found {
-        Ok(_) => Fault::failed(format!("{target} is not in a mount of spurline"), remedy).into(),
-        Err(e) if e.kind() == ErrorKind::NotFound => Fault::missing(format!("{target}: {e}"), remedy).into(),
-        Err(e) if e.kind() == ErrorKind::PermissionDenied => not_permitted(path, &e),
-        Err(e) => Fault::failed(format!("{target}: {e}"), remedy).into(),
-    })
+    let fault = match found {
+        Ok(_) => Fault::failed(format!("{target} is not in a mount of spurline"), remedy),
+        Err(e) if e.kind() == ErrorKind::NotFound => Fault::missing(format!("{target}: {e}"), remedy),
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => return Err(not_permitted(path, &e)),
+        Err(e) => Fault::failed(format!("{target}: {e}"), remedy),
+    };
+    Err(UnreachableProcess { fault, absence: ProcessAbsence::NoTarget })
 }
 
 /// The error for a process of another user.
 fn not_permitted(path: &Path, error: &std::io::Error) -> UnreachableProcess {
     let fault = Fault::missing(format!("{}: {error}", path.display()), "ask as the user it belongs to, or as root");
-    UnreachableProcess { fault, may_run: true }
+    UnreachableProcess { fault, absence: ProcessAbsence::OutOfReach }
 }
 
 /// The mount that contains `path` and the process behind.
@@ -119,23 +118,36 @@ pub fn locate_path(path: &Path) -> Result<(LocatedPath, AdminPeer), Fault> {
     Ok((located, peer))
 }
 
+/// What is known of a process that can't be queried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProcessAbsence {
+    /// It has ended.
+    Ended,
+    /// It may run, and this command can't reach it.
+    OutOfReach,
+    /// It may run, and belongs to this user.
+    OfUser(u32),
+    /// The target names no process: the path is in no mount of Spurline.
+    NoTarget,
+}
+
 /// Why the process of a mount can't be queried.
 pub struct UnreachableProcess {
     /// The error.
     pub fault: Fault,
-    /// The process may run: of another user, or started elsewhere.
-    pub may_run: bool,
+    /// What is known of the process.
+    pub absence: ProcessAbsence,
 }
 
 impl From<Fault> for UnreachableProcess {
     fn from(fault: Fault) -> UnreachableProcess {
-        UnreachableProcess { fault, may_run: false }
+        UnreachableProcess { fault, absence: ProcessAbsence::Ended }
     }
 }
 
 /// The error for a process that may run, and that this command can't query.
 fn out_of_reach(what: String, remedy: String) -> UnreachableProcess {
-    UnreachableProcess { fault: Fault::missing(what, remedy), may_run: true }
+    UnreachableProcess { fault: Fault::missing(what, remedy), absence: ProcessAbsence::OutOfReach }
 }
 
 /// The process of a mount in the mount table.
@@ -153,13 +165,10 @@ pub fn mount_process(mount: &SpurlineMount) -> Result<AdminPeer, UnreachableProc
         }
     }
     match refused {
+        Some((_, e)) if e.kind() == ErrorKind::PermissionDenied && is_of_another(mount) => Err(of_user(mount)),
         Some((socket, e)) if e.kind() == ErrorKind::PermissionDenied => Err(out_of_reach(
             format!("the mount at {at} belongs to user {}: {}: {e}", mount.uid, socket.display()),
-            if rustix::process::geteuid().is_root() {
-                format!("ask with the {} that it was started with", locate::RUNTIME_DIR_ENV)
-            } else {
-                "ask as that user or as root".to_owned()
-            },
+            format!("ask with the {} that it was started with", locate::RUNTIME_DIR_ENV),
         )),
         Some((socket, e)) => {
             if let MountServer::Process(keeper) = find_server(mount, &locate::list_mounts().unwrap_or_default()) {
@@ -179,10 +188,9 @@ pub fn mount_process(mount: &SpurlineMount) -> Result<AdminPeer, UnreachableProc
                 socket.display()
             );
             let remedy = format!("spurline umount {at}, then mount it again; its log may say why");
-            Err(UnreachableProcess { fault: Fault::missing(what, remedy), may_run: false })
+            Err(Fault::missing(what, remedy).into())
         }
         None => {
-            let user = rustix::process::geteuid();
             let no_socket = format!("the mount at {at} has no admin socket where this user looks");
             let elsewhere = format!("ask with the {} that it was started with", locate::RUNTIME_DIR_ENV);
             Err(match find_server(mount, &locate::list_mounts().unwrap_or_default()) {
@@ -193,12 +201,9 @@ pub fn mount_process(mount: &SpurlineMount) -> Result<AdminPeer, UnreachableProc
                          machine has the mount open; when it ended nothing here tells"
                     );
                     let remedy = format!("spurline umount {at}, then mount it again; its log may say more");
-                    UnreachableProcess { fault: Fault::missing(what, remedy), may_run: false }
+                    Fault::missing(what, remedy).into()
                 }
-                MountServer::Unseen if mount.uid != user.as_raw() && !user.is_root() => out_of_reach(
-                    format!("the mount at {at} belongs to user {}", mount.uid),
-                    "ask as that user or as root".to_owned(),
-                ),
+                MountServer::Unseen if is_of_another(mount) => of_user(mount),
                 MountServer::Unseen => out_of_reach(
                     format!("{no_socket}, and whether its process runs can't be seen from here"),
                     format!(
@@ -208,6 +213,19 @@ pub fn mount_process(mount: &SpurlineMount) -> Result<AdminPeer, UnreachableProc
             })
         }
     }
+}
+
+/// Whether this user can't query the mount's process.
+fn is_of_another(mount: &SpurlineMount) -> bool {
+    let user = rustix::process::geteuid();
+    mount.uid != user.as_raw() && !user.is_root()
+}
+
+/// The error for the mount of another user.
+fn of_user(mount: &SpurlineMount) -> UnreachableProcess {
+    let what = format!("the mount at {} belongs to user {}", mount.mountpoint.display(), mount.uid);
+    let fault = Fault::missing(what, "ask as that user or as root");
+    UnreachableProcess { fault, absence: ProcessAbsence::OfUser(mount.uid) }
 }
 
 fn process_at_socket(path: &Path, user: Option<u32>) -> Result<AdminPeer, UnreachableProcess> {
@@ -299,12 +317,12 @@ pub fn all_processes() -> Result<Vec<NamedProcess>, Fault> {
             all.push((node, Ok(peer)));
         }
     }
-    if all.is_empty() {
-        // Root's directory too: without access, there may be processes there.
-        let dirs = locate::runtime_dirs(rustix::process::geteuid().as_raw()).into_iter().chain(locate::runtime_dirs(0));
-        let unseen = dirs.filter_map(|dir| Some((std::fs::read_dir(&dir).err()?, dir)));
-        let mut unseen = unseen.filter(|(error, _)| error.kind() == ErrorKind::PermissionDenied);
-        all.extend(unseen.next().map(|(error, dir)| (dir.display().to_string(), Err(not_permitted(&dir, &error)))));
-    }
     Ok(all)
+}
+
+/// Whether a directory of root's processes exists that this user can't read.
+pub fn may_have_processes_of_root() -> bool {
+    locate::runtime_dirs(0)
+        .iter()
+        .any(|dir| std::fs::read_dir(dir).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied))
 }

@@ -1,4 +1,4 @@
-//! The peers of a mount in `status`: states, transports, paths, local addresses. Changes nothing.
+//! The peers of a mount in `status`: states, transports, paths, local addresses. Changes nothing but a state that is out of date.
 
 use spurline_client::{DataPath, GroupPeer, GroupVolume};
 use spurline_net_tcp::{LocalAddress, local_addresses};
@@ -6,9 +6,14 @@ use spurline_observe::documents::{
     LocalEnd, PEER_DOWN, PEER_UNKNOWN, PEER_UP, PathSpeedCheck, PathStatus, PeerStatus, PeerUse,
 };
 use spurline_transport::{PathEnds, PathPhase, PathView, PeerReach};
+use std::time::{Duration, Instant};
 
-/// All nodes of a mount.
+/// Time for the nodes that were down to answer.
+const RETRY_LIMIT: Duration = Duration::from_secs(1);
+
+/// All nodes of a mount; those that were down are tried again first.
 pub fn peer_status(remote: &GroupVolume) -> Vec<PeerStatus> {
+    remote.retry_down_nodes(Instant::now() + RETRY_LIMIT);
     let view = remote.members().snapshot();
     // Without the list of interfaces, addresses are shown alone.
     let interfaces = local_addresses().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Unmounts, also a mount that hangs or whose process is gone. Does not access the mount before the unmount call.
 
 use crate::exported::{is_exported, renew_export};
-use crate::locator::{find_mount, mount_process};
+use crate::locator::{ProcessAbsence, find_mount, mount_process};
 use crate::writes::{UnsentBytes, describe_doubt, describe_unsent, find_loss, loss_fault};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
@@ -72,7 +72,7 @@ pub fn unmount_mount(mountpoint: &Path, request: UnmountRequest, report: &Unmoun
         abort_requests(&mount, report.warn)?;
     }
     // The NFS server holds the mount of a killed process, and answers clients with errors.
-    let gone = process.is_none() && mount_process(&mount).is_err_and(|absent| !absent.may_run);
+    let gone = process.is_none() && mount_process(&mount).is_err_and(|absent| absent.absence == ProcessAbsence::Ended);
     let dead_export = gone && is_exported(&mount.source, &mount.mountpoint);
     unmount_now(&mount, request.lazy || request.force || dead_export, request.force)?;
     if dead_export {
