@@ -80,23 +80,18 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("debug-crt", "--log-filter=debug"),
     ("no-log", "--log-filter=off"),
     ("log-metrics", "--metrics ADDR serves the metrics, 'spurline stats MOUNTPOINT' shows them"),
-    ("allow-delete", WRITE_ADVICE),
-    ("allow-overwrite", WRITE_ADVICE),
+    ("allow-delete", ALLOWED_ADVICE),
+    ("allow-overwrite", ALLOWED_ADVICE),
     (
         "incremental-upload",
         "leave it out: --rw changes and appends to files of a bucket anywhere; their unchanged parts are copied within the store",
     ),
     ("write-part-size", UPLOADS_ITSELF),
     ("upload-checksums", "leave it out: every upload to S3 carries a checksum, which the store verifies"),
-    ("storage-class", WRITE_ADVICE),
-    ("sse", WRITE_ADVICE),
-    ("sse-kms-key-id", BUCKET_DEFAULTS),
-    ("requester-pays", "there is none: requests are paid by the owner of the bucket"),
     ("transfer-acceleration", ENDPOINT_ADVICE),
     ("dual-stack", ENDPOINT_ADVICE),
     ("bucket-type", ENDPOINT_ADVICE),
     ("force-path-style", URL_STYLE),
-    ("expected-bucket-owner", "there is none: the bucket's name decides"),
     ("bind", "leave it out: the routes of the host choose the interface to the origin"),
     // rclone.
     ("allow-non-empty", "-o nonempty"),
@@ -189,8 +184,8 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("notsup-compat-dir", FOLDER_ADVICE),
     ("use-xattr", "--object-attrs keeps extended attributes, owner, mode and times with a bucket's objects"),
     ("default-acl", BUCKET_DEFAULTS),
-    ("use-sse", BUCKET_DEFAULTS),
-    ("use-rrs", BUCKET_DEFAULTS),
+    ("use-sse", ENCRYPTION_ADVICE),
+    ("use-rrs", "--storage-class REDUCED_REDUNDANCY"),
     ("multipart-size", UPLOADS_ITSELF),
     ("nomultipart", UPLOADS_ITSELF),
     // goofys.
@@ -204,8 +199,8 @@ const FOREIGN_WORDS: &[(&str, &str)] = &[
     ("no-implicit-dir", FOLDER_ADVICE),
     ("use-content-type", "leave it out: a new object has the content type of its name"),
     ("acl", BUCKET_DEFAULTS),
-    ("sse-kms", BUCKET_DEFAULTS),
-    ("sse-c", BUCKET_DEFAULTS),
+    ("sse-kms", ENCRYPTION_ADVICE),
+    ("sse-c", "there is none with keys of the client: --sse aws:kms --sse-kms-key-id KEY encrypts with a key of yours"),
     // gcsfuse.
     ("only-dir", IN_THE_SOURCE),
     ("implicit-dirs", FOLDER_ADVICE),
@@ -290,8 +285,10 @@ const WRITE_ADVICE: &str = "leave it out: --rw writes a bucket or a directory it
                       nothing is uploaded later";
 const UPLOADS_ITSELF: &str = "leave it out: files up to 8 MiB are one request, larger ones are uploaded in parts of 8 MiB and more, four at \
                       a time";
-const BUCKET_DEFAULTS: &str = "there is none: new objects have the defaults of the bucket; set encryption and ACL there, and the class by a \
-                      lifecycle rule";
+const ALLOWED_ADVICE: &str =
+    "leave it out: --rw allows removals and changes of existing files; a mount without --rw allows none";
+const ENCRYPTION_ADVICE: &str = "--sse AES256, or --sse aws:kms with --sse-kms-key-id KEY";
+const BUCKET_DEFAULTS: &str = "there is none: new objects have the ACL that the bucket gives them";
 const METADATA_ADVICE: &str = "leave it out: there is no metadata engine; names and attributes are those of the source";
 const IN_THE_SOURCE: &str = "the folder is part of the source: s3://BUCKET/FOLDER";
 const NAME_TIMES: &str =

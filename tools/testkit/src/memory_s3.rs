@@ -13,7 +13,7 @@ use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// Least length of a part that is not the last, as in AWS.
@@ -26,6 +26,9 @@ struct StoredAttributes {
     content_encoding: Option<ContentEncoding>,
     cache_control: Option<CacheControl>,
     metadata: Option<Metadata>,
+    storage_class: Option<StorageClass>,
+    encryption: Option<ServerSideEncryption>,
+    encryption_key: Option<SSEKMSKeyId>,
 }
 
 #[derive(Clone)]
@@ -58,6 +61,7 @@ pub(crate) struct MemoryS3 {
     put_delay: Arc<RwLock<Duration>>,
     assembly: Arc<RwLock<PartAssembly>>,
     completes: Arc<AtomicUsize>,
+    wants_encryption: Arc<AtomicBool>,
 }
 
 /// How a server makes the object of an upload.
@@ -209,6 +213,23 @@ impl MemoryS3 {
         let stored = state.new_object(bytes, attributes);
         state.buckets.entry(bucket.into()).or_default().insert(key.into(), stored);
     }
+    pub(crate) fn put_with_class(&self, bucket: &str, key: &str, bytes: Bytes, class: &str) {
+        let mut state = self.state.write();
+        let storage_class = Some(StorageClass::from(class.to_owned()));
+        let stored = state.new_object(bytes, StoredAttributes { storage_class, ..StoredAttributes::default() });
+        state.buckets.entry(bucket.into()).or_default().insert(key.into(), stored);
+    }
+    /// From now on writes without an encryption are refused, as by a bucket's policy.
+    pub(crate) fn want_encryption(&self) {
+        self.wants_encryption.store(true, Ordering::Relaxed);
+    }
+    /// Storage class, encryption and its key of an object, each empty where none was named.
+    pub(crate) fn kept_as(&self, bucket: &str, key: &str) -> Option<[String; 3]> {
+        let StoredAttributes { storage_class, encryption, encryption_key, .. } = self.get(bucket, key).ok()?.attributes;
+        let class = storage_class.map(|class| class.as_str().to_owned()).unwrap_or_default();
+        let encryption = encryption.map(|encryption| encryption.as_str().to_owned()).unwrap_or_default();
+        Some([class, encryption, encryption_key.unwrap_or_default()])
+    }
     /// The value of an attribute of the user that an object has.
     pub(crate) fn metadata(&self, bucket: &str, key: &str, name: &str) -> Option<String> {
         self.get(bucket, key).ok()?.attributes.metadata?.get(name).cloned()
@@ -306,6 +327,7 @@ impl S3 for MemoryS3 {
             content_encoding: stored.attributes.content_encoding,
             cache_control: stored.attributes.cache_control,
             metadata: stored.attributes.metadata,
+            storage_class: stored.attributes.storage_class,
             ..Default::default()
         }))
     }
@@ -334,6 +356,9 @@ impl S3 for MemoryS3 {
 
     async fn put_object(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
         let input = req.input;
+        if self.wants_encryption.load(Ordering::Relaxed) && input.server_side_encryption.is_none() {
+            return Err(s3_error!(AccessDenied));
+        }
         let bytes = received(input.body, input.checksum_crc64nvme.as_deref()).await?;
         self.wait_as_a_far_store().await;
         let mut state = self.state.write();
@@ -343,6 +368,9 @@ impl S3 for MemoryS3 {
             content_encoding: input.content_encoding,
             cache_control: input.cache_control,
             metadata: input.metadata,
+            storage_class: input.storage_class,
+            encryption: input.server_side_encryption,
+            encryption_key: input.ssekms_key_id,
         };
         let stored = state.new_object(bytes, attributes);
         let etag = stored.etag.clone();
@@ -370,6 +398,9 @@ impl S3 for MemoryS3 {
                 content_encoding: input.content_encoding,
                 cache_control: input.cache_control,
                 metadata: input.metadata,
+                storage_class: input.storage_class,
+                encryption: input.server_side_encryption,
+                encryption_key: input.ssekms_key_id,
             }
         } else {
             from.attributes
@@ -402,6 +433,9 @@ impl S3 for MemoryS3 {
                 content_encoding: input.content_encoding,
                 cache_control: input.cache_control,
                 metadata: input.metadata,
+                storage_class: input.storage_class,
+                encryption: input.server_side_encryption,
+                encryption_key: input.ssekms_key_id,
             },
             parts: BTreeMap::new(),
         };

@@ -189,6 +189,31 @@ impl S3Server {
         memory.put_with_metadata(bucket, key, bytes.to_vec().into(), metadata);
     }
 
+    /// Puts an object of a storage class into a server in memory.
+    ///
+    /// # Panics
+    /// When the server serves a directory.
+    pub fn put_with_class(&self, bucket: &str, key: &str, bytes: &[u8], class: &str) {
+        let memory = self.memory.as_ref().expect("a server in memory");
+        memory.put_with_class(bucket, key, bytes.to_vec().into(), class);
+    }
+
+    /// From now on a server in memory refuses objects without an encryption, as a bucket's policy does.
+    ///
+    /// # Panics
+    /// When the server serves a directory.
+    pub fn want_encryption(&self) {
+        self.memory.as_ref().expect("a server in memory").want_encryption();
+    }
+
+    /// Storage class, encryption and its key of an object of a server in memory, each empty where none was named.
+    ///
+    /// # Panics
+    /// When the server serves a directory.
+    pub fn kept_as(&self, bucket: &str, key: &str) -> Option<[String; 3]> {
+        self.memory.as_ref().expect("a server in memory").kept_as(bucket, key)
+    }
+
     /// The value of an attribute of the user that an object of a server in memory has.
     ///
     /// # Panics

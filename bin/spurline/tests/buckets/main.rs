@@ -11,5 +11,6 @@ mod promises;
 mod recover;
 mod renames;
 mod rules;
+mod storage;
 mod strangers;
 mod unmounts;

@@ -1,7 +1,7 @@
 //! How an origin is reached: credentials, endpoint, deadlines and limits. It deliberately knows no command line; the
 //! caller passes the environment, so that tests control it.
 
-use crate::SharedBuckets;
+use crate::{RequestOptions, SharedBuckets};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -87,6 +87,8 @@ pub struct OriginOptions {
     pub credentials: Option<AwsCredentials>,
     /// Send unsigned requests, for public buckets.
     pub anonymous: bool,
+    /// What requests to S3 say of payment, owner and storage.
+    pub request_options: RequestOptions,
     /// URLs of the directories that the operator allows. A directory below one of them is opened from there without
     /// following a link, because its name comes from another party.
     pub within: Vec<String>,
@@ -142,6 +144,7 @@ impl Default for OriginOptions {
             region: None,
             credentials: None,
             anonymous: false,
+            request_options: RequestOptions::default(),
             within: Vec::new(),
             virtual_hosted: None,
             env: EnvironmentSource::Process,

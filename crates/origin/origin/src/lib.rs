@@ -52,6 +52,7 @@ mod object_store_backend;
 mod open_versions;
 mod open_writers;
 mod refusals;
+mod request_options;
 mod retry;
 mod s3;
 mod s3_wire;
@@ -72,6 +73,7 @@ pub use bucket::{BucketWriteOptions, PublishedBytes, PublishingOrigin, WritableB
 pub use cached::{CachedOrigin, MetadataConfig};
 pub use caller_identity::Squash;
 pub use config::{AwsCredentials, EnvironmentSource, OriginOptions};
+pub use request_options::RequestOptions;
 pub use shared_buckets::{HeldBucket, SharedBuckets};
 pub use source::{SourceLocation, SourceScheme, normal_url};
 pub use writable_directory::WritableSource;
@@ -276,6 +278,12 @@ pub(crate) fn open_bucket(
     stats: Arc<Stats>,
 ) -> Result<Arc<SharedBucket>> {
     config.shared_buckets.get_or_open(source, || {
+        if source.scheme() != SourceScheme::S3 && config.request_options != RequestOptions::default() {
+            return Err(Error::new(
+                spurline_types::ErrorKind::Invalid,
+                "--sse, --sse-kms-key-id, --storage-class, --request-payer and --expected-bucket-owner are for s3://",
+            ));
+        }
         let backend: Box<dyn backend::ObjectBackend> = match source.scheme() {
             SourceScheme::S3 => Box::new(s3::S3Backend::new(source, config, Arc::clone(&stats))?),
             SourceScheme::Gcs | SourceScheme::Azure => {

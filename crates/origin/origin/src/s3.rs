@@ -7,6 +7,7 @@
 use crate::aws::{AwsSettings, RequestSigner, root_cause};
 use crate::backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint};
 use crate::client::build_client;
+use crate::request_options::OptionHeaders;
 use crate::s3_wire::{self, PageError, WireError, encode_path, encode_query};
 use crate::sigv4::{SignedBody, sign_request};
 use crate::write_backend::{AnswerProgress, ObjectWriteBackend};
@@ -33,6 +34,9 @@ const MAX_DOCUMENT: usize = 8 << 20;
 /// Requests for objects accept the packed form, so that a store does not unpack what was stored with
 /// `Content-Encoding: gzip`: size, ranges and checksums are those of the stored bytes.
 const STORED_FORM: HeaderValue = HeaderValue::from_static("gzip");
+
+/// The names of requests that make objects begin so.
+const WRITE_NAMES: [&str; 3] = ["the write of", "the start of an upload", "the copy of"];
 
 /// A clock difference below this is no reason for a refusal. S3 accepts 15 minutes; AWS's SDKs correct from 4 on.
 const CLOCK_TOLERANCE_S: i64 = 240;
@@ -68,6 +72,7 @@ pub(crate) struct BucketEndpoint {
     /// How far the server's clock is ahead of ours, in seconds, as far as it matters.
     clock_offset_s: AtomicI64,
     stats: Arc<Stats>,
+    options: OptionHeaders,
 }
 
 impl std::ops::Deref for S3Backend {
@@ -94,6 +99,7 @@ impl S3Backend {
             idle_timeout: config.idle_timeout(),
             clock_offset_s: AtomicI64::new(0),
             stats,
+            options: OptionHeaders::new(&config.request_options)?,
         };
         let backend = S3Backend { shared: Arc::new(place), client };
         // Not every bucket name can be part of a host name, and the client panics at an invalid URL.
@@ -130,6 +136,11 @@ impl S3Backend {
         url
     }
 
+    /// The headers by the options of the source.
+    pub(crate) fn options(&self) -> &OptionHeaders {
+        &self.options
+    }
+
     /// The region in use.
     pub(crate) fn region(&self) -> String {
         self.region.read().clone()
@@ -158,6 +169,7 @@ impl S3Backend {
         let mut request = HttpRequest::new(HttpRequestBody::from(body.clone()));
         *request.method_mut() = method;
         *request.headers_mut() = headers;
+        self.options.add_to_any(request.headers_mut());
         *request.uri_mut() = url.parse().map_err(|e| {
             RequestFailure::fatal(ErrorKind::Invalid, format!("a request to {} can't be made: {e}", self.server_name()))
         })?;
@@ -533,7 +545,10 @@ impl S3Backend {
         let place = self.server_name();
         let bucket = &self.bucket;
         let origin = &self.settings.origin;
-        let message = format!("{place} refused {what} in bucket '{bucket}' ({said}): {cause}; used {origin}");
+        let is_of_rights = matches!(code, "AccessDenied" | "Forbidden" | "");
+        let writes = WRITE_NAMES.iter().any(|name| what.starts_with(name));
+        let hint = if is_of_rights { self.options.missing_hint(writes) } else { String::new() };
+        let message = format!("{place} refused {what} in bucket '{bucket}' ({said}): {cause}{hint}; used {origin}");
         RequestFailure::fatal(ErrorKind::PermissionDenied, message)
     }
 

@@ -1,7 +1,8 @@
 //! Requests that change a bucket, one attempt at a time: objects and their parts, copies and removals, each with its
 //! condition. It deliberately retries nothing, and knows neither files nor folders.
 
-use crate::backend::{RawObject, RawPage, RequestFailure};
+use crate::backend::{RawObject, RawPage, RequestFailure, RetryHint};
+use crate::request_options::{OptionHeaders, STORAGE_CLASS};
 use crate::s3::{S3Backend, etag_of, header_text};
 use crate::s3_wire::{self, bare_etag, encode_path, encode_query};
 use crate::write_backend::{
@@ -58,7 +59,10 @@ impl<'a> ChangeRequest<'a> {
         }
     }
 
-    fn attributes(mut self, attributes: &ObjectAttributes) -> Result<Self, RequestFailure> {
+    /// The attributes of the object that the request makes, and how the store keeps it.
+    fn attributes(mut self, options: &OptionHeaders, attributes: &ObjectAttributes) -> Result<Self, RequestFailure> {
+        let kept = options.add_to_written(&mut self.headers, attributes.storage_class.as_deref());
+        kept.map_err(|error| RequestFailure { error, advice: RetryHint::Never })?;
         for (name, value) in &attributes.content {
             self = self.header(HeaderName::from_static(name), value)?;
         }
@@ -152,6 +156,7 @@ impl S3Backend {
         if let Some(etag) = from.etag {
             request = request.header(COPY_SOURCE_IF_MATCH, &format!("\"{etag}\""))?;
         }
+        self.options().add_to_copy(&mut request.headers);
         let response = self.change(request).await?;
         self.etag_in_document(&what, root, response, &AnswerProgress::default()).await
     }
@@ -190,7 +195,11 @@ impl ObjectWriteBackend for S3Backend {
                 mtime: mtime.unwrap_or(SystemTime::UNIX_EPOCH),
                 etag: etag_of(headers),
             };
-            let attributes = ObjectAttributes { content: content_headers(headers), user: user_attributes(headers) };
+            let attributes = ObjectAttributes {
+                content: content_headers(headers),
+                user: user_attributes(headers),
+                storage_class: header_text(headers, STORAGE_CLASS),
+            };
             Ok(StoredObject { raw, attributes })
         }
         .boxed()
@@ -231,7 +240,7 @@ impl ObjectWriteBackend for S3Backend {
         async move {
             let what = format!("the write of '{key}'");
             let request = ChangeRequest::new(what.clone(), Method::PUT, key)
-                .attributes(attributes)?
+                .attributes(self.options(), attributes)?
                 .condition(condition)?
                 .checked_body(body)?;
             let response = self.change(request).await?;
@@ -247,7 +256,8 @@ impl ObjectWriteBackend for S3Backend {
     ) -> BoxFuture<'a, Result<String, RequestFailure>> {
         async move {
             let what = format!("the start of an upload of '{key}'");
-            let mut request = ChangeRequest::new(what.clone(), Method::POST, key).attributes(attributes)?;
+            let mut request =
+                ChangeRequest::new(what.clone(), Method::POST, key).attributes(self.options(), attributes)?;
             request.query.push_str("uploads=");
             let response = self.change(request).await?;
             let document = self.changed_document(&what, response, &AnswerProgress::default()).await?;
@@ -334,7 +344,7 @@ impl ObjectWriteBackend for S3Backend {
             let what = format!("the copy of '{}' to '{to}'", from.key);
             let mut request = ChangeRequest::new(what, Method::PUT, to).condition(condition)?;
             if let Some(attributes) = attributes {
-                request = request.attributes(attributes)?.header(METADATA_DIRECTIVE, "REPLACE")?;
+                request = request.attributes(self.options(), attributes)?.header(METADATA_DIRECTIVE, "REPLACE")?;
             }
             self.send_copy(request, &from, "CopyObjectResult").await
         }

@@ -28,12 +28,15 @@ pub struct ObjectAttributes {
     pub content: Vec<(&'static str, String)>,
     /// Names, without the store's prefix, and values.
     pub user: Vec<(String, String)>,
+    /// The storage class, where the store names one.
+    pub storage_class: Option<String>,
 }
 
 impl ObjectAttributes {
     /// No attributes but the type of the content.
     pub fn with_content_type(content_type: &str) -> ObjectAttributes {
-        ObjectAttributes { content: vec![("content-type", content_type.to_owned())], user: Vec::new() }
+        let content = vec![("content-type", content_type.to_owned())];
+        ObjectAttributes { content, ..ObjectAttributes::default() }
     }
 
     /// The value of an attribute of the user.
@@ -47,7 +50,7 @@ impl ObjectAttributes {
         self.user.push((name.to_owned(), value));
     }
 
-    /// Replaces all attributes.
+    /// Replaces all attributes but the storage class.
     pub fn set_headers(&mut self, headers: &ObjectHeaders) {
         let content = CONTENT_HEADERS.iter().filter_map(|name| Some((*name, headers.0.get(*name)?.clone())));
         self.content = content.collect();

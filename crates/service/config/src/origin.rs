@@ -5,6 +5,11 @@ use spurline_types::fault::Fault;
 use spurline_types::parse_duration;
 use std::time::Duration;
 
+/// The encryptions of S3.
+const ENCRYPTIONS: [&str; 3] = ["AES256", "aws:kms", "aws:kms:dsse"];
+/// Storage classes whose objects can't be read at once.
+const ARCHIVES: [&str; 2] = ["GLACIER", "DEEP_ARCHIVE"];
+
 settings! {
     /// Access to the origin; the checks change no value.
     #[command(next_help_heading = "Origin")]
@@ -18,6 +23,21 @@ settings! {
         /// Send unsigned requests, for public buckets
         #[arg(long, visible_alias = "no-sign-request")]
         pub anonymous: bool,
+        /// Pay for the requests, where the bucket wants that of its requesters (S3)
+        #[arg(long, visible_alias = "requester-pays")]
+        pub request_payer: bool,
+        /// Account that the bucket has to belong to; the store refuses requests for another's (S3)
+        #[arg(long, value_name = "ACCOUNT")]
+        pub expected_bucket_owner: Option<String>,
+        /// Encryption of written objects in the store: AES256, aws:kms or aws:kms:dsse [default: the bucket's] (S3)
+        #[arg(long, value_name = "KIND")]
+        pub sse: Option<String>,
+        /// Key of an encryption with aws:kms [default: the account's] (S3)
+        #[arg(long, value_name = "KEY")]
+        pub sse_kms_key_id: Option<String>,
+        /// Storage class of all written objects [default: new objects have the bucket's, changed and renamed ones keep theirs] (S3)
+        #[arg(long, value_name = "CLASS")]
+        pub storage_class: Option<String>,
         /// Deadline of one read, lookup or listing of the origin
         ///
         /// Transient failures (status 5xx, 503 SlowDown, a broken connection, no answer) are retried with growing pauses
@@ -52,10 +72,44 @@ impl OriginConfig {
                 "write http://HOST:PORT or https://HOST",
             ));
         }
+        self.check_storage()?;
         check_positive("--origin-timeout", self.timeout)?;
         check_positive("--origin-stall-timeout", self.stall_timeout)?;
         if self.max_downloads == 0 {
             return Err(Fault::usage("--max-downloads 0 leaves no way to fetch anything", "give 1 or more"));
+        }
+        Ok(())
+    }
+
+    /// Checks how the store keeps written objects.
+    fn check_storage(&self) -> Result<(), Fault> {
+        if let Some(sse) = self.sse.as_deref().filter(|sse| !ENCRYPTIONS.contains(sse)) {
+            return Err(Fault::usage(
+                format!("--sse '{sse}' is no encryption of S3"),
+                format!("give {}", ENCRYPTIONS.join(", ")),
+            ));
+        }
+        if self.sse_kms_key_id.is_some() && !self.sse.as_deref().is_some_and(|sse| sse.starts_with("aws:kms")) {
+            return Err(Fault::usage(
+                "--sse-kms-key-id is the key of an encryption with KMS",
+                "give --sse aws:kms too",
+            ));
+        }
+        if let Some(class) = self.storage_class.as_deref().filter(|class| ARCHIVES.contains(class)) {
+            return Err(Fault::usage(
+                format!("objects of --storage-class {class} can't be read before they are restored"),
+                "give GLACIER_IR, or move objects to the archive by a lifecycle rule of the bucket",
+            ));
+        }
+        for (flag, value) in
+            [("--storage-class", &self.storage_class), ("--expected-bucket-owner", &self.expected_bucket_owner)]
+        {
+            if value
+                .as_ref()
+                .is_some_and(|value| value.is_empty() || !value.bytes().all(|byte| byte.is_ascii_graphic()))
+            {
+                return Err(Fault::usage(format!("{flag} is empty or has blanks"), "give one word"));
+            }
         }
         Ok(())
     }
@@ -66,8 +120,34 @@ impl OriginConfig {
             ("--endpoint-url", self.endpoint_url.is_some()),
             ("--region", self.region.is_some()),
             ("--anonymous", self.anonymous),
+            ("--request-payer", self.request_payer),
+            ("--expected-bucket-owner", self.expected_bucket_owner.is_some()),
+            ("--sse", self.sse.is_some()),
+            ("--sse-kms-key-id", self.sse_kms_key_id.is_some()),
+            ("--storage-class", self.storage_class.is_some()),
             ("--max-downloads", self.max_downloads != OriginConfig::default().max_downloads),
         ];
         unused_flags(&unused, "with --registry the nodes read the source")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_store_can_not_keep_is_refused() {
+        let refused =
+            |config: OriginConfig| config.check().map_err(|fault| fault.to_string()).err().unwrap_or_default();
+        let text = |text: &str| Some(text.to_owned());
+        let plain = OriginConfig::default();
+        assert!(refused(OriginConfig { sse: text("kms"), ..plain.clone() }).contains("aws:kms"));
+        assert!(refused(OriginConfig { sse_kms_key_id: text("key"), ..plain.clone() }).contains("--sse aws:kms"));
+        assert!(refused(OriginConfig { storage_class: text("GLACIER"), ..plain.clone() }).contains("GLACIER_IR"));
+        assert!(refused(OriginConfig { storage_class: text("A B"), ..plain.clone() }).contains("--storage-class"));
+        assert!(refused(OriginConfig { expected_bucket_owner: text(""), ..plain.clone() }).contains("--expected"));
+        let sse = text("aws:kms");
+        let kept = OriginConfig { sse, sse_kms_key_id: text("key"), storage_class: text("STANDARD_IA"), ..plain };
+        kept.check().unwrap();
     }
 }

@@ -6,7 +6,8 @@ use spurline_config::{CacheSize, ExitKind, Fault, IorpcMode};
 use spurline_mem::{BufferPool, MemTier};
 use spurline_observe::documents;
 use spurline_origin::{
-    BucketWriteOptions, CachedOrigin, MetadataConfig, OriginOptions, OriginStore, SharedBuckets, SourceScheme,
+    BucketWriteOptions, CachedOrigin, MetadataConfig, OriginOptions, OriginStore, RequestOptions, SharedBuckets,
+    SourceScheme,
 };
 use spurline_store::{CacheCapacity, DiskState, DiskStatus, FreshDirs, IoMode, Store, StoreConfig};
 use spurline_trust::{TlsFiles, Trust};
@@ -82,6 +83,13 @@ pub(crate) fn origin_options(config: &config::OriginConfig, in_common: &SharedBu
         endpoint: config.endpoint_url.clone(),
         region: config.region.clone(),
         anonymous: config.anonymous,
+        request_options: RequestOptions {
+            request_payer: config.request_payer,
+            expected_bucket_owner: config.expected_bucket_owner.clone(),
+            sse: config.sse.clone(),
+            sse_kms_key_id: config.sse_kms_key_id.clone(),
+            storage_class: config.storage_class.clone(),
+        },
         timeout: config.timeout,
         connect_timeout: defaults.connect_timeout.min(config.timeout),
         stall_timeout: config.stall_timeout,
