@@ -342,6 +342,7 @@ impl S3 for MemoryS3 {
             content_encoding: stored.attributes.content_encoding,
             cache_control: stored.attributes.cache_control,
             metadata: stored.attributes.metadata,
+            storage_class: stored.attributes.storage_class,
             ..Default::default()
         }))
     }

@@ -14,7 +14,7 @@ const VOLUME_ATTRIBUTES: [&str; 5] = ["source", "registry", "cacheGroup", "mount
 const WRITABLE_OPTIONS: [&str; 2] = ["rw", "writable"];
 /// Mount options of inline volumes whose authors are not trusted: options without a file of the node, without a port, and without
 /// more rights than the source's keys give.
-const INLINE_OPTIONS: [&str; 33] = [
+const INLINE_OPTIONS: [&str; 38] = [
     "allow_other",
     "anonymous",
     "attr-cache",

@@ -529,10 +529,9 @@ impl S3Backend {
 
     /// The server refused the credentials, or their rights do not suffice.
     fn permission_failure(&self, what: &str, said: &str, code: &str) -> RequestFailure {
+        let is_anonymous = matches!(self.settings.signer, RequestSigner::Anonymous);
         let cause = match code {
-            _ if matches!(self.settings.signer, RequestSigner::Anonymous) => {
-                "it does not serve unsigned requests, so credentials are needed"
-            }
+            _ if is_anonymous => "it does not serve unsigned requests, so credentials are needed",
             "InvalidAccessKeyId" => "the server does not know this access key",
             "SignatureDoesNotMatch" => "the secret does not fit the access key",
             "ExpiredToken" | "TokenRefreshRequired" | "InvalidToken" => {
@@ -545,7 +544,7 @@ impl S3Backend {
         let place = self.server_name();
         let bucket = &self.bucket;
         let origin = &self.settings.origin;
-        let is_of_rights = matches!(code, "AccessDenied" | "Forbidden" | "");
+        let is_of_rights = matches!(code, "AccessDenied" | "Forbidden" | "") && !is_anonymous;
         let writes = WRITE_NAMES.iter().any(|name| what.starts_with(name));
         let hint = if is_of_rights { self.options.missing_hint(writes) } else { String::new() };
         let message = format!("{place} refused {what} in bucket '{bucket}' ({said}): {cause}{hint}; used {origin}");

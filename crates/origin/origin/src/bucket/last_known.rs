@@ -73,20 +73,20 @@ impl LastKnown {
         }
     }
 
-    /// Keeps a page of a folder. `has_all`: a page has all that is known of a file.
-    pub fn note_page(&self, key: PageKey, start: AnswerStart, page: &ListPage, has_all: bool) {
+    /// Keeps a page of a folder. `has_all`: whether a page has all that a lookup of the name finds.
+    pub fn note_page(&self, key: PageKey, start: AnswerStart, page: &ListPage, has_all: impl Fn(&ObjectAttr) -> bool) {
         let mut state = self.state.lock();
         if self.names_max == 0 || state.changes[group_of(&key.0)] != start.0 {
             return;
         }
-        let files = page.entries.iter().filter(|entry| has_all && entry.attr.kind != FileKind::Directory);
-        for DirEntry { name, attr } in files {
-            let found = StoredName::Object(FoundObject { attr: attr.clone(), attributes: None });
+        for DirEntry { name, attr } in page.entries.iter().filter(|entry| has_all(&entry.attr)) {
+            let found = match attr.kind {
+                FileKind::Directory => StoredName::Folder(None),
+                FileKind::File | FileKind::Symlink => {
+                    StoredName::Object(FoundObject { attr: attr.clone(), attributes: None })
+                }
+            };
             state.names.insert(join_path(&key.0, name), Ok(found));
-        }
-        let folders = page.entries.iter().filter(|entry| has_all && entry.attr.kind == FileKind::Directory);
-        for DirEntry { name, .. } in folders {
-            state.names.insert(join_path(&key.0, name), Ok(StoredName::Folder(None)));
         }
         state.page_names += page.entries.len();
         if let Some(old) = state.pages.insert(key, page.clone()) {
@@ -111,6 +111,14 @@ impl LastKnown {
         for changed in [path, split_path(path).0] {
             state.changes[group_of(changed)] += 1;
         }
+        // Folders on the way are there with it.
+        let mut folder = split_path(path).0;
+        while !folder.is_empty() {
+            if matches!(state.names.get(folder), Some(Err(_))) {
+                state.names.remove(folder);
+            }
+            folder = split_path(folder).0;
+        }
         state.change_entry(path, Some(&found.attr));
         if self.names_max > 0 {
             state.names.insert(path.to_vec(), Ok(StoredName::Object(found)));
@@ -124,6 +132,15 @@ impl LastKnown {
         let (parent, _) = split_path(path);
         state.pages.retain(|(folder, _), _| folder != parent);
         state.count_page_names();
+    }
+
+    /// This process has changed the marker of a folder, if there is a folder at the path.
+    pub fn forget_marker(&self, path: &[u8]) {
+        let mut state = self.state.lock();
+        if !matches!(state.names.get(path), Some(Ok(StoredName::Object(_)))) {
+            state.changes[group_of(path)] += 1;
+            state.names.remove(path);
+        }
     }
 
     /// This process has removed what was at a path, and all below.
@@ -217,14 +234,14 @@ mod tests {
         let known = LastKnown::new(1000);
         let entries = [b"a", b"b"].map(|name| DirEntry { name: name.to_vec(), attr: found("1").attr });
         let page = ListPage { entries: entries.into(), next: None };
-        known.note_page((b"d".to_vec(), None), known.begin(b"d"), &page, true);
+        known.note_page((b"d".to_vec(), None), known.begin(b"d"), &page, |_| true);
         assert_eq!(etag_of(&known, b"d/a").as_deref(), Some("1"));
         let early = known.begin(b"d/a");
         let early_page = known.begin(b"d");
         known.note_published(b"d/a", found("2"));
         known.note_published(b"d/c", found("3"));
         known.note_name(b"d/a", early, &Ok(StoredName::Object(found("1"))));
-        known.note_page((b"d".to_vec(), None), early_page, &page, true);
+        known.note_page((b"d".to_vec(), None), early_page, &page, |_| true);
         assert_eq!(etag_of(&known, b"d/a").as_deref(), Some("2"), "the lookup began before the publication");
         assert_eq!(names_of(&known, b"d").unwrap(), [b"a", b"b", b"c"]);
         known.note_removed(b"d/a");

@@ -133,7 +133,9 @@ impl BucketFiles {
         self.outage.answer(page, self.deadline(), |deadline| {
             let start = self.context.known.begin(path);
             let page = self.origin.list(path, cursor, max, deadline)?;
-            self.context.known.note_page(key.clone(), start, &page, !self.options.object_attrs);
+            self.context.known.note_page(key.clone(), start, &page, |attr| {
+                !self.options.object_attrs && !self.origin.has_own_versions(attr)
+            });
             Ok(page)
         })
     }
@@ -499,7 +501,9 @@ impl BucketFiles {
             }
             // A changed file is known when it is published.
             Change::SetAttr { of, .. } | Change::SetXattr { of, .. } | Change::RemoveXattr { of, .. } => {
-                if !is_made {
+                if is_made {
+                    known.forget_marker(of.path);
+                } else {
                     known.forget(of.path);
                 }
             }

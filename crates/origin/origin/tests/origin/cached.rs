@@ -370,6 +370,7 @@ impl OriginStore for Silent {
         OriginCapabilities { modes: !self.is_bucket, ..self.inner.capabilities() }
     }
     fn check(&self, deadline: Instant) -> Result<()> {
+        self.respond(deadline)?;
         self.inner.check(deadline)
     }
     fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr> {
@@ -406,16 +407,7 @@ fn last_known_metadata_stays_valid_while_a_bucket_is_silent() {
 /// A data set that was listed and looked up stays readable while its origin is silent, and no longer than configured;
 /// an answer of the origin ends that at once.
 fn metadata_while_silent(is_bucket: bool) {
-    let dir = tempfile::tempdir().unwrap();
-    for i in 0..100 {
-        std::fs::write(dir.path().join(format!("f{i}")), b"x").unwrap();
-    }
-    let stats = Arc::new(Stats::default());
-    let inner = open(dir.path().to_str().unwrap(), &OriginOptions::default(), Arc::clone(&stats)).unwrap();
-    let (silent, requests) = (std::sync::atomic::AtomicBool::new(false), AtomicUsize::new(0));
-    let origin = Arc::new(Silent { inner, silent, is_bucket, requests });
-    let config = MetadataConfig { ttl: Duration::ZERO, stale_if_error: Duration::from_secs(8), ..Default::default() };
-    let cached = CachedOrigin::new(origin.clone(), config, Arc::clone(&stats));
+    let SilentRig { dir, origin, cached, stats } = SilentRig::new(is_bucket, Duration::from_secs(8));
     let deadline = || Instant::now() + Duration::from_secs(20);
     cached.lookup(b"", deadline()).unwrap();
     assert!(cached.lookup(b"absent", deadline()).is_err());
@@ -455,6 +447,56 @@ fn metadata_while_silent(is_bucket: bool) {
     origin.silent.store(true, Ordering::SeqCst);
     cached.lookup(b"f0", deadline()).unwrap();
     std::thread::sleep(Duration::from_secs(8));
-    assert_eq!(cached.lookup(b"f0", Instant::now() + Duration::from_secs(4)).unwrap_err().kind(), ErrorKind::Timeout);
+    let late = cached.lookup(b"f0", Instant::now() + Duration::from_secs(4)).unwrap_err().kind();
+    assert!(matches!(late, ErrorKind::Timeout | ErrorKind::Unavailable), "{late:?}");
     origin.silent.store(false, Ordering::SeqCst);
+}
+
+/// A hundred files whose origin can stop responding, and no answer that is valid for longer than its request.
+struct SilentRig {
+    dir: tempfile::TempDir,
+    origin: Arc<Silent>,
+    cached: CachedOrigin,
+    stats: Arc<Stats>,
+}
+
+impl SilentRig {
+    fn new(is_bucket: bool, stale_if_error: Duration) -> SilentRig {
+        let dir = tempfile::tempdir().unwrap();
+        for i in 0..100 {
+            std::fs::write(dir.path().join(format!("f{i}")), b"x").unwrap();
+        }
+        let stats = Arc::new(Stats::default());
+        let inner = open(dir.path().to_str().unwrap(), &OriginOptions::default(), Arc::clone(&stats)).unwrap();
+        let silent = std::sync::atomic::AtomicBool::new(false);
+        let origin = Arc::new(Silent { inner, silent, is_bucket, requests: AtomicUsize::new(0) });
+        let config = MetadataConfig { ttl: Duration::ZERO, stale_if_error, ..Default::default() };
+        let cached = CachedOrigin::new(origin.clone(), config, Arc::clone(&stats));
+        SilentRig { dir, origin, cached, stats }
+    }
+}
+
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_fails_at_once_when_nothing_answers() {
+        let SilentRig { dir: _dir, origin, cached, stats } = SilentRig::new(true, Duration::from_secs(600));
+        let far = || Instant::now() + Duration::from_secs(24 * 3600);
+        cached.lookup(b"f0", far()).unwrap();
+        origin.silent.store(true, Ordering::SeqCst);
+        cached.lookup(b"f0", far()).unwrap();
+        // Until the test has ended, a request may only take long.
+        let kind = |path: &[u8], deadline| cached.lookup(path, deadline).unwrap_err().kind();
+        while kind(b"f1", Instant::now() + Duration::from_millis(50)) == ErrorKind::Timeout {}
+        // None of these deadlines is waited for.
+        assert_eq!(kind(b"f2", far()), ErrorKind::Unavailable);
+        assert_eq!(cached.list(b"", None, 1000, far()).unwrap_err().kind(), ErrorKind::Unavailable);
+        cached.lookup(b"f0", far()).unwrap();
+        origin.silent.store(false, Ordering::SeqCst);
+        while stats.metadata.silent_origins.get() > 0 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(cached.lookup(b"f2", far()).unwrap().size, 1);
+    }
 }

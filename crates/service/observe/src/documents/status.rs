@@ -30,6 +30,7 @@ pub struct ProcessStatus {
 /// The kind of a process, with the status of that kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
+#[expect(clippy::large_enum_variant, reason = "there is one for each process that is asked")]
 pub enum ProcessRole {
     /// A mount.
     Mount(MountStatus),
