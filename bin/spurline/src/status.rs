@@ -85,33 +85,37 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
         any_well |= answer.is_ok();
         all_may_run &= may_run;
         first = first.or(answer.as_ref().err().map(|fault| fault.code));
-        let unanswered = match absence {
-            Some(ProcessAbsence::OutOfReach | ProcessAbsence::OfUser(_)) => "unknown",
-            Some(ProcessAbsence::NoTarget) => NO_TARGET,
-            Some(ProcessAbsence::Ended) | None => "down",
-        };
         // The name of a socket can't be given as a target.
         let name = answer.as_ref().ok().filter(|_| all).and_then(ProcessAnswer::address).unwrap_or(name);
         match answer {
             Ok(answer) if args.json => anstream::println!("{}", answer.into_json(&name)),
             Ok(answer) => answer.print_text(&name)?,
-            Err(fault) if args.json => {
-                anstream::println!("{}", json!({"target": name, "state": unanswered, "error": fault.to_string()}));
-            }
-            Err(fault) => {
-                let shown = printable(name.as_bytes());
-                let why = printable(fault.what.as_bytes());
-                anstream::println!("{BOLD}{shown}{BOLD:#}  {RED}{unanswered}{RED:#}  {why}");
-                if !fault.remedy.is_empty() {
-                    anstream::println!("  {}", printable(fault.remedy.as_bytes()));
-                }
-            }
+            Err(fault) => print_unanswered(&name, absence, &fault, args.json),
         }
     }
     Ok(match first {
         Some(code) if !any_well && (!all || all_may_run) => ExitCode::from(code as u8),
         _ => ExitCode::from(u8::from(!all_well)),
     })
+}
+
+/// Prints a target that does not answer, and in a second line what a user can do.
+fn print_unanswered(name: &str, absence: Option<ProcessAbsence>, fault: &Fault, as_json: bool) {
+    let state = match absence {
+        Some(ProcessAbsence::OutOfReach | ProcessAbsence::OfUser(_)) => "unknown",
+        Some(ProcessAbsence::NoTarget) => NO_TARGET,
+        Some(ProcessAbsence::Ended) | None => "down",
+    };
+    if as_json {
+        anstream::println!("{}", json!({"target": name, "state": state, "error": fault.to_string()}));
+        return;
+    }
+    let name = printable(name.as_bytes());
+    let why = printable(fault.what.as_bytes());
+    anstream::println!("{BOLD}{name}{BOLD:#}  {RED}{state}{RED:#}  {why}");
+    if !fault.remedy.is_empty() {
+        anstream::println!("  {}", printable(fault.remedy.as_bytes()));
+    }
 }
 
 /// Whether the process of a mount belongs to another user.

@@ -134,9 +134,12 @@ mod tests {
         assert_eq!(written(&named, Some("STANDARD_IA")), lines);
     }
 
+    fn hint(options: &RequestOptions, writes: bool) -> String {
+        OptionHeaders::new(options).unwrap().missing_hint(writes)
+    }
+
     #[test]
     fn a_refusal_names_the_options_that_are_not_given() {
-        let hint = |options: &RequestOptions, writes| OptionHeaders::new(options).unwrap().missing_hint(writes);
         let plain = RequestOptions::default();
         assert_eq!(hint(&plain, false), ", or the bucket's policy wants that the requester pays (--request-payer)");
         assert!(hint(&plain, true).contains("--sse-kms-key-id) or a storage class (--storage-class) or that"));

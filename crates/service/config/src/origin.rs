@@ -29,13 +29,13 @@ settings! {
         /// Account that the bucket has to belong to; the store refuses requests for another's (S3)
         #[arg(long, value_name = "ACCOUNT")]
         pub expected_bucket_owner: Option<String>,
-        /// Encryption of written objects in the store: AES256, aws:kms or aws:kms:dsse [default: the bucket's] (S3)
+        /// Encryption of objects written to S3: AES256, aws:kms or aws:kms:dsse [default: the bucket's]
         #[arg(long, value_name = "KIND")]
         pub sse: Option<String>,
-        /// Key of an encryption with aws:kms [default: the account's] (S3)
+        /// Key of an encryption with aws:kms [default: the account's]
         #[arg(long, value_name = "KEY")]
         pub sse_kms_key_id: Option<String>,
-        /// Storage class of all written objects [default: new objects have the bucket's, changed and renamed ones keep theirs] (S3)
+        /// Storage class of all objects written to S3 [default: the bucket's for new objects, and that of a changed or renamed one]
         #[arg(long, value_name = "CLASS")]
         pub storage_class: Option<String>,
         /// Deadline of one read, lookup or listing of the origin
@@ -135,11 +135,16 @@ impl OriginConfig {
 mod tests {
     use super::*;
 
+    fn refused(config: OriginConfig) -> String {
+        config.check().map_err(|fault| fault.to_string()).err().unwrap_or_default()
+    }
+
+    fn text(text: &str) -> Option<String> {
+        Some(text.to_owned())
+    }
+
     #[test]
     fn what_a_store_can_not_keep_is_refused() {
-        let refused =
-            |config: OriginConfig| config.check().map_err(|fault| fault.to_string()).err().unwrap_or_default();
-        let text = |text: &str| Some(text.to_owned());
         let plain = OriginConfig::default();
         assert!(refused(OriginConfig { sse: text("kms"), ..plain.clone() }).contains("aws:kms"));
         assert!(refused(OriginConfig { sse_kms_key_id: text("key"), ..plain.clone() }).contains("--sse aws:kms"));

@@ -317,6 +317,13 @@ pub fn all_processes() -> Result<Vec<NamedProcess>, Fault> {
             all.push((node, Ok(peer)));
         }
     }
+    if all.is_empty() {
+        // Without access, there may be processes in this user's directories.
+        let dirs = locate::runtime_dirs(rustix::process::geteuid().as_raw()).into_iter();
+        let unseen = dirs.filter_map(|dir| Some((std::fs::read_dir(&dir).err()?, dir)));
+        let mut unseen = unseen.filter(|(error, _)| error.kind() == ErrorKind::PermissionDenied);
+        all.extend(unseen.next().map(|(error, dir)| (dir.display().to_string(), Err(not_permitted(&dir, &error)))));
+    }
     Ok(all)
 }
 
