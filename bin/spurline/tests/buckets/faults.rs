@@ -214,7 +214,7 @@ pub fn read_on_without_store(mount: &Mount, stop: impl FnOnce()) {
         }
     };
     check(&wanted, &["gone", "kept", "old", "sub"]);
-    // The last state is what the mount has made itself.
+    // The mount has made the last state itself.
     wanted[1].1 = bytes(9, 200_000);
     wanted.push(("d/new", bytes(8, 100_000)));
     for (name, bytes) in &wanted[1..] {

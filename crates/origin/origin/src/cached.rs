@@ -4,7 +4,9 @@
 //! Many lookups in one directory within a short time lead to one listing, which answers the rest: 10,000 files opened
 //! one after the other cost tens of requests instead of tens of thousands. Concurrent equal requests are sent once.
 
-use crate::store_outage::{PROBE_LIMIT, PROBE_PAUSE, is_silence, is_unanswered, silence_error};
+use crate::store_outage::{
+    Outage, PROBE_LIMIT, PROBE_PAUSE, begin_outage, end_outage, is_silence, is_unanswered, is_unserved, silence_error,
+};
 use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore, SharedBuckets, forward_to};
 use parking_lot::{Condvar, Mutex};
 use spurline_sys::join_path;
@@ -116,34 +118,10 @@ struct MetadataState {
     has_markers: bool,
 }
 
-/// A time in which the origin does not respond, or refuses everything.
-struct Outage {
-    /// The first request without an answer failed.
-    since: Instant,
-    last_probe: Instant,
-    probing: bool,
-    /// Nothing answers: a request that asks for nothing known would wait in vain.
-    is_tested: bool,
-    stale_answers: u64,
-    /// Whether the origin refuses everything; otherwise it does not respond.
-    refused: bool,
-}
-
 /// A request that continues without its caller.
 enum LateRequest {
     Name(PathBytes),
     Page(PageKey),
-}
-
-/// Whether an error means that the origin does not serve this process: it did not respond, failed, or refuses everything. All
-/// others are answers.
-fn is_unserved(origin: &dyn OriginStore, error: &Error, deadline: Instant) -> bool {
-    is_unanswered(error) || (is_refusal(error) && origin.refusal(deadline).is_some())
-}
-
-/// Whether the origin refused the credentials.
-fn is_refusal(error: &Error) -> bool {
-    error.kind() == ErrorKind::PermissionDenied
 }
 
 /// Stores a page and its names, requested at `at`; the first page of a bucket's folder also tells whether the folder has a marker.
@@ -351,7 +329,7 @@ impl CachedOrigin {
     }
 
     /// Tests whether anything answers, as long as the outage lasts. An origin that answers these tests first is slow, or fails
-    /// some requests, and what is not known is requested.
+    /// some requests, and unknown names are requested.
     fn test_outage(&self) {
         let inner = Arc::clone(&self.inner);
         let shared = Arc::downgrade(&self.state);
@@ -365,7 +343,7 @@ impl CachedOrigin {
                 match &tested {
                     Err(error) if is_silence(error) => outage.is_tested = true,
                     Err(error) if is_unanswered(error) => {}
-                    _ if outage.is_tested => return end_outage(&mut state, &stats, inner.source_url()),
+                    _ if outage.is_tested => return end_outage(&mut state.outage, &stats, inner.source_url()),
                     _ => return,
                 }
                 drop(state);
@@ -396,7 +374,9 @@ impl CachedOrigin {
         late: Option<LateRequest>,
     ) -> Result<T> {
         let allowed = !self.config.stale_if_error.is_zero();
-        if begin_outage(state, &self.stats, self.inner.source_url(), &error, self.config.stale_if_error) && allowed {
+        if begin_outage(&mut state.outage, &self.stats, self.inner.source_url(), &error, self.config.stale_if_error)
+            && allowed
+        {
             self.test_outage();
         }
         let continues = late.is_none_or(|late| self.continue_late(state, late, false));
@@ -440,7 +420,7 @@ impl CachedOrigin {
                 return;
             }
             if !matches!(&late, LateRequest::Name(path) if !is_requested(&*inner, path)) {
-                end_outage(&mut state, &stats, inner.source_url());
+                end_outage(&mut state.outage, &stats, inner.source_url());
             }
             match (late, answer) {
                 (LateRequest::Name(path), Ok(Ok(attr))) => drop(state.names.insert(path, (at, Ok(attr)))),
@@ -542,7 +522,7 @@ impl CachedOrigin {
         let is_served = !page.as_ref().is_err_and(|error| is_unserved(&*self.inner, error, asker.deadline));
         let mut state = self.state.lock();
         if is_served {
-            end_outage(&mut state, &self.stats, self.inner.source_url());
+            end_outage(&mut state.outage, &self.stats, self.inner.source_url());
         }
         complete_request(&mut state.pending_pages, &key, &flight, page.clone());
         if let Ok((_, page)) = &page {
@@ -648,7 +628,7 @@ impl CachedOrigin {
         let mut state = self.state.lock();
         complete_request(&mut state.pending_lookups, &key, &flight, answer.clone());
         if is_served && is_requested(&*self.inner, path) {
-            end_outage(&mut state, &self.stats, self.inner.source_url());
+            end_outage(&mut state.outage, &self.stats, self.inner.source_url());
         }
         // Errors are not cached, but absences are.
         if answer.as_ref().map_or_else(|e| e.kind() == ErrorKind::NotFound, |_| true) {
@@ -717,54 +697,9 @@ impl CachedOrigin {
 /// Deadline of a request in the background.
 const LATE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Notes that the origin did not respond, or refuses everything; logged once per outage. Whether a silence begins.
-fn begin_outage(state: &mut MetadataState, stats: &Stats, url: &str, error: &Error, valid: Duration) -> bool {
-    let refused = is_refusal(error);
-    if let Some(outage) = &mut state.outage {
-        if refused && !std::mem::replace(&mut outage.refused, true) {
-            outage.is_tested = false;
-            stats.metadata.silent_origins.sub(1);
-        }
-        return false;
-    }
-    let now = Instant::now();
-    state.outage =
-        Some(Outage { since: now, last_probe: now, probing: false, is_tested: false, stale_answers: 0, refused });
-    if refused {
-        // The refusal itself is logged for the bucket.
-        let seconds = valid.as_secs();
-        tracing::info!(
-            "{url} is refused: the last known names, attributes and listings stay valid for {seconds} s (--stale-if-error)"
-        );
-        return false;
-    }
-    stats.metadata.silent_origins.add(1);
-    if valid.is_zero() {
-        tracing::warn!("{url} does not respond: {error}");
-    } else {
-        let seconds = valid.as_secs();
-        tracing::warn!(
-            "{url} does not respond: {error}; the last known names, attributes and listings stay valid for {seconds} s \
-             (--stale-if-error)"
-        );
-    }
-    true
-}
-
 /// Whether a lookup of `path` sends a request. The root of a bucket has constant attributes: its lookup proves nothing.
 fn is_requested(inner: &dyn OriginStore, path: &[u8]) -> bool {
     !path.is_empty() || inner.capabilities().modes
-}
-
-/// Notes that the origin responded and serves.
-fn end_outage(state: &mut MetadataState, stats: &Stats, url: &str) {
-    let Some(outage) = state.outage.take() else { return };
-    if !outage.refused {
-        stats.metadata.silent_origins.sub(1);
-    }
-    let seconds = outage.since.elapsed().as_secs_f64();
-    let stale = outage.stale_answers;
-    tracing::info!("{url} responds again after {seconds:.1} s; {stale} answers were stale");
 }
 
 /// A pending request; dropping the guard ends it, whatever the result.

@@ -20,7 +20,7 @@ pub(crate) fn is_unanswered(error: &Error) -> bool {
     matches!(error.kind(), Timeout | Unavailable | Throttled | OriginFailed)
 }
 
-/// Whether an error means that nothing answers, so that other requests would wait in vain too.
+/// Whether an error means that nothing answers, so that other requests would wait until their deadlines.
 pub(crate) fn is_silence(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable)
 }
@@ -28,6 +28,81 @@ pub(crate) fn is_silence(error: &Error) -> bool {
 /// The error of a request that is not sent, because nothing answers.
 pub(crate) fn silence_error(url: &str) -> Error {
     Error::new(ErrorKind::Unavailable, format!("{url} does not respond"))
+}
+
+/// Whether an error means that the origin does not serve this process: it did not respond, failed, or refuses everything. All
+/// others are answers.
+pub(crate) fn is_unserved(origin: &dyn OriginStore, error: &Error, deadline: Instant) -> bool {
+    is_unanswered(error) || (is_refusal(error) && origin.refusal(deadline).is_some())
+}
+
+/// Whether the origin refused the credentials.
+pub(crate) fn is_refusal(error: &Error) -> bool {
+    error.kind() == ErrorKind::PermissionDenied
+}
+
+/// A time in which the origin does not respond, or refuses everything.
+pub(crate) struct Outage {
+    /// The first request without an answer failed.
+    pub since: Instant,
+    pub last_probe: Instant,
+    pub probing: bool,
+    /// Nothing answers: a request for an unknown name would wait until its deadline.
+    pub is_tested: bool,
+    pub stale_answers: u64,
+    /// Whether the origin refuses everything; otherwise it does not respond.
+    pub refused: bool,
+}
+
+/// Notes that the origin did not respond, or refuses everything; logged once per outage. Whether a silence begins.
+pub(crate) fn begin_outage(
+    current: &mut Option<Outage>,
+    stats: &Stats,
+    url: &str,
+    error: &Error,
+    valid: Duration,
+) -> bool {
+    let refused = is_refusal(error);
+    if let Some(outage) = current {
+        if refused && !std::mem::replace(&mut outage.refused, true) {
+            outage.is_tested = false;
+            stats.metadata.silent_origins.sub(1);
+        }
+        return false;
+    }
+    let now = Instant::now();
+    *current =
+        Some(Outage { since: now, last_probe: now, probing: false, is_tested: false, stale_answers: 0, refused });
+    if refused {
+        // The refusal itself is logged for the bucket.
+        let seconds = valid.as_secs();
+        tracing::info!(
+            "{url} is refused: the last known names, attributes and listings stay valid for {seconds} s (--stale-if-error)"
+        );
+        return false;
+    }
+    stats.metadata.silent_origins.add(1);
+    if valid.is_zero() {
+        tracing::warn!("{url} does not respond: {error}");
+    } else {
+        let seconds = valid.as_secs();
+        tracing::warn!(
+            "{url} does not respond: {error}; the last known names, attributes and listings stay valid for {seconds} s \
+             (--stale-if-error)"
+        );
+    }
+    true
+}
+
+/// Notes that the origin responded and serves.
+pub(crate) fn end_outage(current: &mut Option<Outage>, stats: &Stats, url: &str) {
+    let Some(outage) = current.take() else { return };
+    if !outage.refused {
+        stats.metadata.silent_origins.sub(1);
+    }
+    let seconds = outage.since.elapsed().as_secs_f64();
+    let stale = outage.stale_answers;
+    tracing::info!("{url} responds again after {seconds:.1} s; {stale} answers were stale");
 }
 
 /// A time in which the store does not respond.

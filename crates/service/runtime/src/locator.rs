@@ -118,7 +118,7 @@ pub fn locate_path(path: &Path) -> Result<(LocatedPath, AdminPeer), Fault> {
     Ok((located, peer))
 }
 
-/// What is known of a process that can't be queried.
+/// The facts about a process that can't be queried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessAbsence {
     /// It has ended.
@@ -135,7 +135,7 @@ pub enum ProcessAbsence {
 pub struct UnreachableProcess {
     /// The error.
     pub fault: Fault,
-    /// What is known of the process.
+    /// The facts about the process.
     pub absence: ProcessAbsence,
 }
 

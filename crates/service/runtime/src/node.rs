@@ -88,9 +88,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     // Locals are dropped in the reverse order.
     let setup::OpenCache { fresh, store, shared: folder } =
         setup::open_store(&config.cache, config.budget.index_bytes, &pool, &stats)?;
-    for source in &config.sources {
-        setup::warn_of_cache_in_source(source.as_str(), &config.cache);
-    }
+    config.sources.iter().for_each(|source| setup::warn_of_cache_in_source(source.as_str(), &config.cache));
     let marks = settings::compare_with_before(&config, store.is_some())?;
     let tier = MemTier::new(Arc::clone(&pool));
     let shared = CacheContext::new(

@@ -181,6 +181,28 @@ fn files_stay_small() {
     none(broken.collect(), "past 900 lines; look for the seam");
 }
 
+#[test]
+fn programs_of_make_test_end_within_two_minutes() {
+    const LIMIT_SECONDS: u64 = 120;
+    let root = root();
+    let mut broken = Vec::new();
+    for (list, limit) in [("tests/seconds", LIMIT_SECONDS), ("tests/seconds-all", u64::MAX)] {
+        let text = std::fs::read_to_string(root.join(list)).unwrap();
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let mut columns = line.split('\t');
+            let seconds: u64 = columns.next().unwrap_or_default().parse().unwrap();
+            let program = columns.next().unwrap_or_default();
+            if ![".rs", "/main.rs"].iter().any(|ending| root.join(format!("{program}{ending}")).exists()) {
+                broken.push(format!("{list}: {program} does not exist"));
+            }
+            if seconds > limit {
+                broken.push(format!("{list}: {program} takes {seconds} s, more than {limit}"));
+            }
+        }
+    }
+    none(broken, "divide the program, or move its long tests into a module `test_all`");
+}
+
 /// What is wrong with a text below `--help`: a paragraph is one line, which the terminal's width divides, and a command to
 /// copy is never divided.
 fn faults_of_help_text(text: &str) -> Vec<String> {

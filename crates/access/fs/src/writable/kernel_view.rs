@@ -112,7 +112,7 @@ impl BeginWait for BegunWait<'_> {
     }
 }
 
-/// What the kernel has of a file's attributes.
+/// The attributes of a file in the kernel.
 #[derive(Default)]
 pub(super) struct KernelInode {
     /// A length that its file certainly has at least: what it wrote itself, or got stored. Any answer with attributes can lower

@@ -283,11 +283,10 @@ impl NodeTable {
         self.tree.read().nodes.get(&ino).map(|node| node.identity)
     }
 
-    /// What the kernel has of the attributes of a node's file.
+    /// The attributes of a node's file in the kernel.
     pub fn kernel_inode(&self, ino: u64) -> Arc<KernelInode> {
         let mut tree = self.tree.write();
-        let node = tree.nodes.get_mut(&ino);
-        node.map_or_else(Arc::default, |node| Arc::clone(node.kernel_inode.get_or_insert_default()))
+        tree.nodes.get_mut(&ino).map(|node| Arc::clone(node.kernel_inode.get_or_insert_default())).unwrap_or_default()
     }
 
     /// The memory of all nodes but the root, in bytes; at most a tenth too few.

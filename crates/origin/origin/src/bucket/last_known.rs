@@ -125,7 +125,7 @@ impl LastKnown {
         }
     }
 
-    /// This process may have changed what is at a path, or below: the next lookup finds out what is there.
+    /// This process may have changed a path, or names below: the next lookup asks the store.
     pub fn forget(&self, path: &[u8]) {
         let mut state = self.state.lock();
         state.forget_below(path);
@@ -233,7 +233,7 @@ mod tests {
     fn changes_of_this_process_count_at_once_and_older_answers_do_not() {
         let known = LastKnown::new(1000);
         let entries = [b"a", b"b"].map(|name| DirEntry { name: name.to_vec(), attr: found("1").attr });
-        let page = ListPage { entries: entries.into(), next: None };
+        let page = ListPage { entries: entries.into(), next: None, marker: None };
         known.note_page((b"d".to_vec(), None), known.begin(b"d"), &page, |_| true);
         assert_eq!(etag_of(&known, b"d/a").as_deref(), Some("1"));
         let early = known.begin(b"d/a");

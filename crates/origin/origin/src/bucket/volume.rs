@@ -140,7 +140,7 @@ impl BucketFiles {
         })
     }
 
-    /// Whether the store does not respond, so that names lead to what is known of them.
+    /// Whether the store does not respond, so that names have their last known attributes.
     pub fn is_silent(&self) -> bool {
         self.outage.is_silent()
     }
