@@ -134,7 +134,7 @@ fn guest_clients_write_on_when_a_node_dies_and_the_mount_is_another() {
         let script = format!(
             "cd {dir}/{name}; mkdir {name}; cd {name}; exec 5>>open; n=0
             while [ ! -e {dir}/stop ]; do
-                n=$((n+1)); echo line $n >>each; echo line $n >&5; sync open; echo $n >{dir}/{name}.done
+                n=$((n+1)); echo line $n >>each; echo line $n >&5; sync open; echo $n >{dir}/{name}.next; mv {dir}/{name}.next {dir}/{name}.done
                 test \"$(tail -n 1 each)\" = \"line $n\"; test \"$(tail -n 1 open)\" = \"line $n\"
             done
             exec 5>&-; echo ended >{dir}/{name}.end"

@@ -426,14 +426,14 @@ mod test_all {
                     "python3 -m venv venv && venv/bin/pip install -q --no-index --find-links '{wheels}' uv
                      VIRTUAL_ENV=$PWD/venv venv/bin/uv pip install -q --cache-dir cache --no-index --find-links '{wheels}' numpy safetensors
                      venv/bin/python -c \"
-    import numpy
-    from safetensors.numpy import save_file, load_file
-    saved = {{str(n): numpy.random.default_rng(n).standard_normal((300, 100 + n)) for n in range(12)}}
-    for _ in range(2):
-        save_file(saved, 'model.safetensors')
-        loaded = load_file('model.safetensors')
-        assert all(numpy.array_equal(saved[name], loaded[name]) for name in saved)
-    \""
+import numpy
+from safetensors.numpy import save_file, load_file
+saved = {{str(n): numpy.random.default_rng(n).standard_normal((300, 100 + n)) for n in range(12)}}
+for _ in range(2):
+    save_file(saved, 'model.safetensors')
+    loaded = load_file('model.safetensors')
+    assert all(numpy.array_equal(saved[name], loaded[name]) for name in saved)
+\""
                 ),
             );
         }
@@ -441,12 +441,12 @@ mod test_all {
         shell(
             &other.at,
             "venv/bin/python -c \"
-    import numpy
-    from safetensors.numpy import load_file
-    loaded = load_file('model.safetensors')
-    assert all(numpy.array_equal(tensor, numpy.random.default_rng(int(name)).standard_normal((300, 100 + int(name)))) for name, tensor in loaded.items())
-    assert len(loaded) == 12
-    \"",
+import numpy
+from safetensors.numpy import load_file
+loaded = load_file('model.safetensors')
+assert all(numpy.array_equal(tensor, numpy.random.default_rng(int(name)).standard_normal((300, 100 + int(name)))) for name, tensor in loaded.items())
+assert len(loaded) == 12
+\"",
         );
         lone.unmount();
         mount.unmount();
