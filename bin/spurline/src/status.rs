@@ -13,7 +13,7 @@ use spurline_observe::documents::{
     RailStatus, RegistryStatus, STATE_UP,
 };
 use spurline_runtime::locator::{
-    NamedProcess, PROCESS_ANSWER_LIMIT, ProcessAbsence, UnreachableProcess, all_processes, find_process,
+    NamedProcess, PROCESS_ANSWER_LIMIT, ProcessAbsence, all_processes, find_process, is_foreign,
     may_have_processes_of_root,
 };
 use spurline_runtime::{describe_losses, describe_unsent};
@@ -116,11 +116,6 @@ fn print_unanswered(name: &str, absence: Option<ProcessAbsence>, fault: &Fault, 
     if !fault.remedy.is_empty() {
         anstream::println!("  {}", printable(fault.remedy.as_bytes()));
     }
-}
-
-/// Whether the process of a mount belongs to another user.
-fn is_foreign(peer: &Result<AdminPeer, UnreachableProcess>) -> bool {
-    peer.as_ref().is_err_and(|absent| matches!(absent.absence, ProcessAbsence::OfUser(_)))
 }
 
 /// The error where no process of this user runs, with what the user can use.

@@ -317,7 +317,7 @@ pub fn all_processes() -> Result<Vec<NamedProcess>, Fault> {
             all.push((node, Ok(peer)));
         }
     }
-    if all.is_empty() {
+    if all.iter().all(|(_, peer)| is_foreign(peer)) {
         // Without access, there may be processes in this user's directories.
         let dirs = locate::runtime_dirs(rustix::process::geteuid().as_raw()).into_iter();
         let unseen = dirs.filter_map(|dir| Some((std::fs::read_dir(&dir).err()?, dir)));
@@ -325,6 +325,11 @@ pub fn all_processes() -> Result<Vec<NamedProcess>, Fault> {
         all.extend(unseen.next().map(|(error, dir)| (dir.display().to_string(), Err(not_permitted(&dir, &error)))));
     }
     Ok(all)
+}
+
+/// Whether the process of a mount belongs to another user.
+pub fn is_foreign(peer: &Result<AdminPeer, UnreachableProcess>) -> bool {
+    peer.as_ref().is_err_and(|absent| matches!(absent.absence, ProcessAbsence::OfUser(_)))
 }
 
 /// Whether a directory of root's processes exists that this user can't read.
