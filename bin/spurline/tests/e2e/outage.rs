@@ -52,7 +52,7 @@ fn a_cached_data_set_reads_on_while_its_server_is_stopped() {
     assert_same(&tree(&mount.at), &want);
     assert_eq!((mount.count("metadata", "silent_origins"), mount.count("object", "get_ops")), (0, fetched));
     let log = mount.process().log();
-    for once in ["does not respond", "stay valid for 300 s (--stale-if-error)", "responds again after"] {
+    for once in ["does not respond: ", "stay valid for 300 s (--stale-if-error)", "responds again after"] {
         assert_eq!(log.matches(once).count(), 1, "{once:?} in {log}");
     }
     mount.unmount();
