@@ -5,7 +5,8 @@
 //! one after the other cost tens of requests instead of tens of thousands. Concurrent equal requests are sent once.
 
 use crate::store_outage::{
-    Outage, PROBE_LIMIT, PROBE_PAUSE, begin_outage, end_outage, is_silence, is_unanswered, is_unserved, silence_error,
+    Outage, PROBE_LIMIT, PROBE_PAUSE, begin_outage, end_outage, is_unanswered, is_unserved, shows_silence,
+    silence_error,
 };
 use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore, SharedBuckets, forward_to};
 use parking_lot::{Condvar, Mutex};
@@ -336,12 +337,13 @@ impl CachedOrigin {
         let stats = Arc::clone(&self.stats);
         let tests = move || {
             loop {
-                let tested = inner.check(Instant::now() + PROBE_LIMIT);
+                let began = Instant::now();
+                let tested = inner.check(began + PROBE_LIMIT);
                 let Some(shared) = shared.upgrade() else { return };
                 let mut state = shared.lock();
                 let Some(outage) = &mut state.outage else { return };
                 match &tested {
-                    Err(error) if is_silence(error) => outage.is_tested = true,
+                    Err(error) if shows_silence(error, began) => outage.is_tested = true,
                     Err(error) if is_unanswered(error) => {}
                     _ if outage.is_tested => return end_outage(&mut state.outage, &stats, inner.source_url()),
                     _ => return,

@@ -20,9 +20,10 @@ pub(crate) fn is_unanswered(error: &Error) -> bool {
     matches!(error.kind(), Timeout | Unavailable | Throttled | OriginFailed)
 }
 
-/// Whether an error means that nothing answers, so that other requests would wait until their deadlines.
-pub(crate) fn is_silence(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable)
+/// Whether a test that began at `began` shows that nothing answers, so that other requests would wait too. A refused connection
+/// costs a request no time.
+pub(crate) fn shows_silence(error: &Error, began: Instant) -> bool {
+    matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) && began.elapsed() >= KNOWN_PATIENCE
 }
 
 /// The error of a request that is not sent, because nothing answers.
@@ -216,11 +217,12 @@ impl OutageWatch {
 
     /// Sends a test; false when the outage has ended.
     fn probe_fails(&self) -> bool {
-        let probed = self.store.check(Instant::now() + PROBE_LIMIT);
+        let began = Instant::now();
+        let probed = self.store.check(began + PROBE_LIMIT);
         if let Some(error) = probed.as_ref().err().filter(|error| is_unanswered(error)) {
             return match self.outage.lock().as_mut() {
                 Some(outage) => {
-                    outage.is_tested |= is_silence(error);
+                    outage.is_tested |= shows_silence(error, began);
                     true
                 }
                 None => false,
