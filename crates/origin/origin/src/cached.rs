@@ -343,7 +343,7 @@ impl CachedOrigin {
                 let mut state = shared.lock();
                 let Some(outage) = &mut state.outage else { return };
                 match &tested {
-                    Err(error) if shows_silence(error, began) => outage.is_tested = true,
+                    Err(error) if shows_silence(&*inner, error, began) => outage.is_tested = true,
                     Err(error) if is_unanswered(error) => {}
                     _ if outage.is_tested => return end_outage(&mut state.outage, &stats, inner.source_url()),
                     _ => return,

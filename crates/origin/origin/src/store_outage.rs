@@ -20,15 +20,20 @@ pub(crate) fn is_unanswered(error: &Error) -> bool {
     matches!(error.kind(), Timeout | Unavailable | Throttled | OriginFailed)
 }
 
-/// Whether a test that began at `began` shows that nothing answers, so that other requests would wait too. A refused connection
-/// costs a request no time.
-pub(crate) fn shows_silence(error: &Error, began: Instant) -> bool {
-    matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable) && began.elapsed() >= KNOWN_PATIENCE
+/// Whether an error means that nothing answers, so that other requests would be repeated until their deadlines.
+pub(crate) fn is_silence(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unavailable)
+}
+
+/// Whether a test that began at `began` shows that unknown names would wait. A directory that has vanished refuses requests at
+/// once, and serves the first one when it is back.
+pub(crate) fn shows_silence(origin: &dyn OriginStore, error: &Error, began: Instant) -> bool {
+    is_silence(error) && (!origin.capabilities().modes || began.elapsed() >= KNOWN_PATIENCE)
 }
 
 /// The error of a request that is not sent, because nothing answers.
 pub(crate) fn silence_error(url: &str) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("{url} does not respond"))
+    Error::new(ErrorKind::OriginFailed, format!("{url} does not respond"))
 }
 
 /// Whether an error means that the origin does not serve this process: it did not respond, failed, or refuses everything. All
@@ -147,7 +152,7 @@ impl OutageWatch {
     /// that, a request in an outage fails at once.
     ///
     /// # Errors
-    /// Those of the request; `Unavailable` in an outage.
+    /// Those of the request; `OriginFailed` in an outage.
     pub fn answer<T>(
         self: &Arc<Self>,
         known: Option<Result<T>>,
@@ -217,12 +222,11 @@ impl OutageWatch {
 
     /// Sends a test; false when the outage has ended.
     fn probe_fails(&self) -> bool {
-        let began = Instant::now();
-        let probed = self.store.check(began + PROBE_LIMIT);
+        let probed = self.store.check(Instant::now() + PROBE_LIMIT);
         if let Some(error) = probed.as_ref().err().filter(|error| is_unanswered(error)) {
             return match self.outage.lock().as_mut() {
                 Some(outage) => {
-                    outage.is_tested |= shows_silence(error, began);
+                    outage.is_tested |= is_silence(error);
                     true
                 }
                 None => false,

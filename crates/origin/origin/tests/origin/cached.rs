@@ -490,8 +490,8 @@ mod test_all {
         let kind = |path: &[u8], deadline| cached.lookup(path, deadline).unwrap_err().kind();
         while kind(b"f1", Instant::now() + Duration::from_millis(50)) == ErrorKind::Timeout {}
         // None of these deadlines is waited for.
-        assert_eq!(kind(b"f2", far()), ErrorKind::Unavailable);
-        assert_eq!(cached.list(b"", None, 1000, far()).unwrap_err().kind(), ErrorKind::Unavailable);
+        assert_eq!(kind(b"f2", far()), ErrorKind::OriginFailed);
+        assert_eq!(cached.list(b"", None, 1000, far()).unwrap_err().kind(), ErrorKind::OriginFailed);
         cached.lookup(b"f0", far()).unwrap();
         origin.silent.store(false, Ordering::SeqCst);
         while stats.metadata.silent_origins.get() > 0 {
