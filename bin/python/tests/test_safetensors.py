@@ -139,7 +139,7 @@ STORED_SHAPES = [
 
 @pytest.fixture(scope="session")
 def typed_model(source):
-    """The tensors of a file with types that numpy does not have, and of one with a type that nobody knows."""
+    """The tensors of a file with types that numpy lacks, and of a file with an unknown type."""
     tensors = {"waves": numpy.arange(12, dtype=numpy.complex64).reshape(3, 4) * 1j}
     for number, (kind, shape, stored) in enumerate(STORED_SHAPES):
         tensors[f"{kind}-{number}"] = (kind, some_bytes(math.prod(stored)), shape)
