@@ -200,9 +200,7 @@ fn open_files_of_pods_outlive_the_processes_of_their_mount_and_of_the_driver() {
         let inner = Arc::get_mut(&mut rig).unwrap();
         inner.end_driver(if round == 1 { Signal::KILL } else { Signal::TERM });
         inner.start();
-        let connects = "the keeper connects to the restarted driver";
-        let keeper = rig.launched()[0];
-        wait_for(connects, || has_store(keeper, &rig.path("state")));
+        wait_for_store(&rig);
     }
     // A pod that is deleted gets a signal.
     let keeper = rig.launched();
@@ -301,8 +299,8 @@ fn write_beside_ends(rig: &mut Arc<DriverRig>, log: &mut LockedLog) {
                 let inner = Arc::get_mut(rig).unwrap();
                 inner.end_driver(Signal::KILL);
                 inner.start();
-                wait_for("the keeper connects to the restarted driver", || has_store(keeper[0], &rig.path("state")));
-                // The descriptors follow the connection.
+                wait_for_store(rig);
+                // The open files follow.
                 std::thread::sleep(std::time::Duration::from_secs(1));
                 rig.kill_mounts();
             }
@@ -362,14 +360,15 @@ fn writers_of_a_bucket_outlive_the_processes_of_their_mount_and_of_the_driver() 
     assert_eq!(server.open_uploads(), 0);
 }
 
-/// Whether the keeper is connected to a descriptor store below `dir`.
-fn has_store(keeper: i32, dir: &Path) -> bool {
-    let table = std::fs::read_to_string("/proc/net/unix").unwrap();
-    // The accepted end of a connection has the path of the listener; 03 is "connected".
-    let dir = dir.display().to_string();
-    let accepted = table.lines().filter(|line| line.contains(&dir) && line.ends_with("/store"));
-    let is_connected = |line: &str| line.split_whitespace().nth(5) == Some("03");
-    Path::new(&format!("/proc/{keeper}")).exists() && accepted.filter(|line| is_connected(line)).count() == 1
+/// Waits until the keeper has connected to the restarted driver, which then holds the mount's connection to the kernel.
+fn wait_for_store(rig: &DriverRig) {
+    wait_for("the driver holds the mount", || holds_fuse_connection(rig.pid()));
+}
+
+fn holds_fuse_connection(pid: u32) -> bool {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let is_connection = |path: &Path| std::fs::read_link(path).is_ok_and(|target| target == Path::new("/dev/fuse"));
+    files.flatten().any(|file| is_connection(&file.path()))
 }
 
 /// Runs a script with root's rights.
