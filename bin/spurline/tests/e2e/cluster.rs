@@ -167,46 +167,6 @@ fn nodes_that_are_killed_stopped_and_restarted_cost_readers_a_pause_and_no_error
 }
 
 #[test]
-fn a_mount_that_stood_still_for_longer_than_answers_are_waited_for_reads_on() {
-    if !can_mount() {
-        return;
-    }
-    let world = World::new();
-    let texts = texts();
-    texts.iter().enumerate().for_each(|(n, text)| drop(world.file(&format!("source/f{n}"), text)));
-    let source = world.dir("source").to_str().unwrap().to_owned();
-    let nodes: Vec<Node> = (0..2)
-        .map(|n| {
-            let cache = world.dir(&format!("cache-{n}"));
-            world.node_with(&mut world.command(&["node", "--source", &source, "--cache-dir", cache.to_str().unwrap()]))
-        })
-        .collect();
-    let registry = format!("static:{},{}", nodes[0].address, nodes[1].address);
-    let at = world.dir("mnt");
-    let words = ["mount", &source, at.to_str().unwrap(), "--registry", &registry, "--peer-timeout", "4s"];
-    let mount = world.mount_with(&mut world.command(&words));
-    let reads = Reads::of(4);
-    std::thread::scope(|scope| {
-        let _stop = Stop(&reads.stop);
-        for reader in 0..4 {
-            let (at, texts, reads) = (&at, &texts, &reads);
-            scope.spawn(move || {
-                let _stop = Stop(&reads.stop);
-                read_on(at, texts, reader, reads);
-            });
-        }
-        reads.go_on(50);
-        for _ in 0..2 {
-            mount.process().signal(Signal::STOP);
-            std::thread::sleep(Duration::from_secs(6));
-            mount.process().signal(Signal::CONT);
-            reads.go_on(25);
-        }
-    });
-    mount.unmount();
-}
-
-#[test]
 fn a_node_that_joins_takes_its_blocks_from_the_others_and_not_from_the_bucket() {
     if !can_mount() {
         return;
@@ -251,5 +211,55 @@ fn drop_page_cache(mount: &Path, files: usize) {
     for n in 0..files {
         let file = File::open(mount.join(format!("f{n}"))).unwrap();
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    }
+}
+
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn a_mount_that_stood_still_for_longer_than_answers_are_waited_for_reads_on() {
+        if !can_mount() {
+            return;
+        }
+        let world = World::new();
+        let texts = texts();
+        texts.iter().enumerate().for_each(|(n, text)| drop(world.file(&format!("source/f{n}"), text)));
+        let source = world.dir("source").to_str().unwrap().to_owned();
+        let nodes: Vec<Node> = (0..2)
+            .map(|n| {
+                let cache = world.dir(&format!("cache-{n}"));
+                world.node_with(&mut world.command(&[
+                    "node",
+                    "--source",
+                    &source,
+                    "--cache-dir",
+                    cache.to_str().unwrap(),
+                ]))
+            })
+            .collect();
+        let registry = format!("static:{},{}", nodes[0].address, nodes[1].address);
+        let at = world.dir("mnt");
+        let words = ["mount", &source, at.to_str().unwrap(), "--registry", &registry, "--peer-timeout", "4s"];
+        let mount = world.mount_with(&mut world.command(&words));
+        let reads = Reads::of(4);
+        std::thread::scope(|scope| {
+            let _stop = Stop(&reads.stop);
+            for reader in 0..4 {
+                let (at, texts, reads) = (&at, &texts, &reads);
+                scope.spawn(move || {
+                    let _stop = Stop(&reads.stop);
+                    read_on(at, texts, reader, reads);
+                });
+            }
+            reads.go_on(50);
+            for _ in 0..2 {
+                mount.process().signal(Signal::STOP);
+                std::thread::sleep(Duration::from_secs(6));
+                mount.process().signal(Signal::CONT);
+                reads.go_on(25);
+            }
+        });
+        mount.unmount();
     }
 }

@@ -124,37 +124,6 @@ impl Drop for StopOnDrop<'_> {
 }
 
 #[test]
-fn a_registry_that_is_not_there_and_a_name_that_is_taken_are_told_apart() {
-    let world = World::new();
-    let source = world.dir("source");
-    let source = source.to_str().unwrap();
-    let (at, cache) = (world.dir("mnt"), world.dir("cache"));
-    let start = |words: &[&str], registry: &str| -> Output {
-        let mut command = world.command(words);
-        finish(command.args(["--registry", registry, "--cache-group", "g"]))
-    };
-    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let nowhere = format!("coordinator://{gone}");
-    let (_coordinator, address) = coordinator(&world, 0);
-    let registry = format!("coordinator://{address}");
-    let mount = ["mount", source, at.to_str().unwrap()];
-    let node = ["node", "--source", source, "--cache-dir", cache.to_str().unwrap(), "--name", "n"];
-    // Each waits for a while.
-    std::thread::scope(|scope| {
-        scope.spawn(|| refused(&start(&node, &nowhere), 3, &[&gone.to_string()]));
-        if is_root() {
-            scope.spawn(|| refused(&start(&mount, &nowhere), 3, &["group g", &gone.to_string()]));
-            refused(&start(&mount, &registry), 3, &["group g", "lists no node"]);
-        }
-    });
-    let held = world.node(&[source], 0, &["--registry", &registry, "--cache-group", "g", "--name", "n"]);
-    refused(&start(&node, &registry), 2, &["'n'", &held.address, "--name"]);
-    // Invalid arguments.
-    refused(&world.run(&["mount", source, "/mnt", "--cache-group", "g"]), 2, &["--registry"]);
-    refused(&start(&["node", "--source", source, "--name", "a b"], &registry), 2, &["--name 'a b'"]);
-}
-
-#[test]
 fn nodes_of_one_host_without_a_name_are_distinguished_by_their_ports() {
     if !can_mount() {
         return;
@@ -180,4 +149,39 @@ fn nodes_of_one_host_without_a_name_are_distinguished_by_their_ports() {
     ports.sort_unstable();
     assert_eq!(names.iter().map(|name| name.rsplit(':').next().unwrap()).collect::<Vec<_>>(), ports, "{info}");
     mount.unmount();
+}
+
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn a_registry_that_is_not_there_and_a_name_that_is_taken_are_told_apart() {
+        let world = World::new();
+        let source = world.dir("source");
+        let source = source.to_str().unwrap();
+        let (at, cache) = (world.dir("mnt"), world.dir("cache"));
+        let start = |words: &[&str], registry: &str| -> Output {
+            let mut command = world.command(words);
+            finish(command.args(["--registry", registry, "--cache-group", "g"]))
+        };
+        let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let nowhere = format!("coordinator://{gone}");
+        let (_coordinator, address) = coordinator(&world, 0);
+        let registry = format!("coordinator://{address}");
+        let mount = ["mount", source, at.to_str().unwrap()];
+        let node = ["node", "--source", source, "--cache-dir", cache.to_str().unwrap(), "--name", "n"];
+        // Each waits for a while.
+        std::thread::scope(|scope| {
+            scope.spawn(|| refused(&start(&node, &nowhere), 3, &[&gone.to_string()]));
+            if is_root() {
+                scope.spawn(|| refused(&start(&mount, &nowhere), 3, &["group g", &gone.to_string()]));
+                refused(&start(&mount, &registry), 3, &["group g", "lists no node"]);
+            }
+        });
+        let held = world.node(&[source], 0, &["--registry", &registry, "--cache-group", "g", "--name", "n"]);
+        refused(&start(&node, &registry), 2, &["'n'", &held.address, "--name"]);
+        // Invalid arguments.
+        refused(&world.run(&["mount", source, "/mnt", "--cache-group", "g"]), 2, &["--registry"]);
+        refused(&start(&["node", "--source", source, "--name", "a b"], &registry), 2, &["--name 'a b'"]);
+    }
 }

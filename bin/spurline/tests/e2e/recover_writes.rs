@@ -429,11 +429,6 @@ fn fsx_finds_no_wrong_byte_while_processes_of_the_mount_die() {
     fsx_survives(0, &["--no-passthrough"]);
 }
 
-#[test]
-fn fsx_through_nodes_finds_no_wrong_byte_while_processes_of_the_mount_die() {
-    fsx_survives(2, &[]);
-}
-
 /// Appends numbered lines, and syncs each; returns those that were synced. An error of the sync is that of bytes which a node may
 /// have lost.
 fn append_synced(work: &Work, name: String) -> JoinHandle<Vec<u64>> {
@@ -482,4 +477,13 @@ fn what_was_synced_outlives_a_node_and_the_process_of_the_mount() {
     let out = group.world.run(&["umount", at.to_str().unwrap()]);
     assert!(out.status.success(), "{out:?}");
     mount.process_mut().wait();
+}
+
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn fsx_through_nodes_finds_no_wrong_byte_while_processes_of_the_mount_die() {
+        fsx_survives(2, &[]);
+    }
 }

@@ -115,62 +115,6 @@ fn end(mut node: Node) {
 }
 
 #[test]
-fn pinned_folders_stay_over_scans_restarts_and_a_smaller_disk() {
-    let mut group = Group::new();
-    for (folder, files) in [("val", 8), ("train", 40), ("huge", 30)] {
-        group.put(folder, files);
-    }
-    let node = group.node("one", "32M");
-    // What does not fit is refused, with the figures, and nothing is changed.
-    refused(
-        &group.try_to(&["pin", "s3://data/huge"]),
-        1,
-        &["s3://data/huge has 30.0 MiB", "can pin 25.6 MiB", "80 %", "nothing was changed", "--cache-size"],
-    );
-    assert_eq!(group.held("huge"), None);
-    // The rule covers cached and later blocks. A second time changes nothing.
-    group.load("val", &["--include", "f[0-3]"]);
-    let said = group.run(&["pin", "s3://data/val"]);
-    assert!(said.contains("s3://data/val: pinned") && said.contains("4.00 MiB of it held"), "{said}");
-    assert_eq!(group.held("val"), Some(4 << 20));
-    group.load("val", &[]);
-    let before = group.rules();
-    assert_eq!((group.held("val"), group.fetched("val")), (Some(8 << 20), 8));
-    group.run(&["pin", "s3://data/val/"]);
-    assert_eq!(group.rules(), before);
-    group.scan();
-    assert!(node.count("blockcache", "evictions") > 0 && node.count("blockcache", "pinned_bytes") == 8 << 20);
-    // The node and the coordinator start again, each by a kill; and the node's disk is smaller then.
-    group.restart(true);
-    assert_eq!(group.rules()["rules"].as_array().unwrap().len(), 1, "the coordinator's file has them");
-    eventually("the node is in the list again", || group.held("val") == Some(8 << 20));
-    end(node);
-    let mut node = group.node("one", "24M");
-    eventually("the smaller disk", || node.count("blockcache", "used_bytes") <= 24 << 20);
-    group.scan();
-    group.load("val", &[]);
-    assert_eq!((group.fetched("val"), group.held("val")), (8, Some(8 << 20)), "pinned, and each fetched once");
-    let port = node.port();
-    node.process.kill();
-    // Started while the registry is gone it knows the rules still.
-    group.coordinator.kill();
-    let node = group.node_at("one", "24M", port);
-    assert_eq!(node.count("blockcache", "pinned_bytes"), 8 << 20, "{}", node.process.log());
-    // A coordinator that comes back empty is given the rules by the node.
-    group.restart(false);
-    eventually("the rules are given back", || group.held("val") == Some(8 << 20));
-    let said = group.run(&["unpin", "s3://data/val"]);
-    assert!(said.contains("s3://data/val: no rule"), "{said}");
-    assert_eq!((group.held("val"), node.count("blockcache", "pinned_bytes")), (None, 0));
-    refused(&group.try_to(&["unpin", "s3://data/val"]), 1, &["s3://data/val is not pinned in group default"]);
-    // Pinned and loaded by one command; a file is a folder's equal.
-    group.load("train/f1", &["--pin"]);
-    assert_eq!(group.held("train/f1"), Some(1 << 20));
-    refused(&group.try_to(&["load", "--pin", "s3://data/huge", "--source", "s3://data"]), 1, &["can pin 19.2 MiB"]);
-    end(node);
-}
-
-#[test]
 fn what_is_freed_leaves_pinned_blocks_and_takes_old_versions_along() {
     let group = Group::new();
     ["val", "train"].iter().for_each(|folder| group.put(folder, 2));
@@ -255,43 +199,6 @@ fn limited_folders_go_and_nodes_that_join_know_the_rules() {
 }
 
 #[test]
-fn a_load_of_more_than_a_quota_passes_through_it_and_says_what_is_held() {
-    let group = Group::new();
-    (0..3).for_each(|n| drop(group.server.put("data", &format!("big/f{n}"), &bytes(n, 8 * MIB))));
-    let nodes = ["one", "two", "three"].map(|name| group.node(name, "64M"));
-    eventually("all are in the list", || {
-        group.rules()["most_pinned_bytes"].as_u64() == Some(3 * ((64 << 20) / 100 * 80))
-    });
-    // Two blocks for each node, and a file is eight on one of them.
-    group.run(&["limit", "s3://data/big", "--quota", "6M"]);
-    for _ in 0..3 {
-        let said = group.load("big", &[]);
-        assert!(said.contains("SUCCEEDED") && said.contains("3 of 3 done"), "{said}");
-        assert!(
-            said.contains("of s3://data/big 24.0 MiB were loaded and ") && said.contains("at most 6.00 MiB"),
-            "{said}"
-        );
-        eventually("the quota holds", || group.held("big").is_some_and(|held| held > 0 && held <= 6 << 20));
-    }
-    // A second read shows again what was freed.
-    let out = group.try_to(&["load", "s3://data/big", "--source", "s3://data", "--verify", "--json"]);
-    let said: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
-    assert!(out.status.code() == Some(1) && said["state"] == "FAILED", "{said}");
-    assert_eq!((&said["files_done"], said["files_total"].as_u64()), (&said["files_total"], Some(3)), "{said}");
-    let why = said["failed"][0]["reason"].as_str().unwrap();
-    assert!(
-        why.contains("after loading: node ") && why.contains("big is kept by a rule, 6.00 MiB of it at most"),
-        "{why}"
-    );
-    refused(
-        &group.try_to(&["limit", "s3://nosuch/x", "--quota", "1G"]),
-        1,
-        &["s3://nosuch/x: no node serves it; the nodes' sources (--source) are s3://data", "nothing was changed"],
-    );
-    nodes.into_iter().for_each(end);
-}
-
-#[test]
 fn a_rule_holds_for_a_directory_whatever_its_name() {
     let group = Group::new();
     let source = group.world.dir("my data, 100% \u{e9}");
@@ -320,51 +227,152 @@ fn a_rule_holds_for_a_directory_whatever_its_name() {
     end(node);
 }
 
-#[test]
-fn what_can_not_be_a_rule_is_refused_in_plain_words() {
-    let mut group = Group::new();
-    group.put("val", 1);
-    let node = group.node("one", "32M");
-    let run = |words: &[&str]| group.world.run(words);
-    refused(&run(&["pin", "s3://data/val"]), 2, &["none is named", "--registry coordinator://HOST:PORT", "runs alone"]);
-    refused(
-        &run(&["pin", "s3://data/val", "--registry", "static:127.0.0.1:1"]),
-        2,
-        &["static:127.0.0.1:1 lists nodes and keeps nothing", "spurline coordinator"],
-    );
-    refused(&run(&["rules", "--registry", "dns:nodes.example:1"]), 2, &["lists nodes and keeps nothing"]);
-    refused(&group.try_to(&["pin", "s4://data/val"]), 2, &["unknown scheme 's4'"]);
-    refused(&group.try_to(&["pin", "s3://data/vel"]), 1, &["s3://data/vel", "name a folder or file that is there"]);
-    refused(&group.try_to(&["pin", "s3://other"]), 1, &["no node serves it", "s3://data"]);
-    refused(&group.try_to(&["limit", "s3://data/val"]), 2, &["--ttl TIME or --quota SIZE"]);
-    refused(&group.try_to(&["limit", "s3://data/val", "--ttl", "soon"]), 2, &["'soon' is not a duration"]);
-    refused(&group.try_to(&["limit", "s3://data/val", "--ttl", "0s"]), 2, &["would keep nothing"]);
-    refused(&group.try_to(&["limit", "s3://data/val", "--quota", "much"]), 2, &["much"]);
-    let token = group.world.file("token", b"a secret of thirty-two characters\n");
-    let token = token.to_str().unwrap();
-    refused(&group.try_to(&["rules", "--group-token-file", token]), 3, &["group default", "token"]);
-    // Interrupted while it counts, nothing is changed.
-    group.proxy.forget_requests();
-    group.proxy.set_latency(std::time::Duration::from_secs(2));
-    let mut command = group.world.command(&["pin", "s3://data/val", "--registry", &group.registry]);
-    let mut pin = Process::start(&mut command, &group.world.log_path("pin"));
-    eventually("it counts", || !group.proxy.requests().is_empty());
-    pin.signal(Signal::INT);
-    assert_eq!(pin.wait().code(), Some(1), "{}", pin.log());
-    assert!(pin.log().contains("interrupted") && pin.log().contains("nothing was changed"), "{}", pin.log());
-    group.proxy.clear_faults();
-    group.proxy.set_latency(std::time::Duration::ZERO);
-    assert_eq!(group.held("val"), None);
-    // A node that does not answer learns of it later; a registry that is gone is an error.
-    node.process.signal(Signal::STOP);
-    let out = group.try_to(&["limit", "s3://data/val", "--ttl", "1d"]);
-    node.process.signal(Signal::CONT);
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success() && said.contains("node one does not answer"), "{out:?}");
-    eventually("the rule on the node", || {
-        group.held("val").is_some() && node.process.log().contains("folder rules: 1")
-    });
-    group.coordinator.kill();
-    refused(&group.try_to(&["rules"]), 3, &["group default", "start the registry"]);
-    end(node);
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn a_load_of_more_than_a_quota_passes_through_it_and_says_what_is_held() {
+        let group = Group::new();
+        (0..3).for_each(|n| drop(group.server.put("data", &format!("big/f{n}"), &bytes(n, 8 * MIB))));
+        let nodes = ["one", "two", "three"].map(|name| group.node(name, "64M"));
+        eventually("all are in the list", || {
+            group.rules()["most_pinned_bytes"].as_u64() == Some(3 * ((64 << 20) / 100 * 80))
+        });
+        // Two blocks for each node, and a file is eight on one of them.
+        group.run(&["limit", "s3://data/big", "--quota", "6M"]);
+        for _ in 0..3 {
+            let said = group.load("big", &[]);
+            assert!(said.contains("SUCCEEDED") && said.contains("3 of 3 done"), "{said}");
+            assert!(
+                said.contains("of s3://data/big 24.0 MiB were loaded and ") && said.contains("at most 6.00 MiB"),
+                "{said}"
+            );
+            eventually("the quota holds", || group.held("big").is_some_and(|held| held > 0 && held <= 6 << 20));
+        }
+        // A second read shows again what was freed.
+        let out = group.try_to(&["load", "s3://data/big", "--source", "s3://data", "--verify", "--json"]);
+        let said: Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {out:?}"));
+        assert!(out.status.code() == Some(1) && said["state"] == "FAILED", "{said}");
+        assert_eq!((&said["files_done"], said["files_total"].as_u64()), (&said["files_total"], Some(3)), "{said}");
+        let why = said["failed"][0]["reason"].as_str().unwrap();
+        assert!(
+            why.contains("after loading: node ") && why.contains("big is kept by a rule, 6.00 MiB of it at most"),
+            "{why}"
+        );
+        refused(
+            &group.try_to(&["limit", "s3://nosuch/x", "--quota", "1G"]),
+            1,
+            &["s3://nosuch/x: no node serves it; the nodes' sources (--source) are s3://data", "nothing was changed"],
+        );
+        nodes.into_iter().for_each(end);
+    }
+
+    #[test]
+    fn pinned_folders_stay_over_scans_restarts_and_a_smaller_disk() {
+        let mut group = Group::new();
+        for (folder, files) in [("val", 8), ("train", 40), ("huge", 30)] {
+            group.put(folder, files);
+        }
+        let node = group.node("one", "32M");
+        // What does not fit is refused, with the figures, and nothing is changed.
+        refused(
+            &group.try_to(&["pin", "s3://data/huge"]),
+            1,
+            &["s3://data/huge has 30.0 MiB", "can pin 25.6 MiB", "80 %", "nothing was changed", "--cache-size"],
+        );
+        assert_eq!(group.held("huge"), None);
+        // The rule covers cached and later blocks. A second time changes nothing.
+        group.load("val", &["--include", "f[0-3]"]);
+        let said = group.run(&["pin", "s3://data/val"]);
+        assert!(said.contains("s3://data/val: pinned") && said.contains("4.00 MiB of it held"), "{said}");
+        assert_eq!(group.held("val"), Some(4 << 20));
+        group.load("val", &[]);
+        let before = group.rules();
+        assert_eq!((group.held("val"), group.fetched("val")), (Some(8 << 20), 8));
+        group.run(&["pin", "s3://data/val/"]);
+        assert_eq!(group.rules(), before);
+        group.scan();
+        assert!(node.count("blockcache", "evictions") > 0 && node.count("blockcache", "pinned_bytes") == 8 << 20);
+        // The node and the coordinator start again, each by a kill; and the node's disk is smaller then.
+        group.restart(true);
+        assert_eq!(group.rules()["rules"].as_array().unwrap().len(), 1, "the coordinator's file has them");
+        eventually("the node is in the list again", || group.held("val") == Some(8 << 20));
+        end(node);
+        let mut node = group.node("one", "24M");
+        eventually("the smaller disk", || node.count("blockcache", "used_bytes") <= 24 << 20);
+        group.scan();
+        group.load("val", &[]);
+        assert_eq!((group.fetched("val"), group.held("val")), (8, Some(8 << 20)), "pinned, and each fetched once");
+        let port = node.port();
+        node.process.kill();
+        // Started while the registry is gone it knows the rules still.
+        group.coordinator.kill();
+        let node = group.node_at("one", "24M", port);
+        assert_eq!(node.count("blockcache", "pinned_bytes"), 8 << 20, "{}", node.process.log());
+        // A coordinator that comes back empty is given the rules by the node.
+        group.restart(false);
+        eventually("the rules are given back", || group.held("val") == Some(8 << 20));
+        let said = group.run(&["unpin", "s3://data/val"]);
+        assert!(said.contains("s3://data/val: no rule"), "{said}");
+        assert_eq!((group.held("val"), node.count("blockcache", "pinned_bytes")), (None, 0));
+        refused(&group.try_to(&["unpin", "s3://data/val"]), 1, &["s3://data/val is not pinned in group default"]);
+        // Pinned and loaded by one command; a file is a folder's equal.
+        group.load("train/f1", &["--pin"]);
+        assert_eq!(group.held("train/f1"), Some(1 << 20));
+        refused(&group.try_to(&["load", "--pin", "s3://data/huge", "--source", "s3://data"]), 1, &["can pin 19.2 MiB"]);
+        end(node);
+    }
+
+    #[test]
+    fn what_can_not_be_a_rule_is_refused_in_plain_words() {
+        let mut group = Group::new();
+        group.put("val", 1);
+        let node = group.node("one", "32M");
+        let run = |words: &[&str]| group.world.run(words);
+        refused(
+            &run(&["pin", "s3://data/val"]),
+            2,
+            &["none is named", "--registry coordinator://HOST:PORT", "runs alone"],
+        );
+        refused(
+            &run(&["pin", "s3://data/val", "--registry", "static:127.0.0.1:1"]),
+            2,
+            &["static:127.0.0.1:1 lists nodes and keeps nothing", "spurline coordinator"],
+        );
+        refused(&run(&["rules", "--registry", "dns:nodes.example:1"]), 2, &["lists nodes and keeps nothing"]);
+        refused(&group.try_to(&["pin", "s4://data/val"]), 2, &["unknown scheme 's4'"]);
+        refused(&group.try_to(&["pin", "s3://data/vel"]), 1, &["s3://data/vel", "name a folder or file that is there"]);
+        refused(&group.try_to(&["pin", "s3://other"]), 1, &["no node serves it", "s3://data"]);
+        refused(&group.try_to(&["limit", "s3://data/val"]), 2, &["--ttl TIME or --quota SIZE"]);
+        refused(&group.try_to(&["limit", "s3://data/val", "--ttl", "soon"]), 2, &["'soon' is not a duration"]);
+        refused(&group.try_to(&["limit", "s3://data/val", "--ttl", "0s"]), 2, &["would keep nothing"]);
+        refused(&group.try_to(&["limit", "s3://data/val", "--quota", "much"]), 2, &["much"]);
+        let token = group.world.file("token", b"a secret of thirty-two characters\n");
+        let token = token.to_str().unwrap();
+        refused(&group.try_to(&["rules", "--group-token-file", token]), 3, &["group default", "token"]);
+        // Interrupted while it counts, nothing is changed.
+        group.proxy.forget_requests();
+        group.proxy.set_latency(std::time::Duration::from_secs(2));
+        let mut command = group.world.command(&["pin", "s3://data/val", "--registry", &group.registry]);
+        let mut pin = Process::start(&mut command, &group.world.log_path("pin"));
+        eventually("it counts", || !group.proxy.requests().is_empty());
+        pin.signal(Signal::INT);
+        assert_eq!(pin.wait().code(), Some(1), "{}", pin.log());
+        assert!(pin.log().contains("interrupted") && pin.log().contains("nothing was changed"), "{}", pin.log());
+        group.proxy.clear_faults();
+        group.proxy.set_latency(std::time::Duration::ZERO);
+        assert_eq!(group.held("val"), None);
+        // A node that does not answer learns of it later; a registry that is gone is an error.
+        node.process.signal(Signal::STOP);
+        let out = group.try_to(&["limit", "s3://data/val", "--ttl", "1d"]);
+        node.process.signal(Signal::CONT);
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success() && said.contains("node one does not answer"), "{out:?}");
+        eventually("the rule on the node", || {
+            group.held("val").is_some() && node.process.log().contains("folder rules: 1")
+        });
+        group.coordinator.kill();
+        refused(&group.try_to(&["rules"]), 3, &["group default", "start the registry"]);
+        end(node);
+    }
 }

@@ -121,68 +121,6 @@ fn differences(from: &Path, to: &Path) -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
-#[test]
-fn archives_and_copies_arrive_whole() {
-    if !has("rsync") || !has("tar") {
-        return;
-    }
-    on_every_way(|group, mount| {
-        let (tree, archive, back) = (group.world.path("tree"), group.world.path("tree.tar"), group.world.path("back"));
-        make_tree(&tree, 300);
-        let (tree_text, archive, back_text) = (tree.display(), archive.display(), back.display());
-        shell(
-            &mount.at,
-            &format!("tar -C '{tree_text}' -cf '{archive}' . && mkdir untarred && cd untarred && tar -xpf '{archive}'"),
-        );
-        shell(&mount.path("untarred"), &format!("tar -df '{archive}'"));
-        assert_eq!(differences(&tree, &mount.path("untarred")), "");
-        // There, back, and once more over files that exist.
-        shell(&mount.at, &format!("rsync -aHAX '{tree_text}/' copied/ && rsync -aHAX copied/ '{back_text}/'"));
-        assert_eq!(differences(&tree, &mount.path("copied")), "");
-        assert_eq!(differences(&tree, &back), "");
-        shell(&tree, "printf more >> 'd1/e1/file 1 x' && rm d2/link && mv d3 d3new");
-        shell(&mount.at, &format!("rsync -aHAX --delete --inplace '{tree_text}/' copied/"));
-        assert_eq!(differences(&tree, &mount.path("copied")), "");
-        assert_eq!(differences(&tree, &group.source.join("copied")), "");
-        shell(&tree, "printf appended >> 'd1/e1/file 1 x'");
-        shell(&mount.at, &format!("rsync -aHAX --append-verify '{tree_text}/' copied/"));
-        assert_eq!(differences(&tree, &mount.path("copied")), "");
-        if has("cpio") {
-            let list = format!("cd '{tree_text}' && find . -depth -print0");
-            shell(&mount.at, &format!("mkdir passed && ({list} | cpio -0pdm --quiet '{}/passed')", mount.at.display()));
-            // cpio sets neither the times of links nor those of the folder that it copies into.
-            let left = differences(&tree, &mount.path("passed"));
-            let unset = |line: &str| line == ".d..t...... ./" || line.starts_with(".L..t...... ");
-            assert!(left.lines().all(unset), "{left}");
-        }
-        shell(&mount.at, "cp -a copied again && rm -r copied untarred && mv again copied");
-        assert_eq!(differences(&tree, &mount.path("copied")), "");
-        mount.unmount();
-    });
-}
-
-/// `SPURLINE_TEST_TREE_FILES` asks for another number of files.
-#[test]
-fn a_large_source_tree_is_unpacked_whole() {
-    if !has("rsync") || !has("tar") {
-        return;
-    }
-    let files = std::env::var("SPURLINE_TEST_TREE_FILES").ok().and_then(|files| files.parse().ok()).unwrap_or(4000);
-    for (nodes, way) in [(0, WAYS[0]), (0, WAYS[1]), (2, WAYS[0])] {
-        let Some(group) = Group::start(nodes) else { return };
-        let mount = group.mount("mnt", 0, way);
-        let (tree, archive) = (group.world.path("tree"), group.world.path("tree.tar"));
-        make_tree(&tree, files);
-        shell(&group.world.path(""), "tar -C tree -cf tree.tar .");
-        let start = Instant::now();
-        shell(&mount.at, &format!("tar -xpf '{}'", archive.display()));
-        println!("{nodes} nodes {way:?}: {files} files unpacked in {:.1?}", start.elapsed());
-        assert_eq!(differences(&tree, &group.source), "");
-        shell(&mount.at, &format!("tar -df '{}'", archive.display()));
-        mount.unmount();
-    }
-}
-
 /// The calls of torch.distributed.checkpoint: each rank writes one file in sequence and syncs it; then the metadata comes under
 /// its name by a rename. Another mount loads it.
 #[test]
@@ -410,6 +348,74 @@ fn data_libraries_store_on_a_mount() {
 
 mod test_all {
     use super::*;
+
+    #[test]
+    fn archives_and_copies_arrive_whole() {
+        if !has("rsync") || !has("tar") {
+            return;
+        }
+        on_every_way(|group, mount| {
+            let (tree, archive, back) =
+                (group.world.path("tree"), group.world.path("tree.tar"), group.world.path("back"));
+            make_tree(&tree, 300);
+            let (tree_text, archive, back_text) = (tree.display(), archive.display(), back.display());
+            shell(
+                &mount.at,
+                &format!(
+                    "tar -C '{tree_text}' -cf '{archive}' . && mkdir untarred && cd untarred && tar -xpf '{archive}'"
+                ),
+            );
+            shell(&mount.path("untarred"), &format!("tar -df '{archive}'"));
+            assert_eq!(differences(&tree, &mount.path("untarred")), "");
+            // There, back, and once more over files that exist.
+            shell(&mount.at, &format!("rsync -aHAX '{tree_text}/' copied/ && rsync -aHAX copied/ '{back_text}/'"));
+            assert_eq!(differences(&tree, &mount.path("copied")), "");
+            assert_eq!(differences(&tree, &back), "");
+            shell(&tree, "printf more >> 'd1/e1/file 1 x' && rm d2/link && mv d3 d3new");
+            shell(&mount.at, &format!("rsync -aHAX --delete --inplace '{tree_text}/' copied/"));
+            assert_eq!(differences(&tree, &mount.path("copied")), "");
+            assert_eq!(differences(&tree, &group.source.join("copied")), "");
+            shell(&tree, "printf appended >> 'd1/e1/file 1 x'");
+            shell(&mount.at, &format!("rsync -aHAX --append-verify '{tree_text}/' copied/"));
+            assert_eq!(differences(&tree, &mount.path("copied")), "");
+            if has("cpio") {
+                let list = format!("cd '{tree_text}' && find . -depth -print0");
+                shell(
+                    &mount.at,
+                    &format!("mkdir passed && ({list} | cpio -0pdm --quiet '{}/passed')", mount.at.display()),
+                );
+                // cpio sets neither the times of links nor those of the folder that it copies into.
+                let left = differences(&tree, &mount.path("passed"));
+                let unset = |line: &str| line == ".d..t...... ./" || line.starts_with(".L..t...... ");
+                assert!(left.lines().all(unset), "{left}");
+            }
+            shell(&mount.at, "cp -a copied again && rm -r copied untarred && mv again copied");
+            assert_eq!(differences(&tree, &mount.path("copied")), "");
+            mount.unmount();
+        });
+    }
+
+    /// `SPURLINE_TEST_TREE_FILES` asks for another number of files.
+    #[test]
+    fn a_large_source_tree_is_unpacked_whole() {
+        if !has("rsync") || !has("tar") {
+            return;
+        }
+        let files = std::env::var("SPURLINE_TEST_TREE_FILES").ok().and_then(|files| files.parse().ok()).unwrap_or(4000);
+        for (nodes, way) in [(0, WAYS[0]), (0, WAYS[1]), (2, WAYS[0])] {
+            let Some(group) = Group::start(nodes) else { return };
+            let mount = group.mount("mnt", 0, way);
+            let (tree, archive) = (group.world.path("tree"), group.world.path("tree.tar"));
+            make_tree(&tree, files);
+            shell(&group.world.path(""), "tar -C tree -cf tree.tar .");
+            let start = Instant::now();
+            shell(&mount.at, &format!("tar -xpf '{}'", archive.display()));
+            println!("{nodes} nodes {way:?}: {files} files unpacked in {:.1?}", start.elapsed());
+            assert_eq!(differences(&tree, &group.source), "");
+            shell(&mount.at, &format!("tar -df '{}'", archive.display()));
+            mount.unmount();
+        }
+    }
 
     #[test]
     fn python_packages_and_tensors_live_on_a_mount() {

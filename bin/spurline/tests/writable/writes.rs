@@ -239,46 +239,6 @@ fn changes_are_made_as_their_callers_or_as_one_user() {
     }
 }
 
-#[test]
-fn a_source_that_cannot_be_written_is_refused_with_the_reason() {
-    if !can_mount() {
-        return;
-    }
-    let world = World::new();
-    let (source, at) = (world.dir("source"), world.dir("mnt"));
-    let (source, at) = (source.to_str().unwrap(), at.to_str().unwrap());
-    let mount = |more: &[&str]| world.run(&[&["mount", source, at, "--cache-size", "0"], more].concat());
-    refused(&mount(&["--rw", "--registry", "static:127.0.0.1:1"]), 3, &["connection refused"]);
-    refused(&mount(&["--rw", "--read-only"]), 2, &["not both"]);
-    refused(&mount(&["-o", "ro,rw"]), 2, &["not both"]);
-    refused(&mount(&["--squash", "1:1"]), 2, &["--rw"]);
-    refused(&mount(&["--rw", "--squash", "me"]), 2, &["UID:GID"]);
-    refused(&mount(&["--rw", "--uid", "7"]), 2, &["--uid"]);
-    refused(
-        &world.run(&["mount", "gs://bucket", at, "--rw"]),
-        2,
-        &["gs://bucket", "neither a directory nor an S3 bucket"],
-    );
-    let through_nodes = ["mount", "s3://bucket", at, "--rw", "--registry", "static:127.0.0.1:1", "--last-writer-wins"];
-    refused(&world.run(&through_nodes), 2, &["--last-writer-wins", "give them to the nodes"]);
-    refused(&mount(&["--last-writer-wins"]), 2, &["--last-writer-wins", "give --rw too"]);
-    let read_only = TmpFs::mount(&world.dir("small"), "ro");
-    let out = world.run(&["mount", read_only.0.to_str().unwrap(), at, "--rw", "--cache-size", "0"]);
-    refused(&out, 3, &["read-only", "remount,rw", "--rw out"]);
-    let node = |more: &[&str]| world.run(&[&["node", "--cache-size", "0", "--source"], more].concat());
-    refused(&node(&[read_only.0.to_str().unwrap(), "--writable"]), 3, &["read-only", "remount,rw", "--writable out"]);
-    let reader = world.node(&[source], 0, &[]);
-    let registry = format!("static:{}", reader.address);
-    refused(&mount(&["--rw", "--registry", &registry]), 3, &["takes no changes", "start it with --writable"]);
-    // A source that is not there is reported once, and a file is no source.
-    let missing = world.path("missing");
-    let said = refused(&world.run(&["mount", missing.to_str().unwrap(), at, "--rw"]), 3, &["create it"]);
-    assert_eq!(said.matches("can't be opened").count(), 1, "{said}");
-    let file = world.file("file", b"x");
-    refused(&world.run(&["mount", file.to_str().unwrap(), at, "--rw"]), 2, &["give a directory"]);
-    refused(&node(&[file.to_str().unwrap()]), 2, &["give a directory"]);
-}
-
 /// Reads go to the source's files, so that such mounts share the default directory, or none.
 #[test]
 fn a_lone_writable_mount_has_no_block_cache() {
@@ -431,5 +391,54 @@ fn writes_are_seen_in_the_access_log_in_stats_and_in_status() {
             assert!(node.count("writes", "served_bytes") >= 5000 && node.count("writes", "served_ops") > 3);
         }
         mount.unmount();
+    }
+}
+
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn a_source_that_cannot_be_written_is_refused_with_the_reason() {
+        if !can_mount() {
+            return;
+        }
+        let world = World::new();
+        let (source, at) = (world.dir("source"), world.dir("mnt"));
+        let (source, at) = (source.to_str().unwrap(), at.to_str().unwrap());
+        let mount = |more: &[&str]| world.run(&[&["mount", source, at, "--cache-size", "0"], more].concat());
+        refused(&mount(&["--rw", "--registry", "static:127.0.0.1:1"]), 3, &["connection refused"]);
+        refused(&mount(&["--rw", "--read-only"]), 2, &["not both"]);
+        refused(&mount(&["-o", "ro,rw"]), 2, &["not both"]);
+        refused(&mount(&["--squash", "1:1"]), 2, &["--rw"]);
+        refused(&mount(&["--rw", "--squash", "me"]), 2, &["UID:GID"]);
+        refused(&mount(&["--rw", "--uid", "7"]), 2, &["--uid"]);
+        refused(
+            &world.run(&["mount", "gs://bucket", at, "--rw"]),
+            2,
+            &["gs://bucket", "neither a directory nor an S3 bucket"],
+        );
+        let through_nodes =
+            ["mount", "s3://bucket", at, "--rw", "--registry", "static:127.0.0.1:1", "--last-writer-wins"];
+        refused(&world.run(&through_nodes), 2, &["--last-writer-wins", "give them to the nodes"]);
+        refused(&mount(&["--last-writer-wins"]), 2, &["--last-writer-wins", "give --rw too"]);
+        let read_only = TmpFs::mount(&world.dir("small"), "ro");
+        let out = world.run(&["mount", read_only.0.to_str().unwrap(), at, "--rw", "--cache-size", "0"]);
+        refused(&out, 3, &["read-only", "remount,rw", "--rw out"]);
+        let node = |more: &[&str]| world.run(&[&["node", "--cache-size", "0", "--source"], more].concat());
+        refused(
+            &node(&[read_only.0.to_str().unwrap(), "--writable"]),
+            3,
+            &["read-only", "remount,rw", "--writable out"],
+        );
+        let reader = world.node(&[source], 0, &[]);
+        let registry = format!("static:{}", reader.address);
+        refused(&mount(&["--rw", "--registry", &registry]), 3, &["takes no changes", "start it with --writable"]);
+        // A source that is not there is reported once, and a file is no source.
+        let missing = world.path("missing");
+        let said = refused(&world.run(&["mount", missing.to_str().unwrap(), at, "--rw"]), 3, &["create it"]);
+        assert_eq!(said.matches("can't be opened").count(), 1, "{said}");
+        let file = world.file("file", b"x");
+        refused(&world.run(&["mount", file.to_str().unwrap(), at, "--rw"]), 2, &["give a directory"]);
+        refused(&node(&[file.to_str().unwrap()]), 2, &["give a directory"]);
     }
 }
