@@ -188,6 +188,11 @@ impl ProcessAnswer {
                 "  origin: does not respond; last known names and attributes served so far: {stale} (--stale-if-error)"
             );
         }
+        let waiting = stats.fuse.waiting_ops.get();
+        if waiting > 0 {
+            let seconds = stats.fuse.longest_wait_seconds.get();
+            anstream::println!("  waiting: {waiting} requests of programs have no answer, the longest for {seconds} s");
+        }
         if stats.metadata.etagless_buckets.get() > 0 {
             print_fact("versions", "of size and time in whole seconds, since the store's listings have no ETags");
         }

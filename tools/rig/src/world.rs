@@ -390,6 +390,12 @@ pub fn send(pid: u32, signal: rustix::process::Signal) {
     }
 }
 
+/// Waits until a program has a request to a mount that is not answered.
+pub fn wait_for_request(program: &Child) {
+    let place = format!("/proc/{}/wchan", program.id());
+    eventually("a request without an answer", || fs::read_to_string(&place).unwrap() == "request_wait_answer");
+}
+
 /// The counters of the process behind `target`.
 pub fn stats(runtime: &Path, target: &OsStr) -> Value {
     let mut command = spurline(runtime);

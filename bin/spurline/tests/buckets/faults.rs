@@ -231,4 +231,10 @@ pub fn read_on_without_store(mount: &Mount, stop: impl FnOnce()) {
         let unseen = File::open(at("d/unseen")).unwrap_err();
         assert!(unseen.kind() != std::io::ErrorKind::NotFound, "{unseen}");
     }
+    for changed in
+        [fs::create_dir(at("d/made")), fs::remove_file(at("d/kept")), fs::rename(at("d/old"), at("d/renamed"))]
+    {
+        assert_eq!(changed.unwrap_err().raw_os_error(), Some(libc::EIO));
+    }
+    check(&wanted, &["kept", "new", "old", "sub"]);
 }

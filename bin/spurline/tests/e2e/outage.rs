@@ -1,11 +1,13 @@
 //! An origin that is stopped, or refuses the credentials: what is cached reads on.
 
 use spurline_rig::world::*;
-use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
+use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// Beyond the cache times of the mount.
 const PAST_THE_CACHES: Duration = Duration::from_millis(1200);
@@ -166,5 +168,77 @@ fn nodes_gateways_and_writable_mounts_say_that_the_store_refuses_the_credentials
     }
     fs::write(mount.path("new"), b"text").unwrap();
     reader.unmount();
+    mount.unmount();
+}
+
+/// Starts `program` on a path of a mount, and waits until it waits for the mount.
+fn start_waiting(program: &[&str], path: &Path) -> Child {
+    let mut command = Command::new(program[0]);
+    let child = command.args(&program[1..]).arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_for_request(&child);
+    child
+}
+
+/// Programs that wait for a mount whose requests have no answer end by a signal; `status` counts their requests.
+fn signals_end_programs(world: &World, mount: &Mount) {
+    let programs = [(&["stat"][..], "none"), (&["ls"], "train"), (&["cat"], "train/0.bin")];
+    let began = Instant::now();
+    for (program, path) in programs {
+        let mut waiting = start_waiting(program, &mount.path(path));
+        send(waiting.id(), rustix::process::Signal::KILL);
+        waiting.wait().unwrap();
+        let mut timed = Command::new("timeout");
+        let timed = timed.arg("1").args(program).arg(mount.path(path)).stdout(Stdio::null()).stderr(Stdio::null());
+        assert_eq!(timed.status().unwrap().code(), Some(124), "{program:?}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(50), "they have waited for their answers");
+    let mut waiting = start_waiting(&["stat"], &mount.path("absent"));
+    eventually("status counts it", || status_of(world, mount.at.to_str().unwrap()).1.contains("waiting: 1 request"));
+    send(waiting.id(), rustix::process::Signal::KILL);
+    waiting.wait().unwrap();
+}
+
+#[test]
+fn signals_end_programs_that_wait_for_a_silent_store() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("data");
+    for n in 0..3u64 {
+        server.put("data", &format!("train/{n}.bin"), &bytes(n, 30_000));
+    }
+    let proxy = ChaosProxy::start(server.address()).unwrap();
+    let endpoint = proxy.endpoint();
+    // Without known answers, each program waits until --origin-timeout.
+    for io in ["dev", "uring"] {
+        let mount = world.mount("s3://data", &["--endpoint-url", &endpoint, "--fuse-io", io, "--stale-if-error", "0s"]);
+        assert_eq!(fs::read_dir(mount.path("train")).unwrap().count(), 3);
+        proxy.inject(ProxyFault::Stall, u32::MAX);
+        signals_end_programs(&world, &mount);
+        proxy.clear_faults();
+        assert_eq!(mount.read("train/2.bin"), bytes(2, 30_000));
+        mount.unmount();
+    }
+}
+
+#[test]
+fn signals_end_programs_that_wait_for_a_stopped_node() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    for n in 0..3 {
+        world.file(&format!("source/train/{n}.bin"), &bytes(n, 30_000));
+    }
+    let source = world.path("source").to_str().unwrap().to_owned();
+    let node = world.node(&[&source], 0, &[]);
+    let mount = world.consumer(&source, &node.address, &[]);
+    assert_eq!(fs::read_dir(mount.path("train")).unwrap().count(), 3);
+    node.process.signal(rustix::process::Signal::STOP);
+    signals_end_programs(&world, &mount);
+    node.process.signal(rustix::process::Signal::CONT);
+    assert_eq!(mount.read("train/2.bin"), bytes(2, 30_000));
     mount.unmount();
 }

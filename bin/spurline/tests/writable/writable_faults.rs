@@ -6,9 +6,10 @@ use spurline_rig::lan::Lan;
 use spurline_rig::world::*;
 use spurline_rig::writable_group::{Group, draw, has};
 use std::fs::{self, File, OpenOptions};
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -232,5 +233,63 @@ fn a_source_that_fills_up_loses_nothing_that_was_synced() {
         drop(file);
         check(synced + 6);
         mount.unmount();
+    }
+}
+
+/// Changes end as well, and are made once or not at all. A process that waits in execve(2), whose files the kernel closes, holds up no
+/// other: the kernel gives some of its files in /proc only after that.
+#[test]
+fn signals_end_programs_that_change_files_while_their_node_is_stopped() {
+    let Some(group) = Group::start(1) else { return };
+    for transport in ["dev", "uring"] {
+        let mount = group.mount(transport, 0, &["--fuse-io", transport]);
+        let at = mount.at.to_str().unwrap();
+        for name in ["old", "gone", "kept"] {
+            fs::write(mount.path(name), name).unwrap();
+        }
+        let start = |program: &str, script: &str| {
+            let mut command = Command::new(program);
+            command.args(["-c", script, at]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+            command.spawn().unwrap()
+        };
+        let go_on = |program: &mut Child| program.stdin.take().unwrap().write_all(b"\n").unwrap();
+        let opened = |program: &mut Child| program.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let starts_another = "import subprocess, sys; f = open(sys.argv[1] + '/held', 'w'); print(flush=True)\n\
+             sys.stdin.readline(); f.write('x'); f.flush(); subprocess.run(['true'], close_fds=False)";
+        let mut starter = start("python3", starts_another);
+        let mut writer = start("bash", "exec 3>>\"$0/kept\"; echo; read; echo line >&3");
+        opened(&mut starter);
+        opened(&mut writer);
+        group.nodes[0].process.signal(Signal::STOP);
+        go_on(&mut starter);
+        let children = format!("/proc/{0}/task/{0}/children", starter.id());
+        eventually("it starts a program", || !fs::read_to_string(&children).unwrap().is_empty());
+        let child: u32 = fs::read_to_string(&children).unwrap().trim().parse().unwrap();
+        go_on(&mut writer);
+        let end = |mut program: Child| {
+            wait_for_request(&program);
+            program.kill().unwrap();
+            program.wait().unwrap();
+        };
+        end(writer);
+        // One by one: the kernel itself makes changes in one directory wait for each other.
+        for change in
+            ["mkdir $0/d", "mv $0/old $0/new", "rm $0/gone", "dd if=/dev/zero of=$0/made bs=1M count=2 conv=fsync"]
+        {
+            end(start("bash", &format!("exec {change}")));
+        }
+        send(child, Signal::KILL);
+        starter.kill().unwrap();
+        starter.wait().unwrap();
+        group.nodes[0].process.signal(Signal::CONT);
+        let kept = fs::read_to_string(mount.path("kept")).unwrap();
+        assert!(["kept", "keptline\n"].contains(&kept.as_str()), "{kept}");
+        let names = [mount.path("old"), mount.path("new")].map(|path| path.exists());
+        assert!(names[0] != names[1], "{names:?}");
+        mount.unmount();
+        for name in ["old", "new", "gone", "kept", "made", "held"] {
+            let _ = fs::remove_file(group.source.join(name));
+        }
+        let _ = fs::remove_dir(group.source.join("d"));
     }
 }

@@ -6,9 +6,9 @@ use crate::buffer::{HEAD_LEN, SlotBuffer};
 use crate::dispatch::SlotIo;
 use crate::errno::Errno;
 use crate::reply::{DirectReply, ReplyReceipt, send_reply};
-use crate::request::{DecodeError, decode_message};
+use crate::request::{DecodeError, FuseRequest, decode_message};
 use crate::session::{RequestSlot, SessionShared};
-use crate::under_way::ServingThread;
+use crate::under_way::{RequestWaiter, ServingThread};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use spurline_fs::FileService;
 use std::fs::OpenOptions;
@@ -129,7 +129,7 @@ fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
 /// Starts another thread if memory and limits allow.
 pub(crate) fn grow_threads<S: FileService>(shared: &Arc<SessionShared<S>>) {
     // A thread whose request waits for others does not count.
-    let max = shared.config.dev_threads() + shared.waits.count();
+    let max = shared.config.dev_threads() + shared.waits.count() + shared.left_requests.load(Ordering::Acquire);
     let reserved = shared.dev_threads.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |n| (n < max).then_some(n + 1));
     if reserved.is_err() {
         return;
@@ -138,7 +138,7 @@ pub(crate) fn grow_threads<S: FileService>(shared: &Arc<SessionShared<S>>) {
         let slot = RequestSlot::new(buffer, shared)?;
         // Without permission to open /dev/fuse, the thread shares the session's descriptor.
         // What a channel of this process alone has taken fails with the end of the process, so that a kept session has none.
-        let own = if shared.config.kept.is_none() { clone_device(&shared.device).ok() } else { None };
+        let own = if shared.config.kept.is_none() { clone_device(&shared.device).ok().map(Arc::new) } else { None };
         shared.spawn_slot("fuse-dev", slot, move |shared, slot| {
             serve_device(shared, slot, own.as_ref().unwrap_or(&shared.device), true);
         })
@@ -154,15 +154,15 @@ pub(crate) fn grow_threads<S: FileService>(shared: &Arc<SessionShared<S>>) {
 pub(crate) fn serve_device<S: FileService>(
     shared: &Arc<SessionShared<S>>,
     slot: &mut RequestSlot,
-    device: &OwnedFd,
+    device: &Arc<OwnedFd>,
     growing: bool,
 ) {
-    let bytes = slot_bytes(&mut *slot.buffer);
+    let bytes = slot.bytes();
     // A request that the kernel copies into memory that has no page yet fails with EIO if this process is killed meanwhile.
     if shared.config.kept.is_some() {
         bytes.fill(0);
     }
-    let thread = shared.under_way.add_thread(None, false);
+    let thread = shared.under_way.add_device_thread(device);
     loop {
         thread.note_waiting();
         shared.dev_idle.fetch_add(1, Ordering::Relaxed);
@@ -203,9 +203,18 @@ fn serve_one<S: FileService>(
     let (header, replied): (InHeader, Option<ReplyReceipt>) = match decode_message(&bytes[REQUEST_AT..REQUEST_AT + n]) {
         Ok((header, request, body)) => {
             thread.note_request(&request);
+            if let FuseRequest::Interrupt { unique } = request {
+                shared.note_interrupt(unique);
+            }
+            thread.begin_request(&header, RequestWaiter::of_request(&request), None);
             let direct = Some(DirectReply { device, unique: header.unique });
             let io = SlotIo { bytes, body: REQUEST_AT + body, payload_mut: HEAD_LEN, direct };
-            (header, shared.dispatcher.dispatch_request(&header, request, io))
+            let replied = shared.dispatcher.dispatch_request(&header, request, io);
+            if thread.end_request().is_none() {
+                shared.request_done_later(&header, request, replied, &bytes[HEAD_LEN..]);
+                return;
+            }
+            (header, replied)
         }
         Err(DecodeError::BadArguments(header)) => {
             tracing::warn!("request {} of {n} bytes has malformed arguments", header.opcode);

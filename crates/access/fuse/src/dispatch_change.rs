@@ -204,7 +204,7 @@ fn attr_change(args: &abi::SetattrIn) -> AttrChange {
     }
 }
 
-fn file_lock(args: &abi::LkIn) -> FsResult<FileLock> {
+pub(crate) fn file_lock(args: &abi::LkIn) -> FsResult<FileLock> {
     let kind = match args.kind as libc::c_int {
         libc::F_RDLCK => LockKind::Read,
         libc::F_WRLCK => LockKind::Write,

@@ -7,6 +7,7 @@
 mod abi;
 mod backing;
 mod buffer;
+mod caller_fate;
 mod change_request;
 mod config;
 mod dev;
@@ -25,8 +26,10 @@ mod reply;
 mod request;
 mod ring;
 mod session;
+mod taken_back;
 mod under_way;
 mod waiting;
+mod watch;
 
 pub use buffer::{AnonymousPages, BufferSource, HEAD_LEN, PoolAnnex, SlotBuffer};
 pub use config::{FuseIo, KeptSession, SessionConfig, SessionWrites, TransportChoice, WorkloadHint};

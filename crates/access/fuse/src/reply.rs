@@ -143,6 +143,17 @@ impl<'a> DirSink<'a> {
     }
 }
 
+/// The entries of a readdirplus, each with the bytes behind it.
+pub(crate) fn plus_entries(mut listing: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let entry = listing;
+        let dirent: abi::Dirent = abi::read_plain(entry.get(size_of::<abi::EntryOut>()..)?)?;
+        let len = size_of::<abi::EntryOut>() + size_of::<abi::Dirent>() + dirent.namelen as usize;
+        listing = listing.get(len.next_multiple_of(8)..).unwrap_or_default();
+        Some(entry)
+    })
+}
+
 fn append_dirent(
     payload: &mut [u8],
     used: &mut usize,

@@ -3,14 +3,14 @@
 //! `fs/fuse/dev_uring.c`.
 
 use crate::abi::{self, InHeader, OutHeader, ReadIn, UringCmdReq, UringEntInOut, UringReqHeader, bytes_of, read_plain};
-use crate::buffer::HEAD_LEN;
-use crate::dev::{ConnectionEnd, slot_bytes};
+use crate::buffer::{AnonymousPages, BufferSource as _, HEAD_LEN};
+use crate::dev::ConnectionEnd;
 use crate::dispatch::SlotIo;
 use crate::errno::Errno;
 use crate::reply::ReplyReceipt;
-use crate::request::decode_split;
+use crate::request::{FuseRequest, decode_split};
 use crate::session::{RequestSlot, SessionShared};
-use crate::under_way::ServingThread;
+use crate::under_way::{RequestWaiter, RingEntry, ServingThread};
 use crate::waiting::serve_queue_of;
 use io_uring::{IoUring, cqueue, squeue};
 use parking_lot::{Condvar, Mutex};
@@ -190,6 +190,13 @@ impl StartGate {
     }
 }
 
+/// A ring for requests of the session.
+fn new_session_ring<S>(shared: &SessionShared<S>) -> io::Result<FuseRing> {
+    let ring = new_ring()?;
+    ring.submitter().register_files(&[shared.device.as_raw_fd()])?;
+    Ok(ring)
+}
+
 /// Starts the threads of all entries up to the gate; returns the gate and the number of entries.
 pub(crate) fn prepare_entries<S: FileService>(
     shared: &Arc<SessionShared<S>>,
@@ -246,8 +253,7 @@ fn run_entry<S: FileService>(
 ) {
     let mut seat = ThreadPlacement::new(cpu);
     serve_queue_of(cpu);
-    let ring = new_ring().and_then(|r| r.submitter().register_files(&[shared.device.as_raw_fd()]).map(|()| r));
-    let mut ring = match ring {
+    let mut ring = match new_session_ring(shared) {
         Ok(ring) => ring,
         Err(e) => return gate.update_state(|s| s.failed = Some(format!("io_uring_setup for CPU {cpu} failed: {e}"))),
     };
@@ -264,8 +270,41 @@ fn run_entry<S: FileService>(
             return gate.update_state(|s| s.failed = Some(format!("the kernel refused an entry for CPU {cpu}: {e}")));
         }
     }
-    let end = serve_ring(shared, slot, &mut seat, &mut ring, &thread);
-    shared.connection_ended(end);
+    serve_ring(shared, slot, &mut seat, &mut ring, &thread);
+}
+
+/// Answers request `unique` of the entry of `from` with EINTR in a new thread, which serves the entry from then on. The thread
+/// `from` goes on with the call, and ends after that.
+pub(crate) fn take_entry_over<S: FileService>(
+    shared: &Arc<SessionShared<S>>,
+    from: &Arc<ServingThread>,
+    cpu: usize,
+    unique: u64,
+) -> io::Result<()> {
+    let from = Arc::clone(from);
+    shared.spawn_thread("fuse-ring", move |shared| {
+        let mut seat = ThreadPlacement::new(cpu);
+        serve_queue_of(cpu);
+        // Before the request is taken: without a ring there would be no answer.
+        let ring = match new_session_ring(shared) {
+            Ok(ring) => ring,
+            Err(error) => {
+                tracing::warn!("no io_uring for the answer to a program that ends: {error}");
+                from.with_request(|request| request.is_leaving = false);
+                return;
+            }
+        };
+        let Some(mut left) = shared.leave_request(&from, unique, |request| request.entry.is_some()) else { return };
+        let Some(RingEntry { slot, commit_id }) = &mut left.entry else { return };
+        // Dropped before the slot.
+        let mut ring = ring;
+        let thread = shared.under_way.add_thread(Some(cpu), false);
+        write_reply(slot.bytes(), unique, &ReplyReceipt::error(Errno(libc::EINTR)));
+        match push_commit(&mut ring, cpu, *commit_id) {
+            Ok(()) => serve_ring(shared, slot, &mut seat, &mut ring, &thread),
+            Err(error) => shared.connection_ended(ConnectionEnd::Failed(error)),
+        }
+    })
 }
 
 /// Consecutive requests that suggest the other placement before a thread changes: a change costs about as much as a
@@ -343,7 +382,7 @@ fn push_entry(ring: &mut FuseRing, entry: &squeue::Entry128) -> io::Result<()> {
 }
 
 fn register_entry(slot: &mut RequestSlot, cpu: usize, ring: &mut FuseRing) -> io::Result<()> {
-    let bytes = slot_bytes(&mut *slot.buffer);
+    let bytes = slot.bytes();
     let (head, payload) = bytes.split_at_mut(HEAD_LEN);
     let len = payload.len();
     let iovecs = [io_part(head, size_of::<UringReqHeader>()), io_part(payload, len)];
@@ -366,50 +405,81 @@ fn io_part(bytes: &mut [u8], len: usize) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len }
 }
 
+/// Serves the requests of an entry until the connection ends, or another thread has the entry.
 fn serve_ring<S: FileService>(
     shared: &SessionShared<S>,
     slot: &mut RequestSlot,
     seat: &mut ThreadPlacement,
     ring: &mut FuseRing,
     thread: &ServingThread,
-) -> ConnectionEnd {
-    loop {
+) {
+    let mut own_memory = allocate_own_memory(slot);
+    let end = loop {
         thread.note_waiting();
         let completed = loop {
             if let Some(c) = ring.completion().next() {
                 break c.result();
             }
             match ring.submit_and_wait(1) {
-                Err(e) if e.raw_os_error() != Some(libc::EINTR) => return ConnectionEnd::Failed(e),
+                Err(e) if e.raw_os_error() != Some(libc::EINTR) => {
+                    return shared.connection_ended(ConnectionEnd::Failed(e));
+                }
                 _ => {}
             }
         };
         thread.note_taken();
         if completed < 0 {
-            return match -completed {
+            break match -completed {
                 libc::ENOTCONN | libc::ENODEV => ConnectionEnd::Unmounted,
                 libc::ECONNABORTED | libc::ECANCELED => ConnectionEnd::Aborted,
                 errno => ConnectionEnd::Failed(io::Error::from_raw_os_error(errno)),
             };
         }
-        // A new slice for each request: while the entry waits, the kernel owns the memory.
-        let bytes = slot_bytes(&mut *slot.buffer);
-        let (commit_id, ahead) = serve_one(shared, thread, bytes);
+        let Some((commit_id, ahead)) = serve_one(shared, thread, slot, own_memory.bytes()) else { return };
         seat.note_request(ahead);
-        let cmd = UringCmdReq { qid: seat.cpu as u16, commit_id, ..Default::default() };
-        if let Err(e) = push_entry(ring, &build_sqe(abi::URING_CMD_COMMIT_AND_FETCH, &[], cmd)) {
-            return ConnectionEnd::Failed(e);
+        if let Err(e) = push_commit(ring, seat.cpu, commit_id) {
+            break ConnectionEnd::Failed(e);
         }
-    }
+    };
+    shared.connection_ended(end);
+}
+
+fn push_commit(ring: &mut FuseRing, cpu: usize, commit_id: u64) -> io::Result<()> {
+    let cmd = UringCmdReq { qid: cpu as u16, commit_id, ..Default::default() };
+    push_entry(ring, &build_sqe(abi::URING_CMD_COMMIT_AND_FETCH, &[], cmd))
+}
+
+/// Memory of a thread for requests that can be answered before the thread is done: the entry's memory then gets the next request.
+/// Enough for a name and the longest extended attribute. Most requests touch one page.
+const OWN_MEMORY_LEN: usize = 72 << 10;
+
+/// The own memory of a thread, no longer than the payload of `slot`; without memory, each request is answered when done.
+fn allocate_own_memory(slot: &mut RequestSlot) -> RequestSlot {
+    let len = OWN_MEMORY_LEN.min(slot.bytes().len() - HEAD_LEN);
+    AnonymousPages.allocate(len).map(RequestSlot::of_buffer).unwrap_or_default()
+}
+
+/// The memory that a request needs at least.
+fn memory_need(request: &FuseRequest, body: &[u8]) -> usize {
+    let reply_len = if let FuseRequest::Read { len, .. } = request { *len as usize } else { 0 };
+    body.len().max(reply_len)
 }
 
 /// Serves the request in the slot's memory and leaves the reply there for the commit with the returned number. The
-/// second value is true for read-ahead into the page cache.
-fn serve_one<S: FileService>(shared: &SessionShared<S>, thread: &ServingThread, bytes: &mut [u8]) -> (u64, bool) {
-    let (head, payload) = bytes.split_at_mut(HEAD_LEN);
+/// second value is true for read-ahead into the page cache. `None`: the request was answered before, and another thread has the
+/// slot.
+fn serve_one<S: FileService>(
+    shared: &SessionShared<S>,
+    thread: &ServingThread,
+    slot: &mut RequestSlot,
+    own_memory: &mut [u8],
+) -> Option<(u64, bool)> {
+    // A new slice for each request: while the entry waits, the kernel owns the memory.
+    let (head, payload) = slot.bytes().split_at_mut(HEAD_LEN);
     let header: InHeader = read_plain(head).unwrap_or_default();
     let at = offset_of!(UringReqHeader, ent);
     let ent: UringEntInOut = read_plain(&head[at..]).unwrap_or_default();
+    let commit_id = ent.commit_id;
     let args = &head[offset_of!(UringReqHeader, op_in)..at];
     let ahead = header.opcode == abi::opcode::READ
         && read_plain::<ReadIn>(args).is_some_and(|a| is_ahead(a.offset, a.size, a.flags));
@@ -417,8 +487,30 @@ fn serve_one<S: FileService>(shared: &SessionShared<S>, thread: &ServingThread, 
     let replied = match decode_split(&header, args, body) {
         Some(request) => {
             thread.note_request(&request);
-            let io = SlotIo { bytes: payload, body: 0, payload_mut: 0, direct: None };
-            shared.dispatcher.dispatch_request(&header, request, io)
+            let waiter = RequestWaiter::of_request(&request);
+            if waiter.can_leave() && memory_need(&request, body) <= own_memory.len() {
+                own_memory[..body.len()].copy_from_slice(body);
+                let entry = RingEntry { slot: std::mem::take(slot), commit_id };
+                thread.begin_request(&header, waiter, Some(entry));
+                let io = SlotIo { bytes: &mut *own_memory, body: 0, payload_mut: 0, direct: None };
+                let replied = shared.dispatcher.dispatch_request(&header, request, io);
+                let Some(RingEntry { slot: given_back, .. }) = thread.end_request().and_then(|request| request.entry)
+                else {
+                    shared.request_done_later(&header, request, replied, own_memory);
+                    return None;
+                };
+                *slot = given_back;
+                let len = replied.as_ref().map_or(0, |reply| reply.len);
+                slot.bytes()[HEAD_LEN..][..len].copy_from_slice(&own_memory[..len]);
+                replied
+            } else {
+                let waiter = if waiter.can_leave() { RequestWaiter::ProgramUntilDone } else { waiter };
+                thread.begin_request(&header, waiter, None);
+                let io = SlotIo { bytes: payload, body: 0, payload_mut: 0, direct: None };
+                let replied = shared.dispatcher.dispatch_request(&header, request, io);
+                thread.end_request();
+                replied
+            }
         }
         None => {
             tracing::warn!("request {} of {} bytes over io_uring has malformed arguments", header.opcode, header.len);
@@ -426,12 +518,20 @@ fn serve_one<S: FileService>(shared: &SessionShared<S>, thread: &ServingThread, 
         }
     };
     // Requests without a reply come over /dev/fuse. If such a request comes here, the entry is returned all the same.
-    let ReplyReceipt { error, len, .. } = replied.unwrap_or(ReplyReceipt::ok(0));
-    let out = OutHeader { len: (size_of::<OutHeader>() + len) as u32, error: -error, unique: header.unique };
+    write_reply(slot.bytes(), header.unique, &replied.unwrap_or(ReplyReceipt::ok(0)));
+    Some((commit_id, ahead))
+}
+
+/// Writes the heads of a reply whose bytes are in the payload.
+fn write_reply(bytes: &mut [u8], unique: u64, reply: &ReplyReceipt) {
+    let ReplyReceipt { error, len, .. } = *reply;
+    let head = &mut bytes[..HEAD_LEN];
+    let at = offset_of!(UringReqHeader, ent);
+    let ent: UringEntInOut = read_plain(&head[at..]).unwrap_or_default();
+    let out = OutHeader { len: (size_of::<OutHeader>() + len) as u32, error: -error, unique };
     head[..size_of::<OutHeader>()].copy_from_slice(bytes_of(&out));
     let answer = UringEntInOut { payload_sz: len as u32, ..ent };
     head[at..at + size_of::<UringEntInOut>()].copy_from_slice(bytes_of(&answer));
-    (ent.commit_id, ahead)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use crate::backing::BackingRegistrar;
 use crate::buffer::{HEAD_LEN, SlotBuffer, page_size};
 use crate::config::{FuseIo, SessionConfig, TransportChoice};
-use crate::dev::{self, ConnectionEnd};
+use crate::dev::{self, ConnectionEnd, slot_bytes};
 use crate::dispatch::RequestDispatcher;
 use crate::failed_reads::FailedReads;
 use crate::init::{InitAgreement, negotiate_init};
@@ -15,6 +15,7 @@ use crate::notify::KernelNotifier;
 use crate::ring::{self, QueueCpus, ThreadPlacement};
 use crate::under_way::RequestsUnderWay;
 use crate::waiting::{SlotWaits, WaitingSlots};
+use crate::watch::{self, RequestWatch};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spurline_fs::FileService;
@@ -40,8 +41,10 @@ const OLDEST_RESENDING_MINOR: u32 = 40;
 const MIN_MAX_WRITE: u32 = 8 << 10;
 
 /// The memory of a slot.
+#[derive(Default)]
 pub(crate) struct RequestSlot {
-    pub(crate) buffer: Box<dyn SlotBuffer>,
+    /// `None` once another thread has the buffer.
+    buffer: Option<Box<dyn SlotBuffer>>,
 }
 
 impl RequestSlot {
@@ -49,7 +52,19 @@ impl RequestSlot {
         if buffer.len() < shared.config.slot_len() || !(buffer.as_ptr().as_ptr() as usize).is_multiple_of(HEAD_LEN) {
             return Err(io::Error::other("a slot's buffer is too short or not aligned to a page"));
         }
-        Ok(RequestSlot { buffer })
+        Ok(RequestSlot::of_buffer(buffer))
+    }
+
+    pub(crate) fn of_buffer(buffer: Box<dyn SlotBuffer>) -> RequestSlot {
+        RequestSlot { buffer: Some(buffer) }
+    }
+
+    /// The memory as a single slice.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        match &mut self.buffer {
+            Some(buffer) => slot_bytes(&mut **buffer),
+            None => &mut [],
+        }
     }
 }
 
@@ -67,6 +82,9 @@ pub(crate) struct SessionShared<S> {
     pub(crate) waits: SlotWaits,
     /// What each thread serves.
     pub(crate) under_way: RequestsUnderWay,
+    /// Requests that were answered before their threads are done.
+    pub(crate) left_requests: AtomicUsize,
+    pub(crate) watch: Arc<RequestWatch>,
     /// Entries of each io_uring queue.
     pub(crate) ring_depth: usize,
     core: Arc<SessionCore>,
@@ -229,11 +247,20 @@ impl<S: FileService> SessionShared<S> {
         mut slot: RequestSlot,
         serve: impl FnOnce(&Arc<SessionShared<S>>, &mut RequestSlot) + Send + 'static,
     ) -> io::Result<()> {
+        self.spawn_thread(name, move |shared| serve(shared, &mut slot))
+    }
+
+    /// Runs `serve` in a new thread of the session.
+    pub(crate) fn spawn_thread(
+        self: &Arc<Self>,
+        name: &str,
+        serve: impl FnOnce(&Arc<SessionShared<S>>) + Send + 'static,
+    ) -> io::Result<()> {
         let shared = self.clone();
         self.core.update_state(|s| s.live += 1);
         let started = thread::Builder::new().name(name.into()).spawn(move || {
             // A panic outside a call of the file system: the request stays without a reply, so the connection ends.
-            if catch_unwind(AssertUnwindSafe(|| serve(&shared, &mut slot))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| serve(&shared))).is_err() {
                 if shared.core.is_kept {
                     // The successor gets the request again.
                     std::process::abort();
@@ -242,7 +269,6 @@ impl<S: FileService> SessionShared<S> {
                     "a thread that serves requests panicked",
                 )));
             }
-            drop(slot);
             shared.thread_ended();
         });
         started.map(drop).inspect_err(|_| self.core.update_state(|s| s.live -= 1))
@@ -259,16 +285,22 @@ impl<S: FileService> SessionShared<S> {
         }
     }
 
-    fn thread_ended(&self) {
+    /// A thread has ended, or goes on with a call that the end of the session does not wait for.
+    pub(crate) fn thread_ended(&self) {
         let mut last = false;
         self.core.update_state(|s| {
             s.live -= 1;
-            last = s.live == 0;
+            last = s.live == 0 && s.phase != SessionPhase::Ended;
         });
         if last {
             self.dispatcher.kernel.stop(&*self.dispatcher.service);
             self.core.update_state(|s| s.phase = SessionPhase::Ended);
         }
+    }
+
+    /// A thread is done with such a call.
+    pub(crate) fn thread_returned(&self) {
+        self.core.update_state(|s| s.live += 1);
     }
 
     /// A thread found the connection gone.
@@ -479,12 +511,15 @@ impl FuseSession {
             dev_idle: AtomicUsize::new(0),
             waits: SlotWaits::default(),
             under_way: RequestsUnderWay::default(),
+            left_requests: AtomicUsize::new(0),
+            watch: Arc::default(),
             ring_depth: config.ring_depth(&cpus),
             dev_keep: (2 * cpus.on.len()).max(4).min(config.dev_threads()),
             config,
             core,
         });
         let slot = RequestSlot::new(buffer, &shared).map_err(|e| failed(e.to_string()))?;
+        watch::start_watch(&shared);
         shared
             .spawn_slot("fuse-dev", slot, move |shared, slot| {
                 if is_resumed {
@@ -635,7 +670,7 @@ fn run_first_slot<S: FileService>(
         }
     }
     let mut agreed = None;
-    let shaken = dev::negotiate_session(&shared.device, dev::slot_bytes(&mut *slot.buffer), |minor, _, flags| {
+    let shaken = dev::negotiate_session(&shared.device, slot.bytes(), |minor, _, flags| {
         let (out, with) = negotiate_init(&shared.config, page_size(), gate.is_some(), minor, flags)?;
         agreed = Some(with);
         // Before the reply, so that the file system is ready for the first request.

@@ -1,5 +1,5 @@
 //! The requests that the threads of a session have taken, so that a request for a lock can tell whether the end of an open file
-//! (RELEASE) is on the way. Knows no locks.
+//! (RELEASE) is on the way, and so that a request whose program ends can be answered before its thread is done. Knows no locks.
 //!
 //! The kernel queues RELEASE before close(2) returns, and several threads take requests. So a later request of the same program can be
 //! handled first. No RELEASE from before is on the way when all of this holds at the same moment:
@@ -10,13 +10,17 @@
 //!    queues RELEASE after the last of these.
 //! 4. Fewer reads, writes and closes are served than the kernel hands over at a time: it holds back none.
 
+use crate::abi::InHeader;
 use crate::change_request::ChangeRequest;
 use crate::request::FuseRequest;
+use crate::session::RequestSlot;
 use parking_lot::Mutex;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 /// In place of the handle of a request: the thread waits for a request.
 const WAITING_HANDLE: u64 = u64::MAX;
@@ -32,12 +36,82 @@ pub(crate) struct ServingThread {
     stat: Option<PathBuf>,
     /// The CPU of the io_uring queue.
     queue: Option<usize>,
+    /// The descriptor of /dev/fuse from which the thread takes requests: the kernel takes their answers from no other.
+    device: Option<Arc<OwnedFd>>,
     /// The thread joined a queue in which requests may wait: the kernel gives these to other entries.
     joined_late: bool,
     /// Number of requests taken.
     taken: AtomicU64,
     /// The handle of a read, a write or a RELEASE in service, or a constant from above.
     handle: AtomicU64,
+    /// The request in service, unless answered before the thread is done.
+    request: Mutex<Option<ServedRequest>>,
+}
+
+/// The process or thread that waits for the answer of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RequestWaiter {
+    /// A program, which can make the same request again.
+    Program,
+    /// A program, for a change, which would be made twice by a second request.
+    Changer,
+    /// A program, for a lock.
+    LockWaiter,
+    /// A process that closes a file. The kernel does the same at the end of a process, and then no signal reports that.
+    Closer,
+    /// A program, until the request is done: the answer is written into the memory that the kernel reads.
+    ProgramUntilDone,
+    /// No program.
+    Kernel,
+}
+
+impl RequestWaiter {
+    pub(crate) fn of_request(request: &FuseRequest) -> RequestWaiter {
+        match request {
+            // Programs wait for pages, and the kernel lets those go that a signal ends.
+            FuseRequest::Read { cached: true, .. } => RequestWaiter::ProgramUntilDone,
+            FuseRequest::Change(change) => match change {
+                ChangeRequest::Fsync { .. } | ChangeRequest::Fsyncdir { .. } => RequestWaiter::Program,
+                ChangeRequest::SetLock { .. } | ChangeRequest::TestLock(_) => RequestWaiter::LockWaiter,
+                ChangeRequest::Flush { .. } => RequestWaiter::Closer,
+                _ => RequestWaiter::Changer,
+            },
+            FuseRequest::Release { .. }
+            | FuseRequest::Releasedir { .. }
+            | FuseRequest::Forget { .. }
+            | FuseRequest::BatchForget { .. }
+            | FuseRequest::Interrupt { .. }
+            | FuseRequest::Destroy
+            | FuseRequest::Unknown(_) => RequestWaiter::Kernel,
+            _ => RequestWaiter::Program,
+        }
+    }
+
+    /// Whether the request can be answered before its thread is done.
+    pub(crate) fn can_leave(self) -> bool {
+        !matches!(self, RequestWaiter::ProgramUntilDone | RequestWaiter::Kernel)
+    }
+}
+
+/// A request in service.
+pub(crate) struct ServedRequest {
+    pub(crate) unique: u64,
+    /// The thread of the program; 0 without a number in this PID namespace.
+    pub(crate) pid: u32,
+    pub(crate) since: Instant,
+    pub(crate) waiter: RequestWaiter,
+    /// When a signal of the program was reported.
+    pub(crate) interrupted: Option<Instant>,
+    /// Another thread is about to answer.
+    pub(crate) is_leaving: bool,
+    /// The entry of an io_uring queue, where the answer goes.
+    pub(crate) entry: Option<RingEntry>,
+}
+
+/// An entry of an io_uring queue with a request.
+pub(crate) struct RingEntry {
+    pub(crate) slot: RequestSlot,
+    pub(crate) commit_id: u64,
 }
 
 /// The state of a thread at a moment.
@@ -69,6 +143,48 @@ impl ServingThread {
         self.handle.store(handle, Ordering::Release);
     }
 
+    /// Begins the service of a request.
+    pub(crate) fn begin_request(&self, header: &InHeader, waiter: RequestWaiter, entry: Option<RingEntry>) {
+        let InHeader { unique, pid, .. } = *header;
+        let since = Instant::now();
+        let request = ServedRequest { unique, pid, since, waiter, interrupted: None, is_leaving: false, entry };
+        *self.request.lock() = Some(request);
+    }
+
+    /// Ends the service of a request; `None` if answered meanwhile.
+    pub(crate) fn end_request(&self) -> Option<ServedRequest> {
+        self.request.lock().take()
+    }
+
+    /// The CPU of the io_uring queue.
+    pub(crate) fn queue(&self) -> Option<usize> {
+        self.queue
+    }
+
+    /// The descriptor of /dev/fuse for answers.
+    pub(crate) fn device(&self) -> Option<&OwnedFd> {
+        self.device.as_deref()
+    }
+
+    /// Calls `look` with the request in service.
+    pub(crate) fn with_request<T>(&self, look: impl FnOnce(&mut ServedRequest) -> T) -> Option<T> {
+        self.request.lock().as_mut().map(look)
+    }
+
+    /// Takes request `unique` away from this thread if `answer` is true, so that the thread goes on without the request. The thread does not
+    /// end the request meanwhile.
+    pub(crate) fn leave_request(
+        &self,
+        unique: u64,
+        answer: impl FnOnce(&ServedRequest) -> bool,
+    ) -> Option<ServedRequest> {
+        let mut request = self.request.lock();
+        let left = request.take_if(|request| request.unique == unique && answer(request))?;
+        // The kernel may have queued a RELEASE since.
+        self.handle.store(NO_HANDLE, Ordering::Release);
+        Some(left)
+    }
+
     fn activity(&self) -> ThreadActivity {
         // In this order: a handle that is newer than the number is seen at the second look.
         let taken = self.taken.load(Ordering::Acquire);
@@ -95,14 +211,29 @@ pub(crate) struct RequestsUnderWay {
 }
 
 impl RequestsUnderWay {
+    /// Adds the calling thread, which serves requests of `device`, until the result is dropped.
+    pub(crate) fn add_device_thread(&self, device: &Arc<OwnedFd>) -> AddedThread<'_> {
+        self.add(None, false, Some(Arc::clone(device)))
+    }
+
     /// Adds the calling thread until the result is dropped.
     pub(crate) fn add_thread(&self, queue: Option<usize>, joined_late: bool) -> AddedThread<'_> {
+        self.add(queue, joined_late, None)
+    }
+
+    fn add(&self, queue: Option<usize>, joined_late: bool, device: Option<Arc<OwnedFd>>) -> AddedThread<'_> {
         let stat = fs::read_link("/proc/thread-self").ok().map(|thread| Path::new("/proc").join(thread).join("stat"));
         let taken = AtomicU64::new(0);
         let handle = AtomicU64::new(NO_HANDLE);
-        let thread = Arc::new(ServingThread { stat, queue, joined_late, taken, handle });
+        let request = Mutex::default();
+        let thread = Arc::new(ServingThread { stat, queue, device, joined_late, taken, handle, request });
         self.threads.lock().push(Arc::clone(&thread));
         AddedThread { under_way: self, thread }
+    }
+
+    /// The threads at this moment.
+    pub(crate) fn threads(&self) -> Vec<Arc<ServingThread>> {
+        self.threads.lock().clone()
     }
 
     /// Whether no RELEASE of handle `fh` is on the way that the kernel queued before the request of the calling thread. `false`

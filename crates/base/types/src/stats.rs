@@ -118,6 +118,8 @@ sections! {
         lookup_ops: Counter "operations" "Lookups answered.",
         open_ops: Counter "operations" "Files opened.",
         passthrough_opens: Counter "operations" "Files opened with their cached file handed to the kernel.",
+        waiting_ops: Gauge "operations" "Requests of programs that have waited for their answer for three seconds or more, locks aside.",
+        longest_wait_seconds: Gauge "seconds" "The longest of these waits; 0 without one.",
         open_handles: Gauge "handles" "File and directory handles open now.",
         inodes: Gauge "inodes" "Inodes the kernel knows now.",
         inode_bytes: Gauge "bytes" "Memory of these inodes in this process.",

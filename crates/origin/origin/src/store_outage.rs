@@ -143,8 +143,8 @@ impl OutageWatch {
         self.outage.lock().is_some()
     }
 
-    /// Whether a test has shown that the store does not respond.
-    fn is_tested(&self) -> bool {
+    /// Whether a test has shown that the store does not respond: what is not known fails at once.
+    pub fn is_tested(&self) -> bool {
         self.outage.lock().as_ref().is_some_and(|outage| outage.is_tested)
     }
 

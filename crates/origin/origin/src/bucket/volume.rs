@@ -201,9 +201,9 @@ impl BucketFiles {
         FoundObject { attr: self.shown_attr(path, found.attr), ..found }
     }
 
-    /// What a path leads to.
+    /// What a path leads to; fails at once in a known outage of the store.
     pub fn find(&self, path: &[u8]) -> Result<FoundNode> {
-        self.find_by(path, || self.look_up(path, self.deadline()))
+        self.find_by(path, || self.outage.answer(None, self.deadline(), |deadline| self.look_up(path, deadline)))
     }
 
     /// What a path leads to, or has led to when the store answered last.
@@ -826,8 +826,13 @@ impl WritableVolume for WritableBucket {
                 | Change::Link { .. }
                 | Change::Rename { .. }
         );
+        let outage = &self.files.outage;
+        let was_refused = outage.is_tested();
         let made = self.make_change(change, caller, mark);
-        self.files.note_changed(change, made.is_ok());
+        // What was refused before the store got a request is known as before.
+        if made.is_ok() || !(was_refused && outage.is_tested()) {
+            self.files.note_changed(change, made.is_ok());
+        }
         if makes_names {
             self.files.absences.clear();
         }

@@ -53,6 +53,9 @@ pub struct TestFs {
     pub next_fh: AtomicU64,
     pub blocked: Mutex<(usize, bool)>,
     pub unblocked: Condvar,
+    /// The call that blocks, as reads of `slow` do.
+    pub held_call: Mutex<&'static str>,
+    pub released: AtomicU64,
     pub destroyed: AtomicBool,
     pub forgotten: AtomicU64,
     pub max_read_seen: AtomicU64,
@@ -71,6 +74,8 @@ impl Default for TestFs {
             next_fh: AtomicU64::new(0),
             blocked: Mutex::default(),
             unblocked: Condvar::new(),
+            held_call: Mutex::default(),
+            released: AtomicU64::new(0),
             destroyed: AtomicBool::new(false),
             forgotten: AtomicU64::new(0),
             max_read_seen: AtomicU64::new(0),
@@ -122,6 +127,19 @@ impl TestFs {
             at += 1;
         }
     }
+    /// Blocks if calls of this kind do.
+    fn hold(&self, call: &str) {
+        if *self.held_call.lock().unwrap() == call {
+            self.block();
+        }
+    }
+    fn block(&self) {
+        let mut blocked = self.blocked.lock().unwrap();
+        blocked.0 += 1;
+        while !blocked.1 {
+            blocked = self.unblocked.wait_timeout(blocked, Duration::from_secs(20)).unwrap().0;
+        }
+    }
     pub fn blocked_now(&self) -> usize {
         self.blocked.lock().unwrap().0
     }
@@ -136,6 +154,7 @@ impl FileService for TestFs {
         self.destroyed.store(true, Ordering::SeqCst);
     }
     fn lookup(&self, parent: u64, name: &[u8], _caller: &FsCaller<'_>) -> FsResult<LookupOutcome<FileEntry>> {
+        self.hold("lookup");
         if parent == ROOT {
             return match NAMES.iter().position(|n| n.as_bytes() == name) {
                 Some(i) => self.entry(i as u64 + 2).map(LookupOutcome::Found),
@@ -160,8 +179,11 @@ impl FileService for TestFs {
         if ino == ino_of("link") { Ok(b"data".to_vec()) } else { Err(errno(libc::EINVAL)) }
     }
     fn open(&self, ino: u64, _flags: u32, _caller: &FsCaller<'_>, kernel: &KernelSide<'_>) -> FsResult<OpenedFile> {
+        self.hold("open");
         let fh = self.next_fh.fetch_add(1, Ordering::SeqCst);
-        let mut opened = OpenedFile { fh, keep_cache: true, direct_io: ino == ino_of("slow"), ..OpenedFile::default() };
+        let direct_io = ino == ino_of("slow");
+        let flush = ino == ino_of("filled");
+        let mut opened = OpenedFile { fh, keep_cache: true, direct_io, flush, ..OpenedFile::default() };
         if ino == ino_of("pass") && !self.cached_too.load(Ordering::SeqCst) {
             let backings = kernel.backings.ok_or_else(|| errno(libc::EOPNOTSUPP))?;
             let file = self.backing_file.lock().unwrap();
@@ -173,7 +195,12 @@ impl FileService for TestFs {
         }
         Ok(opened)
     }
+    fn flush(&self, _file: HandleRef, _lock_owner: u64, _caller: &FsCaller<'_>) -> FsResult<()> {
+        self.hold("flush");
+        Ok(())
+    }
     fn release(&self, fh: u64) -> FsResult<()> {
+        self.released.fetch_add(1, Ordering::SeqCst);
         self.registered.lock().unwrap().remove(&fh);
         Ok(())
     }
@@ -193,11 +220,7 @@ impl FileService for TestFs {
             return Err(errno(libc::ETIMEDOUT));
         }
         if ino == ino_of("slow") {
-            let mut blocked = self.blocked.lock().unwrap();
-            blocked.0 += 1;
-            while !blocked.1 {
-                blocked = self.unblocked.wait_timeout(blocked, Duration::from_secs(20)).unwrap().0;
-            }
+            self.block();
         }
         let data = pattern(offset, len);
         if ino == ino_of("filled") {
@@ -215,6 +238,7 @@ impl FileService for TestFs {
         _caller: &FsCaller<'_>,
         take: &mut dyn FnMut(&ListedEntry<'_>) -> bool,
     ) -> FsResult<()> {
+        self.hold("readdir");
         let mut failed = None;
         self.names(read.directory.ino, read.from, |at, child, name| match self.entry(child) {
             Ok(entry) => take(&ListedEntry {
