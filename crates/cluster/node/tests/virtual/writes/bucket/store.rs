@@ -100,7 +100,9 @@ struct StoreState {
     last_upload: u64,
     last_process: u64,
     processes: BTreeSet<u64>,
-    /// Names of objects that a request has made after the end of its process.
+    /// The request that is executed has been given up by its sender.
+    is_given_up: bool,
+    /// Names of objects that a request has made after the end of its process, or after its sender had given it up.
     made_late: BTreeSet<String>,
     /// Processes whose requests do not fail yet.
     starting: BTreeSet<u64>,
@@ -127,7 +129,7 @@ impl StoreState {
 
     fn put(&mut self, key: &str, version: ObjectVersion) -> String {
         let etag = version.etag.clone();
-        if version.writer.is_some_and(|process| !self.processes.contains(&process)) {
+        if self.is_given_up || version.writer.is_some_and(|process| !self.processes.contains(&process)) {
             self.made_late.insert(key.to_owned());
         }
         self.keys.entry(key.to_owned()).or_default().push(Some(version));
@@ -247,7 +249,7 @@ impl SimStore {
         self.state.lock().keys.get(key).cloned().unwrap_or_default()
     }
 
-    /// Whether a request has made the object after the end of its process.
+    /// Whether a request has made the object after the end of its process, or after its sender had given it up.
     pub fn is_made_late(&self, key: &str) -> bool {
         self.state.lock().made_late.contains(key)
     }
@@ -326,11 +328,21 @@ impl StoreAccess {
         };
         let state = Arc::clone(&self.store.state);
         let before = delays[0] + late;
+        // Lives as long as the sender waits.
+        let sender = Arc::new(());
+        let waiting = Arc::downgrade(&sender);
         let execution = async move {
             if !before.is_zero() {
                 tokio::time::sleep(before).await;
             }
-            is_executed.then(|| execute(&mut state.lock()))
+            if !is_executed {
+                return None;
+            }
+            let mut state = state.lock();
+            state.is_given_up = waiting.strong_count() == 0;
+            let answer = execute(&mut state);
+            state.is_given_up = false;
+            Some(answer)
         };
         let executed = if before.is_zero() { execution.await } else { run_detached(execution).await };
         if !delays[1].is_zero() {
