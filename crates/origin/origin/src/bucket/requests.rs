@@ -16,7 +16,8 @@ use crate::backend::{ObjectBackend, RawObject, RequestFailure, RetryHint, bucket
 use crate::retry::RetryState;
 use crate::shared_buckets::SharedBucket;
 use crate::write_backend::{
-    AnswerProgress, CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
+    AnswerProgress, CopySource, ObjectAttributes, ObjectBody, ObjectWriteBackend, StoredObject, UploadedPart,
+    WriteCondition,
 };
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -416,6 +417,7 @@ impl BucketRequests {
 
     async fn put_over(&self, backend: &dyn ObjectBackend, object: &NewObject<'_>, body: Bytes) -> Result<String> {
         let len = body.len() as u64;
+        let body = ObjectBody::new(body);
         let NewObject { key, attributes, condition } = *object;
         let deadline = self.deadline(len);
         let sent = self
@@ -468,6 +470,7 @@ impl BucketRequests {
     /// The store's.
     pub async fn upload_part(&self, key: &str, upload: &str, number: u32, body: Bytes) -> Result<String> {
         let len = body.len() as u64;
+        let body = ObjectBody::new(body);
         let sent = self
             .repeat(self.deadline(len), "a part", |backend| backend.upload_part(key, upload, number, body.clone()))
             .await;

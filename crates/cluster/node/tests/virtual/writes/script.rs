@@ -399,7 +399,7 @@ fn check_end(cluster: &WriteCluster, source: &SharedSource, shared: &Shared) {
         mount.writes.finish_closing();
         let unsent = mount.writes.unsent_files();
         assert!(unsent.is_empty(), "mount {} has unsent bytes of closed files: {unsent:?}", mount.number);
-        assert_eq!(mount.writes.memory().0, 0, "mount {} keeps written bytes of closed files", mount.number);
+        assert_eq!(mount.writes.kept_bytes(), 0, "mount {} keeps written bytes of closed files", mount.number);
     }
     let value_at = |file: &str, place: usize| {
         let content = source.content(file).unwrap_or_default();
