@@ -1,7 +1,6 @@
 //! Contents that a bucket may have, and those that have to be there. Knows neither mounts nor faults.
 
 use super::super::programs::locked;
-use super::BucketWriter;
 use super::store::{SimStore, hash_of};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -24,7 +23,6 @@ pub struct DocumentModel {
 /// The bucket of a run, and the knowledge of its programs.
 pub struct BucketModel {
     pub store: SimStore,
-    pub writer: BucketWriter,
     pub documents: [Mutex<DocumentModel>; DOCUMENT_COUNT],
     /// The hashes of all contents that a program was about to publish under a name.
     contents: Mutex<BTreeMap<String, BTreeSet<u64>>>,
@@ -33,14 +31,8 @@ pub struct BucketModel {
 }
 
 impl BucketModel {
-    pub fn new(store: SimStore, writer: BucketWriter) -> BucketModel {
-        BucketModel {
-            store,
-            writer,
-            documents: Default::default(),
-            contents: Mutex::default(),
-            winners: Mutex::default(),
-        }
+    pub fn new(store: SimStore) -> BucketModel {
+        BucketModel { store, documents: Default::default(), contents: Mutex::default(), winners: Mutex::default() }
     }
 
     /// A program is about to publish this content.

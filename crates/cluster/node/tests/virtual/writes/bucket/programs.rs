@@ -4,12 +4,12 @@
 use super::super::hosts::SimMount;
 use super::super::models::{ContestModel, version_content};
 use super::super::programs::{Program, Shared, StopOnPanic, is_outage, locked, name, path, root};
-use super::BucketWriter;
 use super::models::{BucketModel, DOCUMENT_COUNT, DocumentModel};
 use crate::world::Dice;
 use spurline_types::errno::{EEXIST, ENOENT, ESTALE};
 use spurline_types::open_flags::{O_EXCL, O_RDWR, O_TRUNC};
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::capabilities::LockScope;
 use spurline_volume::locks::LAST_BYTE;
 use spurline_volume::writes::*;
 use std::sync::atomic::Ordering;
@@ -87,8 +87,8 @@ impl<'a> BucketProgram<'a> {
 
     /// Reads the counter under a lock, and publishes the next value.
     fn count(&mut self) {
-        // Mounts that write by themselves do not know the locks of each other.
-        if self.model.writer == BucketWriter::Mount && self.base.mount.number > 0 {
+        // The kernel of a mount that writes by itself keeps its locks.
+        if self.base.volume().capabilities().locks == LockScope::Mount {
             return;
         }
         let Some(open) = self.open_counter() else { return };

@@ -8,7 +8,6 @@ use super::programs::BucketProgram;
 use super::store::SimStore;
 use super::{BucketSource, BucketWriter};
 use crate::world::Dice;
-use spurline_volume::delayed::DelayedWrites as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -41,7 +40,7 @@ fn run_written_by(writer: BucketWriter, seed: u64, events: &Arc<Shared>) {
     let cluster = WriteCluster::start(source, plan.nodes, plan.mounts, 0);
     let shared = &**events;
     shared.tell(format_args!("{plan:?}"));
-    let model = BucketModel::new(store, writer);
+    let model = BucketModel::new(store);
     let script = WriteScript::new(dice, &cluster, shared, &plan);
     let start_program = |number, mount: &_, dice| BucketProgram::new(number, mount, shared, &model, dice).run();
     let mut kept = Vec::new();
