@@ -62,6 +62,7 @@ mod sigv4;
 mod snapshots;
 mod source;
 mod source_locks;
+mod source_requests;
 mod store_outage;
 mod transfer_runtimes;
 mod writable_directory;
@@ -76,9 +77,11 @@ pub use config::{AwsCredentials, EnvironmentSource, OriginOptions};
 pub use request_options::RequestOptions;
 pub use shared_buckets::{HeldBucket, SharedBuckets};
 pub use source::{SourceLocation, SourceScheme, normal_url};
+pub use source_requests::{BucketSides, SourceRequests};
 pub use writable_directory::WritableSource;
 pub use write_backend::{
-    AnswerProgress, CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
+    AnswerProgress, CopySource, ObjectAttributes, ObjectBody, ObjectWriteBackend, StoredObject, UploadedPart,
+    WriteCondition,
 };
 
 use shared_buckets::SharedBucket;

@@ -17,7 +17,8 @@ use crate::backend::{ObjectBackend, RawObject, RequestFailure, RetryHint, bucket
 use crate::retry::RetryState;
 use crate::shared_buckets::SharedBucket;
 use crate::write_backend::{
-    AnswerProgress, CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
+    AnswerProgress, CopySource, ObjectAttributes, ObjectBody, ObjectWriteBackend, StoredObject, UploadedPart,
+    WriteCondition,
 };
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -486,6 +487,7 @@ impl BucketRequests {
 
     async fn put_over(&self, backend: &dyn ObjectBackend, object: &NewObject<'_>, body: Bytes) -> Result<String> {
         let len = body.len() as u64;
+        let body = ObjectBody::new(body);
         let NewObject { key, attributes, condition } = *object;
         let sent = self
             .repeat_over(backend, self.time_of_change(len, condition), "a write", |backend| {
@@ -539,6 +541,7 @@ impl BucketRequests {
     /// The store's.
     pub async fn upload_part(&self, key: &str, upload: &str, number: u32, body: Bytes) -> Result<String> {
         let len = body.len() as u64;
+        let body = ObjectBody::new(body);
         let sent = self
             .repeat(self.time_of(len), "a part", |backend| backend.upload_part(key, upload, number, body.clone()))
             .await;
