@@ -62,6 +62,7 @@ mod sigv4;
 mod snapshots;
 mod source;
 mod source_locks;
+mod source_mount;
 mod store_outage;
 mod transfer_runtimes;
 mod writable_directory;
