@@ -25,6 +25,7 @@ mod logging;
 mod mount;
 mod net;
 mod node;
+mod remount;
 mod report;
 mod rules;
 mod signals;

@@ -62,6 +62,7 @@ mod sigv4;
 mod snapshots;
 mod source;
 mod source_locks;
+mod source_mount;
 mod source_requests;
 mod store_outage;
 mod transfer_runtimes;

@@ -72,6 +72,7 @@ impl RawMount {
             s3: false,
         };
         let volume = self.volume.check_for(reader, writes, host)?;
+        let volume = VolumeConfig { access_times: self.fuse.access_times(), ..volume };
         let (log, metrics) = self.log.check()?;
         Ok(MountConfig {
             volume,

@@ -401,7 +401,9 @@ fn mount_fault(error: spurline_fuse::MountError) -> Fault {
 }
 
 fn mount_options(config: &MountConfig) -> Result<MountOptions, Fault> {
-    let mut options = MountOptions { fsname: config.volume.source.to_string(), ..MountOptions::default() };
+    let fsname = config.volume.source.to_string();
+    let noatime = config.volume.writes.is_none();
+    let mut options = MountOptions { fsname, noatime, ..MountOptions::default() };
     for word in &config.fuse.options {
         options.apply_word(word).map_err(|error| Fault::usage(error.to_string(), ""))?;
     }

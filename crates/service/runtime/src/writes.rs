@@ -92,7 +92,7 @@ pub(crate) fn open_writes(
         return Ok(Some(OpenWrites { source, behind, serves_all_users: true, local_locks }));
     }
     let squash = writes.squash.map(|(uid, gid)| Squash { uid, gid });
-    let opened = WritableSource::open(location.path(), squash);
+    let opened = WritableSource::open_with_times(location.path(), squash, config.access_times);
     let source = opened.map_err(|error| unwritable(error, or_else))?;
     let serves_all_users = source.serves_all_users();
     Ok(Some(OpenWrites { source, behind: None, serves_all_users, local_locks }))
