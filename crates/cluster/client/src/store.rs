@@ -12,6 +12,7 @@
 //! | can't be reached, refuses this mount, or is of an older release | the next node gets the request |
 //! | got the request, and gives no answer | the answer is lost: the writer finds out what has happened, and repeats |
 //! | got a request that changes nothing, and gives no answer | the next node gets the request |
+//! | was not seen before, beside others | first shows that it has the same store: it ends an upload that another one has begun |
 
 use crate::members::MembersSnapshot;
 use crate::peer::{GroupPeer, PeerFailure, landing_address};
@@ -20,6 +21,7 @@ use crate::remote::{GroupClient, GroupVolume};
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
+use parking_lot::{Mutex, RwLock};
 use spurline_origin::{
     AnswerProgress, CopySource, ObjectAttributes, ObjectBackend, ObjectBody, ObjectWriteBackend, RawBody, RawObject,
     RawPage, RequestFailure, RetryHint, SourceLocation, StoredObject, UploadedPart, WriteCondition,
@@ -43,6 +45,10 @@ const LEAST_RATE: u64 = 1 << 20;
 const TIME_PER_PART: Duration = Duration::from_millis(250);
 /// The answer of a node whose store gives none comes within this time.
 const ANSWER_MARGIN: Duration = Duration::from_secs(5);
+/// The time of a request that compares the stores of two nodes.
+const PROOF_TIME: Duration = Duration::from_secs(10);
+/// The key of the upload by which stores are compared, below the source. It never becomes an object.
+const PROOF_KEY: &str = ".spurline-node";
 /// Names of a page that has no limit of its own.
 const NAMES_PER_PAGE: u32 = 1000;
 
@@ -62,6 +68,24 @@ struct StoreLink {
     root: String,
     /// How long a request without bytes takes at most.
     timeout: Duration,
+    /// The processes that have the same store.
+    proven: RwLock<Vec<ProvenProcess>>,
+    /// Held during a proof.
+    proving: Mutex<()>,
+}
+
+/// A process to which requests can be sent.
+#[derive(Clone, Copy)]
+struct StoreProcess<'a> {
+    peer: &'a GroupPeer,
+    instance: u64,
+}
+
+/// A process of a node that has the store of the others.
+#[derive(Clone)]
+struct ProvenProcess {
+    node: Arc<str>,
+    instance: u64,
 }
 
 impl GroupVolume {
@@ -78,7 +102,7 @@ impl RemoteStore {
     fn connect(client: Arc<GroupClient>, timeout: Duration) -> Result<RemoteStore> {
         let source = SourceLocation::parse(client.source())?;
         let root = if source.prefix().is_empty() { String::new() } else { format!("{}/", source.prefix()) };
-        let link = Arc::new(StoreLink { client, root, timeout });
+        let link = Arc::new(StoreLink { client, root, timeout, proven: RwLock::default(), proving: Mutex::default() });
         let attempt = StoreAttempt::new(&link, link.home_of(""), &StoreCall::Describe, Bytes::new());
         match attempt.run() {
             Ok((StoreAnswer::Text(text), _)) => {
@@ -116,6 +140,82 @@ impl StoreLink {
         let path = key.strip_prefix(&self.root).unwrap_or(key);
         WantedBlock::of_block(ObjectId::from_text(self.client.source(), path.as_bytes(), ""), number, 1)
     }
+
+    fn is_proven(&self, instance: u64) -> bool {
+        self.proven.read().iter().any(|known| known.instance == instance)
+    }
+
+    /// Compares the store of a process with that of the others. If none of them can be reached, this one is the first again.
+    ///
+    /// # Errors
+    /// `PermissionDenied` when it has another store; why it does not answer.
+    fn prove(self: &Arc<Self>, peer: &GroupPeer, instance: u64) -> Result<()> {
+        let _proving = self.proving.lock();
+        if self.is_proven(instance) {
+            return Ok(());
+        }
+        let known = self.proven.read().clone();
+        let view = self.client.members().snapshot();
+        let mut compared_with = None;
+        for process in &known {
+            let Some(index) = view.members().iter().position(|member| *member.name == *process.node) else { continue };
+            let other = view.peer(index as u32);
+            if let Some(is_same) = self.compare_stores(
+                StoreProcess { peer: other, instance: process.instance },
+                StoreProcess { peer, instance },
+            )? {
+                compared_with = Some((other.name(), is_same));
+                break;
+            }
+        }
+        if let Some((other, false)) = compared_with {
+            let why = format!(
+                "node {} has another store than node {other} for {}: start both with the same --endpoint-url and credentials",
+                peer.name(),
+                self.client.source()
+            );
+            return Err(Error::new(ErrorKind::PermissionDenied, why));
+        }
+        let mut proven = self.proven.write();
+        // The earlier process of this node is gone.
+        proven.retain(|known| compared_with.is_some() && *known.node != *peer.name());
+        proven.push(ProvenProcess { node: peer.name().into(), instance });
+        Ok(())
+    }
+
+    /// Whether `new` has the store of `known`; `None` when the latter can't be reached.
+    ///
+    /// # Errors
+    /// The failure of `new`.
+    fn compare_stores(self: &Arc<Self>, known: StoreProcess<'_>, new: StoreProcess<'_>) -> Result<Option<bool>> {
+        let key = format!("{}{PROOF_KEY}", self.root);
+        let begin = StoreCall::BeginUpload { key: &key, attributes: StoreAttributes::default() };
+        let Ok(StoreAnswer::Text(upload)) = self.ask(known, &begin) else { return Ok(None) };
+        let abort = StoreCall::Abort { key: &key, upload: &upload };
+        let ended = self.ask(new, &abort);
+        if !matches!(ended, Ok(StoreAnswer::Done)) {
+            // Without parts, an upload that stays costs nothing.
+            let _ = self.ask(known, &abort);
+        }
+        match ended? {
+            StoreAnswer::Done => Ok(Some(true)),
+            StoreAnswer::Failed(error, _) if error.kind() == ErrorKind::NotFound => Ok(Some(false)),
+            StoreAnswer::Failed(error, _) => Err(error),
+            other => Err(unexpected(&other).error),
+        }
+    }
+
+    /// Sends a request to one process, before it is proven.
+    fn ask(self: &Arc<Self>, process: StoreProcess<'_>, call: &StoreCall<'_>) -> Result<StoreAnswer> {
+        let attempt = StoreAttempt::new(self, self.home_of(""), call, Bytes::new());
+        let attempt = StoreAttempt { needs_proof: false, time: PROOF_TIME, ..attempt };
+        let deadline = Instant::now() + PROOF_TIME;
+        match attempt.exchange(process.peer, Some(process.instance), call, &[], &mut [], deadline) {
+            Ok(answered) => Ok(answered.answer),
+            Err(AttemptFailure::NotSent(error) | AttemptFailure::Lost(error)) => Err(error),
+            Err(AttemptFailure::Unproven(_)) => Err(Error::new(ErrorKind::Protocol, "a proof needs no proof")),
+        }
+    }
 }
 
 /// One attempt of a request, on a thread that waits for nodes.
@@ -130,6 +230,8 @@ struct StoreAttempt {
     room: usize,
     /// The time of the store.
     time: Duration,
+    /// Only a process gets it that has the store of the others.
+    needs_proof: bool,
     /// No answer is wanted any more.
     is_dropped: Arc<AtomicBool>,
 }
@@ -149,6 +251,8 @@ enum AttemptFailure {
     NotSent(Error),
     /// The node may have executed the request.
     Lost(Error),
+    /// This process has not shown yet that it has the store of the others.
+    Unproven(u64),
 }
 
 /// The answer to one frame.
@@ -167,6 +271,7 @@ impl StoreAttempt {
             call: call.to_bytes(),
             time: link.timeout + Duration::from_secs(payload.len() as u64 / LEAST_RATE),
             payload,
+            needs_proof: link.client.members().snapshot().members().len() > 1,
             room: 0,
             is_dropped: Arc::default(),
         }
@@ -203,6 +308,7 @@ impl StoreAttempt {
                     let why = format!("node {} gave no answer to the {}: {error}", peer.name(), call.name());
                     return Err(RequestFailure::transient(error.kind(), why));
                 }
+                Err(AttemptFailure::Unproven(_)) => {}
                 Err(AttemptFailure::Lost(error) | AttemptFailure::NotSent(error)) => {
                     // A node that may be back soon counts more than one that refuses.
                     if unsent.as_ref().is_none_or(is_final) {
@@ -227,7 +333,14 @@ impl StoreAttempt {
     ) -> std::result::Result<FrameAnswer, AttemptFailure> {
         let frame_len = self.link.frame_len();
         let first_len = self.payload.len().min(frame_len);
-        let mut answered = self.exchange(peer, None, call, &self.payload[..first_len], landing, deadline)?;
+        let first = &self.payload[..first_len];
+        let mut answered = match self.exchange(peer, None, call, first, landing, deadline) {
+            Err(AttemptFailure::Unproven(instance)) => {
+                self.link.prove(peer, instance).map_err(AttemptFailure::NotSent)?;
+                self.exchange(peer, Some(instance), call, first, landing, deadline)?
+            }
+            answered => answered?,
+        };
         let Some(StoreBody { transfer, .. }) = call.body() else { return Ok(answered) };
         let mut offset = first_len;
         while answered.answer == StoreAnswer::Taken {
@@ -262,6 +375,7 @@ impl StoreAttempt {
         let time_ms = u32::try_from(self.time.as_millis()).unwrap_or(u32::MAX);
         let mut body = Vec::new();
         let mut broken: Option<Error> = None;
+        let mut unproven = None;
         let answered = peer.attempt_write(near, process, deadline, &mut |lease, until| {
             // On another path the request would be a second one.
             if let Some(error) = broken.as_ref().filter(|_| !call.is_query()) {
@@ -270,6 +384,11 @@ impl StoreAttempt {
             let welcome = lease.welcome();
             check_release(welcome).map_err(CallError::Answered)?;
             let instance = welcome.instance;
+            if self.needs_proof && !self.link.is_proven(instance) {
+                unproven = Some(instance);
+                let why = format!("node {} has not shown that it has the store of the others", welcome.node);
+                return Err(CallError::Answered(Error::new(ErrorKind::Stale, why)));
+            }
             let request = NodeRequest::Store(StoreRequest { volume: welcome.volume, time_ms, call: *call, payload });
             body.clear();
             let answer = lease.call(&request, &mut body, landing, &mut |_| {}, until).inspect_err(|error| {
@@ -284,9 +403,10 @@ impl StoreAttempt {
             })?;
             Ok(FrameAnswer { answer: decoded, payload_len: answer.payload_len, instance })
         });
-        answered.map_err(|failure| match (broken, failure) {
-            (Some(error), _) => AttemptFailure::Lost(error),
-            (None, PeerFailure::Answered(error) | PeerFailure::Broken(error) | PeerFailure::Refused(error)) => {
+        answered.map_err(|failure| match (broken, unproven, failure) {
+            (Some(error), ..) => AttemptFailure::Lost(error),
+            (None, Some(instance), _) => AttemptFailure::Unproven(instance),
+            (None, None, PeerFailure::Answered(error) | PeerFailure::Broken(error) | PeerFailure::Refused(error)) => {
                 AttemptFailure::NotSent(error)
             }
         })

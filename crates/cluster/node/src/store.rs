@@ -33,8 +33,10 @@ pub type OpenRequests = dyn Fn(&str) -> Result<SourceRequests> + Send + Sync;
 
 /// Memory for the bytes of changes, of all mounts. A larger body has it alone.
 const BODY_BYTES: u64 = 144 << 20;
-/// Bytes of a change whose next ones do not come for this long are dropped: their mount has ended.
-const PIECE_IDLE: Duration = Duration::from_secs(60);
+/// Bytes of a change whose next ones do not come for this long are dropped: their mount has given the change up, or has ended.
+const PIECE_IDLE: Duration = Duration::from_secs(10);
+/// While memory is short, such bytes are looked for this often.
+const MEMORY_CHECK: Duration = Duration::from_secs(1);
 /// The longest time of a request.
 const LONGEST_REQUEST: Duration = Duration::from_secs(3600);
 
@@ -121,10 +123,17 @@ impl StoreService {
             let why = format!("{len} bytes came for an object or a part of {}", body.len);
             return Err(RequestFailure::fatal(ErrorKind::Invalid, why));
         }
-        self.drop_idle(Instant::now());
-        let Some(memory) = self.memory.reserve(body.len, Instant::now() + time_of(request.time_ms)) else {
-            let why = "the node had no memory for the bytes in time: it waits for the store";
-            return Err(RequestFailure::transient(ErrorKind::Throttled, why.to_owned()));
+        let deadline = Instant::now() + time_of(request.time_ms);
+        let memory = loop {
+            let now = Instant::now();
+            self.drop_idle(now);
+            if let Some(memory) = self.memory.reserve(body.len, deadline.min(now + MEMORY_CHECK)) {
+                break memory;
+            }
+            if Instant::now() >= deadline {
+                let why = "the node had no memory for the bytes in time: it waits for the store";
+                return Err(RequestFailure::transient(ErrorKind::Throttled, why.to_owned()));
+            }
         };
         if len == body.len {
             return Ok(Some(WholeBody { bytes: Bytes::copy_from_slice(request.payload), _memory: memory }));

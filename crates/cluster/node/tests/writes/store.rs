@@ -193,6 +193,25 @@ fn requests_outside_the_source_and_to_nodes_without_changes_are_refused() {
     assert!(refused.message().contains("the node's release is older"), "{refused}");
 }
 
+#[test]
+fn a_node_with_another_store_gets_no_request() {
+    let servers = [bucket(), bucket()];
+    let nodes = [0, 1].map(|number: usize| BucketNode::start(&servers[number], "s3://bucket", true));
+    let store = open_store("s3://bucket", &[&nodes[0], &nodes[1]]).unwrap();
+    let attributes = ObjectAttributes::default();
+    run(async {
+        for number in 0..10 {
+            let key = format!("key-{number}");
+            let body = ObjectBody::new(Bytes::from_static(b"bytes"));
+            store.put(&key, body, &attributes, &WriteCondition::Absent).await.unwrap();
+        }
+    });
+    let mut counts = [0, 1].map(|number: usize| servers[number].keys(BUCKET).len());
+    counts.sort_unstable();
+    assert_eq!(counts, [0, 10]);
+    assert!(servers.iter().all(|server| server.open_uploads() == 0));
+}
+
 /// Flips a bit in the bytes of some requests.
 struct FlippingConnector {
     inner: Arc<dyn Connector>,
