@@ -1,18 +1,18 @@
-//! The store of a bucket, reached through the nodes of a group: the writer of a mount sends its requests here, and nodes send them on
-//! with their credentials. One attempt for each request: repeating is the writer's business. It knows keys and bytes, and neither
+//! The store of a bucket, reached through the nodes of a group: the writer of a mount sends requests here, and nodes send the requests on
+//! with the nodes' credentials. A single attempt for each request: repeating is the writer's business. Knows keys and bytes, and neither
 //! files nor folders.
 //!
 //! | a request | goes to |
 //! |---|---|
-//! | a part of an upload | the node that its number selects: the parts of a file leave over the links of all nodes |
-//! | any other one | the home of its key |
+//! | a part of an upload | the node that the part's number selects: the parts of a file leave over the links of all nodes |
+//! | any other | the home of the key |
 //!
 //! | a node | then |
 //! |---|---|
 //! | can't be reached, refuses this mount, or is of an older release | the next node gets the request |
 //! | got the request, and gives no answer | the answer is lost: the writer finds out what has happened, and repeats |
 //! | got a request that changes nothing, and gives no answer | the next node gets the request |
-//! | was not seen before, beside others | first shows that it has the same store: it ends an upload that another one has begun |
+//! | was not seen before, beside others | first shows that its store is the same: the node ends an upload that another node has begun |
 
 use crate::members::MembersSnapshot;
 use crate::peer::{GroupPeer, PeerFailure, landing_address};
@@ -39,15 +39,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-/// The time of a request grows with its bytes by this rate, in bytes per second.
+/// The time of a request grows with the bytes by this rate, in bytes per second.
 const LEAST_RATE: u64 = 1 << 20;
-/// The time for the end of an upload grows with its parts by this time.
+/// The time for the end of an upload grows with the parts by this time.
 const TIME_PER_PART: Duration = Duration::from_millis(250);
 /// The answer of a node whose store gives none comes within this time.
 const ANSWER_MARGIN: Duration = Duration::from_secs(5);
 /// The time of a request that compares the stores of two nodes.
 const PROOF_TIME: Duration = Duration::from_secs(10);
-/// The key of the upload by which stores are compared, below the source. It never becomes an object.
+/// The key of the upload by which stores are compared, below the source; never an object.
 const PROOF_KEY: &str = ".spurline-node";
 /// Names of a page that has no limit of its own.
 const NAMES_PER_PAGE: u32 = 1000;
@@ -92,7 +92,7 @@ impl GroupVolume {
     /// The store behind the group's source, with `timeout` for each request.
     ///
     /// # Errors
-    /// `ReadOnly` when the nodes take no changes, `Unsupported` when they are older or serve a directory; the nodes' error.
+    /// `ReadOnly` when the nodes take no changes, `Unsupported` when the nodes are older or serve a directory; the nodes' error.
     pub fn open_store(&self, timeout: Duration) -> Result<RemoteStore> {
         RemoteStore::connect(Arc::clone(self.shared_client()), timeout)
     }
@@ -113,7 +113,7 @@ impl RemoteStore {
         }
     }
 
-    /// Sends a request to the home of its key.
+    /// Sends a request to the home of the key.
     async fn send(&self, key: &str, call: StoreCall<'_>) -> Answer<StoreAnswer> {
         let attempt = StoreAttempt::new(&self.link, self.link.home_of(key), &call, Bytes::new());
         attempt.run_apart().await.map(|(answer, _)| answer)
@@ -130,7 +130,7 @@ impl StoreLink {
         self.block_of(key, 0)
     }
 
-    /// Most bytes of a frame: those that fit into one buffer of a node.
+    /// Most bytes of a frame: what fits into a buffer of a node.
     fn frame_len(&self) -> usize {
         usize::try_from(self.client.block_size()).unwrap_or(MAX_WRITE).min(MAX_WRITE)
     }
@@ -145,10 +145,10 @@ impl StoreLink {
         self.proven.read().iter().any(|known| known.instance == instance)
     }
 
-    /// Compares the store of a process with that of the others. If none of them can be reached, this one is the first again.
+    /// Compares the store of a process with that of the others. If none of the others can be reached, this process is the first again.
     ///
     /// # Errors
-    /// `PermissionDenied` when it has another store; why it does not answer.
+    /// `PermissionDenied` for another store; why the process does not answer.
     fn prove(self: &Arc<Self>, peer: &GroupPeer, instance: u64) -> Result<()> {
         let _proving = self.proving.lock();
         if self.is_proven(instance) {
@@ -205,7 +205,7 @@ impl StoreLink {
         }
     }
 
-    /// Sends a request to one process, before it is proven.
+    /// Sends a request to a process that is not proven.
     fn ask(self: &Arc<Self>, process: StoreProcess<'_>, call: &StoreCall<'_>) -> Result<StoreAnswer> {
         let attempt = StoreAttempt::new(self, self.home_of(""), call, Bytes::new());
         let attempt = StoreAttempt { needs_proof: false, time: PROOF_TIME, ..attempt };
@@ -218,19 +218,19 @@ impl StoreLink {
     }
 }
 
-/// One attempt of a request, on a thread that waits for nodes.
+/// An attempt of a request, on a thread that waits for nodes.
 struct StoreAttempt {
     link: Arc<StoreLink>,
     place: WantedBlock,
     /// The request.
     call: Vec<u8>,
-    /// Its bytes.
+    /// The bytes of the request.
     payload: Bytes,
     /// Most bytes of the answer.
     room: usize,
     /// The time of the store.
     time: Duration,
-    /// Only a process gets it that has the store of the others.
+    /// Only a process gets the request that has the store of the others.
     needs_proof: bool,
     /// No answer is wanted any more.
     is_dropped: Arc<AtomicBool>,
@@ -247,7 +247,7 @@ impl Drop for DropNotice {
 
 /// Why a node gave no answer.
 enum AttemptFailure {
-    /// The node did not execute the request; another one may.
+    /// The node did not execute the request; another node may.
     NotSent(Error),
     /// The node may have executed the request.
     Lost(Error),
@@ -255,7 +255,7 @@ enum AttemptFailure {
     Unproven(u64),
 }
 
-/// The answer to one frame.
+/// The answer to a frame.
 struct FrameAnswer {
     answer: StoreAnswer,
     payload_len: usize,
@@ -277,7 +277,7 @@ impl StoreAttempt {
         }
     }
 
-    /// Runs on a thread of its own, as it waits for nodes.
+    /// Runs on a thread that may wait for nodes.
     async fn run_apart(self) -> Answer<(StoreAnswer, Vec<u8>)> {
         let _notice = DropNotice(Arc::clone(&self.is_dropped));
         let ran = tokio::task::spawn_blocking(move || self.run()).await;
@@ -310,7 +310,7 @@ impl StoreAttempt {
                 }
                 Err(AttemptFailure::Unproven(_)) => {}
                 Err(AttemptFailure::Lost(error) | AttemptFailure::NotSent(error)) => {
-                    // A node that may be back soon counts more than one that refuses.
+                    // A node that may be back soon counts more than a node that refuses.
                     if unsent.as_ref().is_none_or(is_final) {
                         unsent = Some(error.context(peer.name()));
                     }
@@ -323,7 +323,7 @@ impl StoreAttempt {
         Err(failure_of(unsent.unwrap_or_else(no_node)))
     }
 
-    /// Sends the request to one node, with all its bytes.
+    /// Sends the request to a node, with all bytes.
     fn run_at(
         &self,
         peer: &GroupPeer,
@@ -352,7 +352,7 @@ impl StoreAttempt {
             let piece = StoreCall::Piece { transfer, offset: offset as u64 };
             let process = Some(answered.instance);
             answered = match self.exchange(peer, process, &piece, &self.payload[offset..end], landing, deadline) {
-                // The first bytes are at a node, which is lost with them.
+                // The first bytes are lost with the node.
                 Err(AttemptFailure::NotSent(error)) => return Err(AttemptFailure::Lost(error)),
                 answered => answered?,
             };
@@ -361,7 +361,7 @@ impl StoreAttempt {
         Ok(answered)
     }
 
-    /// Sends one frame to a node, over one path.
+    /// Sends a frame to a node, over a single path.
     fn exchange(
         &self,
         peer: &GroupPeer,
@@ -416,7 +416,7 @@ impl StoreAttempt {
 /// Checks that a node sends requests to stores.
 ///
 /// # Errors
-/// `Unsupported` when it is older.
+/// `Unsupported` for an older node.
 fn check_release(welcome: &WelcomeAnswer) -> Result<()> {
     if welcome.version >= MIN_STORE_VERSION {
         return Ok(());
@@ -606,7 +606,7 @@ impl ObjectWriteBackend for RemoteStore {
         async move { page_of(self.send(prefix, call).await?) }.boxed()
     }
 
-    /// In as many reads as its bytes need, all of one version.
+    /// In as many reads as the bytes need, all of a single version.
     fn read_all<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Answer<(Vec<u8>, String)>> {
         async move {
             let StoredObject { raw, .. } = self.head_all(key).await?;

@@ -1,13 +1,13 @@
-//! Sends the requests of a mount to the store of a bucket: each once, as it is, with this node's credentials. It knows keys and
+//! Sends the requests of a mount to the store of a bucket: each once, unchanged, with this node's credentials. Knows keys and
 //! bytes, and neither files nor folders; the mount decides what follows after a failure or a lost answer.
 //!
 //! | a request | then |
 //! |---|---|
 //! | names a key that is not below the source | is refused |
-//! | has all its bytes | is sent to the store; the answer is the store's |
-//! | has the first of its bytes | waits for memory for all of them; the others follow in order |
-//! | has further bytes | they are added; with the last of them the change is sent to the store |
-//! | has bytes with another checksum than the mount's | fails, and the mount sends them again |
+//! | has all bytes | is sent to the store; the answer is the store's |
+//! | has the first bytes | waits for memory for all bytes; the others follow in order |
+//! | has further bytes | the bytes are added; with the last bytes the change is sent to the store |
+//! | has bytes with another checksum than the mount's | fails, and the mount repeats the change |
 
 use crate::CacheNode;
 use bytes::Bytes;
@@ -31,9 +31,9 @@ use std::time::{Duration, Instant, SystemTime};
 /// Opens the requests below a source.
 pub type OpenRequests = dyn Fn(&str) -> Result<SourceRequests> + Send + Sync;
 
-/// Memory for the bytes of changes, of all mounts. A larger body has it alone.
+/// Memory for the bytes of changes, of all mounts. A larger body has all of the memory.
 const BODY_BYTES: u64 = 144 << 20;
-/// Bytes of a change whose next ones do not come for this long are dropped: their mount has given the change up, or has ended.
+/// Bytes of a change whose next ones do not come for this long are dropped: the mount has given the change up, or has ended.
 const PIECE_IDLE: Duration = Duration::from_secs(10);
 /// While memory is short, such bytes are looked for this often.
 const MEMORY_CHECK: Duration = Duration::from_secs(1);
@@ -46,7 +46,7 @@ pub(crate) struct StoreService {
     open: OnceLock<Box<OpenRequests>>,
     /// By the number of the volume.
     sources: RwLock<Vec<(u32, Arc<SourceRequests>)>>,
-    /// Changes whose bytes are not complete, by the numbers of their transfers.
+    /// Changes whose bytes are not complete, by the numbers of the transfers.
     transfers: Mutex<HashMap<u64, BodyTransfer>>,
     memory: Arc<BodyMemory>,
 }
@@ -116,7 +116,7 @@ impl StoreService {
         self.transfers.lock().retain(|_, transfer| now.saturating_duration_since(transfer.last_piece) < PIECE_IDLE);
     }
 
-    /// Takes the first bytes of a change: all of them, or the transfer goes on.
+    /// Takes the first bytes of a change: all bytes, or the transfer goes on.
     fn begin_body(&self, request: &StoreRequest<'_>, body: StoreBody) -> Result<Option<WholeBody>, RequestFailure> {
         let len = request.payload.len() as u64;
         if len > body.len {
@@ -151,7 +151,7 @@ impl StoreService {
         Ok(None)
     }
 
-    /// Adds bytes to a transfer, which is taken out with its last bytes.
+    /// Adds bytes to a transfer, which is taken out with the last bytes.
     fn add_piece(&self, number: u64, offset: u64, piece: &[u8]) -> Result<Option<BodyTransfer>, RequestFailure> {
         let mut transfers = self.transfers.lock();
         let fits = transfers.get_mut(&number).filter(|transfer| {
@@ -193,7 +193,7 @@ impl CacheNode {
         Ok(opened)
     }
 
-    /// Answers one request for a store.
+    /// Answers a request for a store.
     pub(crate) fn serve_store(&self, request: &StoreRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         // All wait for the store, or for memory.
         responder.before_wait();
@@ -209,7 +209,7 @@ impl CacheNode {
         Self::send_body(&answer, responder)
     }
 
-    /// Sends a request that reads no bytes to the store, once its bytes are there.
+    /// Sends a request that reads no bytes to the store, once all bytes are there.
     fn answer_store(
         &self,
         requests: &SourceRequests,
@@ -294,7 +294,7 @@ fn time_of(time_ms: u32) -> Duration {
     Duration::from_millis(time_ms.into()).min(LONGEST_REQUEST)
 }
 
-/// Sends one request to the store.
+/// Sends a request to the store.
 fn send_call(
     requests: &SourceRequests,
     call: StoreCall<'_>,

@@ -78,7 +78,7 @@ pub const MAX_GREETING_BODY: usize = 8 << 10;
 pub const MAX_ANSWER_BODY: usize = 4 << 20;
 /// The longest payload of one frame: the largest block.
 pub const MAX_PAYLOAD: usize = 64 << 20;
-/// The longest payload of a request: the bytes of one write, or of one piece of an object.
+/// The longest payload of a request: the bytes of a write, or of a piece of an object.
 pub const MAX_WRITE: usize = 4 << 20;
 /// The longest version text of an object.
 pub const MAX_VERSION_TEXT: usize = 4096;

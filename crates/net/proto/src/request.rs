@@ -235,7 +235,7 @@ pub enum NodeRequest<'a> {
     },
     /// An operation on a writable volume; answered by a `WriteAnswer`, and a payload if it reads.
     Write(WriteRequest<'a>),
-    /// A request for the store of a bucket; answered by a `StoreAnswer`, and a payload if it reads bytes.
+    /// A request for the store of a bucket; answered by a `StoreAnswer`, and a payload for reads.
     Store(StoreRequest<'a>),
     /// A request of a newer peer.
     Unknown {

@@ -1,7 +1,7 @@
 //! Requests for the store behind a bucket, which a node sends with its own credentials: each is a single attempt, and the writer
 //! decides what follows. The module knows keys and bytes, and neither files nor folders.
 //!
-//! The bytes of an object or a part, or the list of parts of an upload, are the payloads of one request or more: the first of them names the change, the length and
+//! The bytes of an object or a part, or the list of parts of an upload, are the payloads of a request or more: the first names the change, the length and
 //! the checksum of all, and [`StoreCall::Piece`] has what follows, in order. The answer to the request with the last bytes is that
 //! of the store; the node answers the others with [`StoreAnswer::Taken`].
 
@@ -11,7 +11,7 @@ use crate::wire_value::{WireValue, wire_enum, wire_struct};
 use crate::{AnswerBody, FrameError, VolumeId};
 use spurline_types::Error;
 
-/// Texts in a row, each with its length. Decoding borrows and checks all of them: iterating can't fail.
+/// Texts in a row, each with a length. Decoding borrows and checks all texts: iterating can't fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TextList<'a>(&'a [u8]);
 
@@ -67,7 +67,7 @@ pub enum StoreCondition<'a> {
     Version(&'a str),
 }
 
-/// The bytes of a change: those of an object or a part, or a list of parts.
+/// The bytes of a change: an object, a part, or a list of parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreBody {
     /// A number that the writer draws at random, under which the rest of the bytes follows.
@@ -81,25 +81,25 @@ pub struct StoreBody {
 /// The object that is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreSource<'a> {
-    /// Its key.
+    /// The key.
     pub key: &'a str,
-    /// The version to copy; the newest without one.
+    /// The version to copy; by default the newest.
     pub etag: Option<&'a str>,
 }
 
-/// One request for the store. Etags are bare in requests that change something.
+/// A request for the store. Etags are bare in requests that change something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreCall<'a> {
     /// The server and the bucket, for messages; no request of the store.
     Describe,
-    /// An object with its attributes.
+    /// An object with attributes.
     Head {
         /// The key.
         key: &'a str,
     },
     /// A page of keys.
     List {
-        /// What they start with.
+        /// The start of the keys.
         prefix: &'a str,
         /// The token of the page.
         token: Option<&'a str>,
@@ -114,9 +114,9 @@ pub enum StoreCall<'a> {
         key: &'a str,
         /// First byte.
         from: u64,
-        /// The byte behind the last one.
+        /// The byte behind the last.
         to: u64,
-        /// The version; any without one.
+        /// The version; any by default.
         etag: Option<&'a str>,
     },
     /// Writes an object.
@@ -127,7 +127,7 @@ pub enum StoreCall<'a> {
         attributes: StoreAttributes<'a>,
         /// The condition.
         condition: StoreCondition<'a>,
-        /// Its bytes, the first of which are the payload.
+        /// The bytes; the payload has the first of these.
         body: StoreBody,
     },
     /// Begins an upload in parts.
@@ -145,7 +145,7 @@ pub enum StoreCall<'a> {
         upload: &'a str,
         /// From 1.
         number: u32,
-        /// Its bytes, the first of which are the payload.
+        /// The bytes; the payload has the first of these.
         body: StoreBody,
     },
     /// Makes a part from bytes of an object.
@@ -160,7 +160,7 @@ pub enum StoreCall<'a> {
         source: StoreSource<'a>,
         /// First byte.
         from: u64,
-        /// The byte behind the last one.
+        /// The byte behind the last.
         to: u64,
     },
     /// Makes the object of an upload.
@@ -187,7 +187,7 @@ pub enum StoreCall<'a> {
         source: StoreSource<'a>,
         /// The key of the copy.
         key: &'a str,
-        /// The attributes of the copy; those of the object without them.
+        /// The attributes of the copy; by default the object's.
         attributes: Option<StoreAttributes<'a>>,
         /// The condition.
         condition: StoreCondition<'a>,
@@ -290,7 +290,7 @@ pub struct StoreRequest<'a> {
     pub time_ms: u32,
     /// The request.
     pub call: StoreCall<'a>,
-    /// Its bytes.
+    /// The bytes.
     pub payload: &'a [u8],
 }
 
@@ -350,7 +350,7 @@ pub enum StoreRetry {
     AfterRestart,
     /// At once.
     AtOnce,
-    /// After the store has had time: this many milliseconds where it stated them.
+    /// After the store has had time: this many milliseconds if the store has stated a time.
     SlowDown(Option<u64>),
 }
 
@@ -363,14 +363,14 @@ pub struct StoreObject {
     pub size: u64,
     /// Seconds since 1970.
     pub mtime_s: u64,
-    /// As the store returned it.
+    /// As the store returned.
     pub etag: Option<Box<str>>,
 }
 
 /// The answer to a read of bytes, which are the payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreBytes {
-    /// As the store returned it.
+    /// As the store returned.
     pub etag: Option<Box<str>>,
     /// Seconds since 1970.
     pub mtime_s: Option<u64>,
@@ -378,22 +378,22 @@ pub struct StoreBytes {
     pub total: Option<u64>,
     /// First byte of the store's answer.
     pub from: Option<u64>,
-    /// The byte behind the last one of the store's answer.
+    /// The byte behind the last of the store's answer.
     pub to: Option<u64>,
-    /// Whether it is an answer to a request for a range.
+    /// Whether the answer is that to a request for a range.
     pub partial: bool,
 }
 
 /// Answers a [`StoreRequest`]. A failure of the store is an answer like any other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreAnswer {
-    /// It was done, and there is nothing to say.
+    /// Done, without a result.
     Done,
     /// The node has the bytes, and more follow.
     Taken,
     /// An etag, the id of an upload, or a description.
     Text(Box<str>),
-    /// An object; then names and values of its content headers and of the user's attributes in turn, and its storage class.
+    /// An object; then names and values of the content headers and of the user's attributes in turn, and the storage class.
     Object(StoreObject, Vec<Box<str>>, Vec<Box<str>>, Option<Box<str>>),
     /// Objects of a page, prefixes, and the token of the next page.
     Page(Vec<StoreObject>, Vec<Box<str>>, Option<Box<str>>),

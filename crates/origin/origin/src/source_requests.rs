@@ -1,5 +1,5 @@
-//! Single requests to the bucket of a source, for the service of a node: keys below the source, one attempt each, a time limit.
-//! It repeats nothing, and knows neither files nor folders.
+//! Single requests to the bucket of a source, for the service of a node: keys below the source, an attempt each, a time limit.
+//! Repeats nothing, and knows neither files nor folders.
 
 use crate::backend::{ObjectBackend, RequestFailure, RetryHint};
 use crate::shared_buckets::SharedBucket;
@@ -9,7 +9,7 @@ use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Both sides of a bucket, for one request.
+/// Both sides of a bucket, for a request.
 #[derive(Clone, Copy)]
 pub struct BucketSides<'a> {
     /// The reading side.
@@ -18,7 +18,7 @@ pub struct BucketSides<'a> {
     pub writes: &'a dyn ObjectWriteBackend,
 }
 
-/// The requests below one source.
+/// The requests below a source.
 pub struct SourceRequests {
     bucket: Arc<SharedBucket>,
     url: String,
@@ -68,7 +68,7 @@ impl SourceRequests {
         Err(Error::new(ErrorKind::PermissionDenied, why))
     }
 
-    /// Sends one request, on this thread, and waits this long for its answer.
+    /// Sends a request, on this thread, and waits this long for the answer.
     ///
     /// # Errors
     /// That of the store; a transient one without an answer.

@@ -75,7 +75,7 @@ pub struct StoredObject {
     pub attributes: ObjectAttributes,
 }
 
-/// The bytes of an object or a part, and the checksum that their writer has computed: the store compares both.
+/// The bytes of an object or a part, and the checksum that the writer has computed: the store compares both.
 #[derive(Debug, Clone)]
 pub struct ObjectBody {
     bytes: Bytes,
@@ -89,7 +89,7 @@ impl ObjectBody {
         ObjectBody { bytes, checksum }
     }
 
-    /// Bytes that came with their writer's checksum; `None` if they have changed on the way.
+    /// Bytes that came with the writer's checksum; `None` if changed on the way.
     pub fn received(bytes: Bytes, checksum: u64) -> Option<ObjectBody> {
         Some(ObjectBody::new(bytes)).filter(|body| body.checksum == checksum)
     }
@@ -99,7 +99,7 @@ impl ObjectBody {
         &self.bytes
     }
 
-    /// Their CRC64NVME.
+    /// The CRC64NVME.
     pub fn checksum(&self) -> u64 {
         self.checksum
     }

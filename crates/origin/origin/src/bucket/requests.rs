@@ -37,7 +37,7 @@ const MARK: &str = "spurline-op";
 /// The time of a request grows with its bytes by this rate, in bytes per second.
 const LEAST_RATE: u64 = 1 << 20;
 
-/// A request that took this long and was repeated is logged with its last failure.
+/// A request that took this long and was repeated is logged with the last failure.
 const LONG_PAUSE: Duration = Duration::from_secs(10);
 
 /// The time for the end of an upload grows with its parts by this time: stores assemble thousands of parts in minutes.
@@ -160,7 +160,7 @@ pub(super) fn is_made_by_file(attributes: &ObjectAttributes, mount: u64, file: u
     mark_in(attributes).is_some_and(|mark| mark.starts_with(&format!("{mount:016x}{file:016x}")))
 }
 
-/// The time of a request and its repetitions.
+/// The time of a request with all repetitions.
 #[derive(Clone, Copy)]
 struct RequestTime {
     deadline: Instant,
@@ -239,7 +239,7 @@ impl BucketRequests {
         }
     }
 
-    /// The time of a change with `len` bytes. One without a condition is not sent twice at once: executed late, it would undo what follows.
+    /// The time of a change with `len` bytes. A change without a condition is not sent twice at once: executed late, the first would undo what follows.
     fn time_of_change(&self, len: u64, condition: &WriteCondition) -> RequestTime {
         let time = self.time_of(len);
         match condition {
