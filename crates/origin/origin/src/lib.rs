@@ -44,6 +44,7 @@ mod credential_store;
 mod directory;
 pub mod faulty;
 mod file_stat;
+mod folder_times;
 mod listed_etags;
 mod listing;
 mod object_identity;

@@ -30,7 +30,7 @@ use spurline_volume::delayed::DelayedWrites;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// How long an unmount waits for open files before the mount is detached.
 pub const UNMOUNT_GRACE: Duration = Duration::from_secs(5);
@@ -493,6 +493,7 @@ fn fs_config(config: &MountConfig, options: &MountOptions) -> spurline_fs::FsCon
         max_readahead: config.volume.budget.readahead,
         inode_bytes: config.volume.budget.inode_bytes,
         readahead_budget: readahead_budget(&config.volume.budget),
+        folder_time: (config.volume.source.scheme() != "file").then(SystemTime::now),
         ..spurline_fs::FsConfig::default()
     }
 }

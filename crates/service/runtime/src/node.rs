@@ -86,8 +86,9 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     rails::place_memory(found.as_deref().unwrap_or_default(), &pool);
     check_sources(&config, &stats)?;
     // Locals are dropped in the reverse order.
+    let sources: Vec<&str> = config.sources.iter().map(|source| source.as_str()).collect();
     let setup::OpenCache { fresh, store, shared: folder } =
-        setup::open_store(&config.cache, config.budget.index_bytes, &pool, &stats)?;
+        setup::open_store(&config.cache, config.budget.index_bytes, &pool, &sources, &stats)?;
     config.sources.iter().for_each(|source| setup::warn_of_cache_in_source(source.as_str(), &config.cache));
     let marks = settings::compare_with_before(&config, store.is_some())?;
     let tier = MemTier::new(Arc::clone(&pool));

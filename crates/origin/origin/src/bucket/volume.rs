@@ -52,6 +52,7 @@ pub(super) struct BucketFiles {
     pub options: Arc<BucketWriteOptions>,
     pub context: Arc<ObjectContext>,
     timeout: std::time::Duration,
+    started: SystemTime,
     pub open: Mutex<OpenTable>,
     /// New files of all mounts: an exclusive creation has a single winner.
     making: Arc<Mutex<OpenTable>>,
@@ -108,6 +109,7 @@ impl BucketFiles {
             options,
             context: Arc::new(context),
             timeout: self.timeout,
+            started: self.started,
             open: Mutex::default(),
             making: Arc::clone(&self.making),
             absences: Arc::clone(&self.absences),
@@ -264,10 +266,12 @@ impl BucketFiles {
         }
     }
 
-    /// The attributes of a folder, which its marker has if there is one.
+    /// The attributes of a folder, which its marker has if there is one. Without a time of a marker or an object, it is as old as
+    /// this process.
     pub fn folder_attr(&self, path: &[u8], marker: Option<&FoundObject>) -> NodeAttr {
         let own = marker.map(FoundObject::file_attrs).unwrap_or_default();
-        let mtime = marker.map_or(std::time::UNIX_EPOCH, |marker| marker.attr.mtime);
+        let of_marker = marker.map(|marker| marker.attr.mtime);
+        let mtime = of_marker.or_else(|| self.origin.folder_time(path)).unwrap_or(self.started);
         node_attr(&self.options, path, &ObjectAttr { mtime, ..folder_attr() }, &own)
     }
 
@@ -599,6 +603,7 @@ impl WritableBucket {
             outage,
             context: Arc::new(context),
             timeout: config.timeout,
+            started: SystemTime::now(),
             open: Mutex::default(),
             making: Arc::default(),
             locks: Arc::default(),
