@@ -38,7 +38,7 @@ pub fn run_as_helper(command: &clap::Command, words: &[OsString]) -> Option<Faul
     Some(Fault::failed(format!("this program can't start itself: {error}"), "mount /proc"))
 }
 
-/// What mount(8) wants of its helper.
+/// What mount(8) wants of the helper.
 #[derive(Debug, PartialEq)]
 enum HelperOrder {
     /// A mount, with the arguments of `spurline`.

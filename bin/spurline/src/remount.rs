@@ -1,5 +1,5 @@
 //! `mount -o remount`: changes what the kernel decides about a mount, above all whether programs may change files. The mount's
-//! process does not learn of it, and its settings stay.
+//! process does not learn of the change, and the settings stay.
 
 use crate::report::print_note;
 use rustix::io::Errno;
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Deadline of the query whether the mount was made for changes.
 const STATUS_ANSWER: Duration = Duration::from_secs(5);
 
-/// The options that the kernel can change: the flag, and whether the option sets it.
+/// The options that the kernel can change: the flag, and whether the option sets the flag.
 const FLAG_OPTIONS: [(&str, MountFlags, bool); 13] = [
     ("ro", MountFlags::RDONLY, true),
     ("rw", MountFlags::RDONLY, false),
@@ -66,7 +66,7 @@ pub fn run(mountpoint: &Path, options: &[String]) -> Result<(), Fault> {
 }
 
 fn flags_of_entry(entry: &MountEntry) -> MountFlags {
-    // A file system that is read-only is so at each of its mountpoints.
+    // A file system that is read-only is so at each mountpoint.
     let words = entry.flags.split(',').chain(entry.has_option("ro").then_some("ro"));
     let set = words.filter_map(|word| FLAG_OPTIONS.iter().find(|(name, _, sets)| *sets && *name == word));
     set.fold(MountFlags::empty(), |flags, (_, flag, _)| flags | *flag)
@@ -77,7 +77,7 @@ fn change_flags(before: MountFlags, options: &[String]) -> MountFlags {
     named.fold(before, |flags, (_, flag, sets)| if *sets { flags | *flag } else { flags - *flag })
 }
 
-/// Whether an option is one of the mount's process: none of mount(8), and none that the mount table shows.
+/// Whether an option belongs to the mount's process: none of mount(8), and none that the mount table shows.
 fn is_setting(option: &str, entry: &MountEntry) -> bool {
     let is_flag = FLAG_OPTIONS.iter().any(|(name, ..)| *name == option);
     let is_shown = entry.has_option(option) || entry.flags.split(',').any(|flag| flag == option);

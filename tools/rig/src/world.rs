@@ -363,7 +363,7 @@ impl Process {
     pub fn most_resident(&self) -> u64 {
         self.memory("VmHWM:")
     }
-    /// A line of the kernel's figures about its memory, in bytes.
+    /// A line of the kernel's figures about memory, in bytes.
     pub fn memory(&self, figure: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with(figure)).unwrap();

@@ -1,6 +1,6 @@
-//! A mount of the source that only this process has, with its own rule for access times. Knows no file below it.
+//! A mount of the source that only this process has, with a rule for access times. Knows no file of the source.
 //!
-//! The kernel decides about access times by the mount that a file was opened through, also for files that it reads itself
+//! The kernel decides about access times by the mount that a file was opened through, also for files that the kernel reads itself
 //! (passthrough), and `O_NOATIME` is for the owner of a file only.
 #![allow(unsafe_code, reason = "mount_setattr, which rustix does not have")]
 
@@ -11,7 +11,7 @@ use spurline_types::AccessTimes;
 use std::io::Error;
 use std::path::Path;
 
-/// The mount of `path`, and those below, as a copy with this rule; `None` for the rule of the source. File systems that are
+/// The mount of `path`, and the mounts below, as a copy with this rule; `None` for the rule of the source. File systems that are
 /// mounted below the source later are not seen through the copy.
 ///
 /// # Errors

@@ -21,7 +21,7 @@ use spurline_observe::documents::{InfoDocument, NodeDescription, NodeStatus, Nod
 use spurline_observe::locate::SocketOwner;
 use spurline_origin::{
     BucketWriteOptions, OriginOptions, OriginStore, PublishedBytes, PublishingOrigin, SharedBuckets, SourceLocation,
-    SourceScheme, WritableBucket,
+    SourceRequests, SourceScheme, WritableBucket,
 };
 use spurline_proto::LOCK_TIMES;
 use spurline_rails::LocalRail;
@@ -226,6 +226,9 @@ fn open_service(
     if let Some(changes) = changes {
         // A source that can't be changed is an error at the start.
         sources.iter().try_for_each(|source| changes.check(source))?;
+        let origin = changes.origin.clone();
+        let stats = Arc::clone(stats);
+        node.accept_store_requests(Box::new(move |source| SourceRequests::open(source, &origin, Arc::clone(&stats))));
         node.accept_writes(Box::new(move |volume| changes.open(volume)));
         expire_sessions(&node)?;
         tracing::info!("changes are taken from mounts with --rw");

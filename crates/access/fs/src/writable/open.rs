@@ -22,7 +22,7 @@ use spurline_volume::repeated::{ChangeOutcome, RepeatedCall};
 use spurline_volume::writes::{
     CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, NodePath, WritableDirectory, WritableFile, WritePlace,
 };
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ struct OpenNodeState {
     /// Opens through this process, and by the kernel itself: it refuses a mixture.
     cached: u32,
     passthrough: u32,
-    /// Of those by the kernel itself, how many can be mapped to store into.
+    /// Of the opens by the kernel itself, how many can be mapped to store into.
     mappable: u32,
     live: Option<Arc<LiveBacking>>,
     /// Opens that only write, past the kernel's pages. All later ones bypass them too: pages that are read during such a write
@@ -49,6 +49,14 @@ struct OpenNodeState {
     direct_writers: u32,
     /// The attributes of the version that files are read in from cached bytes.
     cached_as: Option<NodeAttr>,
+}
+
+impl OpenNodeState {
+    /// A further open that can be mapped, here and among those of all nodes.
+    fn add_mappable(&mut self, of_all: &AtomicU64) {
+        self.mappable += 1;
+        of_all.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// An open file.
@@ -75,7 +83,7 @@ impl OpenNodeFile {
         may_write(self.flags)
     }
 
-    /// Whether programs can store into the source's own file: that moves its times without a request.
+    /// Whether programs can store into the source's own file: that moves the times without a request.
     fn is_mappable(&self) -> bool {
         self.passthrough && self.flags & libc::O_ACCMODE == libc::O_RDWR
     }
@@ -117,7 +125,7 @@ pub struct OpenedNode {
     pub keep_cache: bool,
     /// The kernel's attributes of the inode are not of this version: see [`WritableFileSystem::refresh_opened`].
     pub moved: bool,
-    /// The kernel gets the attributes again at each use, and has to forget those that it has.
+    /// The kernel gets the attributes again at each use, and has to forget the kept attributes.
     pub mappable: bool,
     /// The attributes at the open.
     pub attr: NodeAttr,
@@ -165,11 +173,6 @@ impl WritableFileSystem {
             return Duration::ZERO;
         }
         self.config.attr_ttl
-    }
-
-    fn note_mappable(&self, state: &mut OpenNodeState) {
-        state.mappable += 1;
-        self.mappable_opens.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn file(&self, ino: u64, fh: u64) -> FsResult<Arc<OpenNodeFile>> {
@@ -390,7 +393,7 @@ impl WritableFileSystem {
         }
         let mappable = file.is_mappable();
         if mappable {
-            self.note_mappable(&mut state);
+            state.add_mappable(&self.mappable_opens);
         }
         if is_cached {
             self.cache_events.add_file();
@@ -477,7 +480,7 @@ impl WritableFileSystem {
             state.cached += 1;
         }
         if file.is_mappable() {
-            self.note_mappable(&mut state);
+            state.add_mappable(&self.mappable_opens);
         }
         state.direct_writers += u32::from(direct_writer);
         state.files.push((fh, Arc::downgrade(&file)));

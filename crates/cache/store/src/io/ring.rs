@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 pub const TRANSFER_PIECE: usize = 512 << 10;
 /// Pieces in flight at once: a block of 4 MiB, and as much again for larger blocks.
 const RING_DEPTH: usize = 16;
-/// Least length of a piece of the arena that is registered at once. A registration pins the pages of the piece, and so makes them
-/// resident: an unused mount has none.
+/// Least length of a piece of the arena that is registered at once. A registration pins the pages of the piece, which are
+/// resident then: an unused mount has none.
 const PIECE_MIN: usize = 8 << 20;
 /// Pieces of an arena: a ring that has not seen the newest piece copies the table in some 30 µs.
 const PIECES_MAX: usize = 1024;
@@ -86,7 +86,7 @@ impl ArenaPieces {
     }
 }
 
-/// A ring that transfers nothing: its table has the pieces that are registered.
+/// A ring that transfers nothing: the table has the pieces that are registered.
 struct MasterRing {
     uring: IoUring,
     pieces: Vec<bool>,
@@ -106,7 +106,7 @@ pub struct RingSet {
     /// Memory worth registering, which `_pool` keeps mapped.
     arena: Option<ArenaPieces>,
     _pool: Option<Arc<BufferPool>>,
-    /// The ring with which pieces of the arena are first registered; the others clone its table.
+    /// The ring with which pieces of the arena are first registered; the other rings clone this table.
     master: Mutex<Option<MasterRing>>,
     late: Mutex<Vec<LateRing>>,
     /// Set once the kernel refused a ring: plain system calls from then on.
@@ -122,7 +122,7 @@ impl MasterRing {
         Some(MasterRing { uring, pieces: vec![false; count] })
     }
 
-    /// Registers a piece, if it is not; false when the kernel refuses.
+    /// Registers a piece at the first use; false when the kernel refuses.
     fn register(&mut self, arena: &ArenaPieces, piece: usize) -> bool {
         if !self.pieces[piece] {
             let vector = [arena.vector_of(piece)];
@@ -162,7 +162,7 @@ impl Drop for RingSet {
 }
 
 impl RingSet {
-    /// Rings for a pool of buffers. The pool's memory is registered with the kernel in pieces, as transfers first use them, so that
+    /// Rings for a pool of buffers. The pool's memory is registered with the kernel in pieces, at the first use by a transfer, so that
     /// reads cost less CPU.
     pub fn new(pool: Option<Arc<BufferPool>>) -> Arc<RingSet> {
         static NEXT: AtomicU64 = AtomicU64::new(1);

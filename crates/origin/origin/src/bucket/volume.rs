@@ -1,7 +1,7 @@
 //! The calls on names of a bucket: lookups, new files, removals, renames. What an open file holds is in [`OpenObject`].
 
 use super::BucketWriteOptions;
-use super::absences::RecentAbsences;
+use super::absences::{LookupStart, RecentAbsences};
 use super::checked::CheckedBucket;
 use super::directory::BucketFolder;
 use super::file::BucketFile;
@@ -333,27 +333,48 @@ impl BucketFiles {
 
     fn make_file(&self, at: &NamePath<'_>, exclusive: bool, new: FileAttrs) -> Result<Arc<OpenObject>> {
         let path = path_of(at);
+        loop {
+            let start = self.absences.begin_lookup(&path);
+            if let Some(object) = self.make_file_at(&path, exclusive, &new, start)? {
+                return Ok(object);
+            }
+        }
+    }
+
+    /// Makes a new file, or opens the one that is there; `None` when an exclusive creation has to look again, since another file of the
+    /// name may have been published after `start`.
+    fn make_file_at(
+        &self,
+        path: &[u8],
+        exclusive: bool,
+        new: &FileAttrs,
+        start: LookupStart,
+    ) -> Result<Option<Arc<OpenObject>>> {
         let step = self.context.next_step();
-        match self.find_existing(&path, exclusive) {
-            Ok(_) if exclusive => return Err(exists(&path)),
-            Ok(found) => return self.open_found(&path, found, step),
+        match self.find_existing(path, exclusive) {
+            Ok(_) if exclusive => return Err(exists(path)),
+            Ok(found) => return self.open_found(path, found, step).map(Some),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
         let mut open = self.open.lock();
-        if let Some(object) = open.find(&path).filter(|object| object.is_changed()) {
-            return if exclusive { Err(exists(&path)) } else { Ok(object) };
+        if let Some(object) = open.find(path).filter(|object| object.is_changed()) {
+            return if exclusive { Err(exists(path)) } else { Ok(Some(object)) };
         }
-        let object = self.new_object(path.clone(), OpenedNode::New(new));
-        let object = Arc::new(if exclusive { object.made_exclusively() } else { object });
         let mut making = self.making.lock();
-        if exclusive && making.find(&path).is_some_and(|other| other.is_changed()) {
-            return Err(exists(&path));
+        if exclusive && making.find(path).is_some_and(|other| other.is_changed()) {
+            return Err(exists(path));
         }
-        making.insert(path.clone(), &object);
+        // After the looks at open files: a file is noted as published before it counts as unchanged.
+        if exclusive && self.absences.has_publications_since(path, start) {
+            return Ok(None);
+        }
+        let object = self.new_object(path.to_vec(), OpenedNode::New(new.clone()));
+        let object = Arc::new(if exclusive { object.made_exclusively() } else { object });
+        making.insert(path.to_vec(), &object);
         drop(making);
-        open.insert(path, &object);
-        Ok(object)
+        open.insert(path.to_vec(), &object);
+        Ok(Some(object))
     }
 
     fn make_folder(&self, at: &NamePath<'_>, new: &FileAttrs, mark: Option<ChangeMark>) -> Result<NodeAttr> {
