@@ -198,7 +198,11 @@ impl WritableFileSystem {
 
     /// Distinguishes inodes of the kernel that have the same number; the same in every mount of the source.
     pub fn generation(&self, ino: u64, identity: &FileIdentity) -> u64 {
-        if *identity == self.root { 0 } else { self.nodes.generation(ino, identity) }
+        match *identity == self.root {
+            true => 0,
+            false if self.can.publishes => nodes::generation_of_number(ino),
+            false => self.nodes.generation(ino, identity),
+        }
     }
 
     /// Runs `op` as the caller. The groups that a kernel does not say are read from the system only where they can matter:
