@@ -18,6 +18,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// Interval of the reports during the wait for the mount's process.
@@ -29,6 +30,8 @@ const END_WATCH_LIMIT: Duration = Duration::from_secs(2);
 /// Longest time that a mount without users is busy, and the pause between two attempts.
 const BUSY_WITHOUT_USERS: Duration = Duration::from_secs(1);
 const BUSY_PAUSE: Duration = Duration::from_millis(50);
+/// Time for the mapped files of a process.
+const MAPS_PATIENCE: Duration = Duration::from_millis(200);
 
 /// How to unmount.
 #[derive(Debug, Clone, Copy)]
@@ -205,18 +208,24 @@ fn users_of(at: &Path) -> Vec<String> {
         process != own
             && (leads_below(at, &process.join("cwd"))
                 || leads_below(at, &process.join("root"))
-                || maps_file_below(at, process)
                 || std::fs::read_dir(process.join("fd"))
                     .into_iter()
                     .flatten()
                     .flatten()
-                    .any(|fd| leads_below(at, &fd.path())))
+                    .any(|fd| leads_below(at, &fd.path()))
+                || maps_file_below(at, process))
     })
 }
 
 /// Whether a process maps a file there, or is a program from there: such files need no descriptor.
 fn maps_file_below(at: &Path, process: &Path) -> bool {
-    let maps = std::fs::read(process.join("maps")).unwrap_or_default();
+    let maps = process.join("maps");
+    // In execve(2), a process can wait for this very mount to close its files, and its maps wait for the end of that.
+    let (sender, receiver) = mpsc::channel();
+    let reader = std::thread::Builder::new().name("read-maps".into());
+    let started = reader.spawn(move || sender.send(std::fs::read(maps)));
+    let read = started.ok().and_then(|_| receiver.recv_timeout(MAPS_PATIENCE).ok());
+    let maps = read.and_then(Result::ok).unwrap_or_default();
     let inside = [at.as_os_str().as_bytes(), b"/"].concat();
     maps.split(|byte| *byte == b'\n')
         .filter_map(|line| line.iter().position(|byte| *byte == b'/').map(|start| line[start..].to_vec()))
