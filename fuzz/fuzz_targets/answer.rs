@@ -1,7 +1,10 @@
 //! The bodies of answers: what decodes encodes to the same bytes.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
-use spurline_proto::{AnswerBody, ChallengeAnswer, RangesDone, TokenProof, CapacityAnswer, WelcomeAnswer, WriteAnswer, decode_error};
+use spurline_proto::{
+    AnswerBody, CapacityAnswer, ChallengeAnswer, RangesDone, StoreAnswer, TokenProof, UploadParts, WelcomeAnswer, WriteAnswer,
+    decode_error,
+};
 use spurline_types::{ObjectAttr, ListPage};
 
 fn check<T: AnswerBody>(bytes: &[u8]) {
@@ -14,7 +17,7 @@ fn check<T: AnswerBody>(bytes: &[u8]) {
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((kind, body)) = bytes.split_first() else { return };
-    match kind % 9 {
+    match kind % 11 {
         0 => check::<ObjectAttr>(body),
         1 => check::<ListPage>(body),
         2 => check::<CapacityAnswer>(body),
@@ -23,6 +26,8 @@ fuzz_target!(|bytes: &[u8]| {
         5 => check::<ChallengeAnswer>(body),
         6 => check::<TokenProof>(body),
         7 => check::<WriteAnswer>(body),
+        8 => check::<StoreAnswer>(body),
+        9 => check::<UploadParts>(body),
         _ => drop(decode_error(u16::from(*kind), body)),
     }
 });

@@ -100,7 +100,8 @@ def open(source: str | os.PathLike, *, connect: bool = True, **settings: Any) ->
 
     Settings of a source that is read alone: ``cache_dir`` (blocks are kept there; each process has a folder of its own below),
     ``cache_size`` (``"100G"``, per process), ``free_space_ratio`` (0.1, what stays free on the disk), ``block_size``,
-    ``endpoint_url``, ``region``, ``anonymous``, ``origin_timeout``, ``max_downloads``.
+    ``endpoint_url``, ``region``, ``anonymous``, ``request_payer``, ``expected_bucket_owner``, ``origin_timeout``,
+    ``max_downloads``.
 
     Settings of both: ``memory`` (``"300M"``, the budget of blocks in memory and requests; the caller's own buffers come on top),
     ``threads`` (16, requests in flight), ``writable``.

@@ -72,6 +72,8 @@ impl ClientSettings {
             "endpoint_url" => volume.under.endpoint_url = Some(value.to_owned()),
             "region" => volume.under.region = Some(value.to_owned()),
             "anonymous" => volume.under.anonymous = parse_value(name, value)?,
+            "request_payer" => volume.under.request_payer = parse_value(name, value)?,
+            "expected_bucket_owner" => volume.under.expected_bucket_owner = Some(value.to_owned()),
             "origin_timeout" => volume.under.timeout = parse_time(name, value)?,
             "max_downloads" => volume.under.max_downloads = parse_value(name, value)?,
             "threads" => self.threads = parse_value::<usize>(name, value)?.clamp(1, MOST_CLIENT_THREADS),
@@ -88,7 +90,7 @@ impl ClientSettings {
 }
 
 /// The flags of messages of the runtime, and the settings of Python with the same meaning.
-const FLAGS_OF_SETTINGS: [(&str, &str); 23] = [
+const FLAGS_OF_SETTINGS: [(&str, &str); 25] = [
     ("--registry", "registry"),
     ("--cache-group", "cache_group"),
     ("--zone", "zone"),
@@ -110,6 +112,8 @@ const FLAGS_OF_SETTINGS: [(&str, &str); 23] = [
     ("--buffer-size", "memory"),
     ("--endpoint-url", "endpoint_url"),
     ("--anonymous", "anonymous"),
+    ("--request-payer", "request_payer"),
+    ("--expected-bucket-owner", "expected_bucket_owner"),
     ("--origin-timeout", "origin_timeout"),
     ("--max-downloads", "max_downloads"),
 ];

@@ -56,6 +56,8 @@ pub enum CliCommand {
     /// Drop files from the cache, or empty it
     #[command(after_long_help = FREE_EXAMPLES)]
     Free(FreeArgs),
+    /// List the cache directories of this user's mounts and nodes, and remove those that no process uses
+    Cache(CacheCommandArgs),
     /// Pin folders to the cache disks of a group: their blocks are never evicted
     #[command(after_help = RULES_EXAMPLES)]
     Pin(RuleArgs),
@@ -97,6 +99,45 @@ pub struct BenchArgs {
     /// Arguments of spurline-bench; --help prints them
     #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
     pub arguments: Vec<OsString>,
+}
+
+/// The arguments of `cache`.
+#[derive(Debug, Args)]
+#[command(arg_required_else_help = true)]
+pub struct CacheCommandArgs {
+    /// What to do with the directories.
+    #[command(subcommand)]
+    pub action: CacheAction,
+}
+
+/// What to do with cache directories.
+#[derive(Debug, Subcommand)]
+pub enum CacheAction {
+    /// List cache directories: space, last use, sources, and whether a process uses them
+    List(CacheListArgs),
+    /// Remove the cache directories that no process uses, after a question
+    Clean(CacheCleanArgs),
+}
+
+/// The arguments of `cache list`.
+#[derive(Debug, Args)]
+pub struct CacheListArgs {
+    /// Cache directories, or folders of them [default: /var/cache/spurline, or ~/.cache/spurline when not root]
+    pub dir: Vec<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The arguments of `cache clean`.
+#[derive(Debug, Args)]
+pub struct CacheCleanArgs {
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// The directories.
+    #[command(flatten)]
+    pub places: CacheListArgs,
 }
 
 /// The arguments of `node`, or an action on a running node.

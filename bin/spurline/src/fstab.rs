@@ -2,6 +2,7 @@
 //! mount`. Mounts nothing.
 
 use crate::habits::{self, OptionPlace};
+use crate::remount;
 use spurline_config::{Fault, fuse};
 use spurline_types::{escape_option, split_option_list};
 use std::ffi::OsString;
@@ -22,9 +23,12 @@ pub fn run_as_helper(command: &clap::Command, words: &[OsString]) -> Option<Faul
     }
     let flags = command.find_subcommand("mount")?;
     let told = match translate_options(flags, &words[1..]) {
-        Ok(Some(told)) => told,
+        Ok(HelperOrder::Mount(told)) => told,
+        Ok(HelperOrder::Remount { mountpoint, options }) => {
+            return remount::run(Path::new(&mountpoint), &options).map_or_else(Some, |()| std::process::exit(0));
+        }
         // mount(8) only checks that the helper exists.
-        Ok(None) => std::process::exit(0),
+        Ok(HelperOrder::Nothing) => std::process::exit(0),
         Err(fault) => return Some(fault),
     };
     let error = match std::env::current_exe() {
@@ -34,10 +38,21 @@ pub fn run_as_helper(command: &clap::Command, words: &[OsString]) -> Option<Faul
     Some(Fault::failed(format!("this program can't start itself: {error}"), "mount /proc"))
 }
 
-/// The arguments of `spurline` for arguments of mount(8); `None` when nothing is to be mounted (`mount -f`).
-fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option<Vec<OsString>>, Fault> {
+/// What mount(8) wants of the helper.
+#[derive(Debug, PartialEq)]
+enum HelperOrder {
+    /// A mount, with the arguments of `spurline`.
+    Mount(Vec<OsString>),
+    /// A change of a mount (`-o remount`), with all options.
+    Remount { mountpoint: OsString, options: Vec<String> },
+    /// Nothing (`mount -f`).
+    Nothing,
+}
+
+fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<HelperOrder, Fault> {
     let mut places = Vec::new();
     let mut given = Vec::new();
+    let mut modes_of_letters = Vec::new();
     let mut words = words.iter();
     while let Some(word) = words.next() {
         match word.as_bytes() {
@@ -45,17 +60,23 @@ fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option
                 let options = words.next().ok_or_else(|| helper_usage_fault("-o wants options".into()))?;
                 let options =
                     options.to_str().ok_or_else(|| helper_usage_fault(format!("-o {}: no text", options.display())))?;
-                given.extend(flags_of_options(flags, &split_option_list(options))?);
+                given.extend(split_option_list(options));
             }
             // mount(8) handles types and namespaces.
             b"-t" | b"-N" => drop(words.next()),
             [b'-', letters @ ..] if !letters.is_empty() => {
                 if letters.contains(&b'f') {
-                    return Ok(None);
+                    return Ok(HelperOrder::Nothing);
                 }
                 if !letters.iter().all(|letter| b"snvrw".contains(letter)) {
                     return Err(helper_usage_fault(format!("{}: unknown argument", word.display())));
                 }
+                let modes = letters.iter().filter_map(|letter| match letter {
+                    b'r' => Some("ro".to_owned()),
+                    b'w' => Some("rw".to_owned()),
+                    _ => None,
+                });
+                modes_of_letters.extend(modes);
             }
             _ => places.push(word.clone()),
         }
@@ -63,9 +84,15 @@ fn translate_options(flags: &clap::Command, words: &[OsString]) -> Result<Option
     let places: [OsString; 2] = places
         .try_into()
         .map_err(|places: Vec<_>| helper_usage_fault(format!("a source and a mountpoint, not {}", places.len())))?;
+    if given.iter().any(|option| option == "remount") {
+        let [_, mountpoint] = places;
+        given.extend(modes_of_letters);
+        return Ok(HelperOrder::Remount { mountpoint, options: given });
+    }
+    let given = flags_of_options(flags, &given)?.into_iter();
     let begins = ["mount", "-d"].map(OsString::from).into_iter();
     // After the dashes, as a path may begin with a dash.
-    Ok(Some(begins.chain(given).chain(["--".into()]).chain(places).collect()))
+    Ok(HelperOrder::Mount(begins.chain(given).chain(["--".into()]).chain(places).collect()))
 }
 
 fn helper_usage_fault(what: String) -> Fault {
@@ -106,8 +133,13 @@ mod tests {
     fn told(words: &[&str]) -> Result<Option<Vec<String>>, Fault> {
         let command = crate::cli::cli_command();
         let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-        let told = translate_options(command.find_subcommand("mount").unwrap(), &words)?;
-        Ok(told.map(|told| told.into_iter().map(|word| word.into_string().unwrap()).collect()))
+        Ok(match translate_options(command.find_subcommand("mount").unwrap(), &words)? {
+            HelperOrder::Mount(told) => Some(told.into_iter().map(|word| word.into_string().unwrap()).collect()),
+            HelperOrder::Remount { mountpoint, options } => {
+                Some([vec!["remount".into(), mountpoint.into_string().unwrap()], options].concat())
+            }
+            HelperOrder::Nothing => None,
+        })
     }
 
     #[test]
@@ -177,7 +209,12 @@ mod tests {
             let said = fault.to_string();
             assert!(said.contains(&format!("-o {option}: ")) && said.contains(says), "{said}");
         }
-        // The mount itself names the remedy.
-        assert_eq!(told(&["a", "b", "-o", "rw,remount"]).unwrap().unwrap()[2..4], ["-o", "remount"]);
+    }
+
+    #[test]
+    fn a_remount_has_the_options_of_mount_as_they_are() {
+        let of_table = ["a", "b", "-r", "-o", "rw,nosuid,user_id=0,max_read=1048576,remount"];
+        let told = told(&of_table).unwrap().unwrap();
+        assert_eq!(told, ["remount", "b", "rw", "nosuid", "user_id=0", "max_read=1048576", "remount", "ro"]);
     }
 }

@@ -314,7 +314,7 @@ const KERNEL_PAGES: &str =
 const NFS_ITSELF: &str = "leave it out: it is an option of NFS, and this file system has nothing of the kind";
 
 /// Commands of other systems, with the remedy.
-const FOREIGN_COMMANDS: [(&str, &str); 26] = [
+const FOREIGN_COMMANDS: [(&str, &str); 25] = [
     ("warmup", "'spurline load PATH' fetches files before they are read, 'spurline free PATH' drops them"),
     (
         "job",
@@ -332,10 +332,6 @@ const FOREIGN_COMMANDS: [(&str, &str); 26] = [
     ("list", "'spurline status' lists mounts and nodes; ls lists the files of a mount"),
     ("df", "'spurline status' shows the space of the caches; df MOUNTPOINT shows that of the source"),
     ("version", "the flag -V prints it"),
-    (
-        "cache",
-        "'spurline status' shows the caches; 'spurline load PATH' fills them, 'spurline free PATH' drops files from them",
-    ),
     ("nodes", "'spurline status --registry coordinator://HOST:PORT' lists the nodes of a group"),
     ("format", MOUNTED_AS_IT_IS),
     ("auth", MOUNTED_AS_IT_IS),

@@ -5,6 +5,7 @@
 mod args;
 mod background;
 mod bench;
+mod cache;
 mod cli;
 mod config_file;
 mod coordinator;
@@ -25,6 +26,7 @@ mod logging;
 mod mount;
 mod net;
 mod node;
+mod remount;
 mod report;
 mod rules;
 mod signals;
@@ -123,6 +125,7 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
         CliCommand::Status(args) => status::run(args),
         CliCommand::Load(args) => jobs::load_files(args),
         CliCommand::Free(args) => jobs::free_files(args),
+        CliCommand::Cache(args) => cache::run(&args.action),
         CliCommand::Pin(args) => rules::pin_folders(args),
         CliCommand::Unpin(args) => rules::unpin_folders(args),
         CliCommand::Limit(args) => rules::limit_folders(args),

@@ -5,7 +5,7 @@ use anstyle::{AnsiColor, Style};
 use serde_json::Value;
 use spurline_config::Fault;
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 const RED: Style = AnsiColor::Red.on_default().bold();
@@ -27,6 +27,18 @@ pub fn print_warnings(warnings: &[String]) {
         // Also called while logging: a terminal that is gone must not end the thread.
         let _ = writeln!(anstream::stderr(), "{YELLOW}warning{YELLOW:#}: {}", printable_lines(warning));
     }
+}
+
+/// Whether the person at the terminal consents to what is about to happen; false without a terminal.
+pub fn has_consent(what: &str) -> bool {
+    if !std::io::stdin().is_terminal() {
+        return false;
+    }
+    anstream::eprint!("{YELLOW}{}{YELLOW:#}. Go on? [y/N] ", printable_lines(what));
+    let _ = std::io::stderr().flush();
+    let mut answer = String::new();
+    let read = std::io::stdin().lock().read_line(&mut answer);
+    read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
 /// Prints a line of progress.

@@ -257,7 +257,9 @@ mod test_all {
         }
         let settings = ["spurline/spurline.toml", "spurline/mounts", "spurline/gateways", "logrotate.d/spurline"];
         let settings = settings.map(|name| format!("etc/{name}"));
-        for file in ["sbin/mount.spurline"].into_iter().chain(settings.iter().map(String::as_str)) {
+        for file in
+            ["sbin/mount.spurline", "sbin/mount.fuse.spurline"].into_iter().chain(settings.iter().map(String::as_str))
+        {
             assert!(deb.join(file).symlink_metadata().is_ok() && tar.join(file).symlink_metadata().is_ok(), "{file}");
         }
         for file in ["man1/spurline.1.gz", "man1/spurline-k8s-device-plugin.1.gz", "man8/mount.spurline.8.gz"] {

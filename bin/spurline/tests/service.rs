@@ -277,6 +277,41 @@ fn a_line_of_fstab_mounts() {
     assert!(text(&out).contains("-o cach-size=64M"), "{}", text(&out));
 }
 
+/// As mount(8) calls its helper for `mount -o remount`, with the options of the mount table or of a line of /etc/fstab.
+#[test]
+fn a_mount_becomes_read_only_and_writable_again() {
+    if !spurline_rig::world::can_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    let helper = rig.path("mount.fuse.spurline");
+    std::os::unix::fs::symlink(rig.command().get_program(), &helper).unwrap();
+    let remount = |options: &str| {
+        let mut command = Command::new(&helper);
+        command.env("SPURLINE_RUNTIME_DIR", rig.path("run")).arg(rig.path("src")).arg(rig.path("mnt"));
+        command.args(["-o", options]).output().unwrap()
+    };
+    let refused = |options: &str, parts: &[&str]| spurline_rig::world::refused(&remount(options), 1, parts);
+    let file = rig.path("mnt/new");
+    refused("remount,ro", &["is not a mount of Spurline"]);
+    assert!(rig.mount(&["--rw"]).status.success());
+    let open = std::fs::File::create(&file).unwrap();
+    refused("rw,nosuid,nodev,relatime,user_id=0,group_id=0,remount,ro", &["files are open for writing", "fuser -vm"]);
+    drop(open);
+    // The kernel closes a file after the program.
+    wait_for("the mount is read-only", || remount("rw,nosuid,nodev,relatime,user_id=0,remount,ro").status.success());
+    assert_eq!(std::fs::write(&file, "no").unwrap_err().kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    assert_eq!(std::fs::read(&file).unwrap(), b"");
+    let out = remount("ro,remount,rw,cache-size=64M,_netdev");
+    assert!(out.status.success() && text(&out).contains("stay as they were at its start: cache-size=64M"), "{out:?}");
+    std::fs::write(&file, "yes").unwrap();
+    let table = spurline_sys::mounted_at(&rig.path("mnt")).unwrap().unwrap().flags;
+    assert!(table.contains("nosuid") && table.contains("nodev"), "{table}");
+    assert!(rig.run("umount", &rig.path("mnt"), &[]).status.success());
+    assert!(rig.mount(&[]).status.success());
+    refused("ro,noatime,remount,rw", &["was mounted read-only", "with --rw"]);
+}
+
 #[test]
 fn a_background_mount_that_fails_says_why_and_with_which_code() {
     let rig = Rig::new();

@@ -361,8 +361,12 @@ impl Process {
     }
     /// The most memory it ever had resident, in bytes.
     pub fn most_resident(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+    /// A line of the kernel's figures about memory, in bytes.
+    pub fn memory(&self, figure: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+        let line = status.lines().find(|line| line.starts_with(figure)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
     }
 }

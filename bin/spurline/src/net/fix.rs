@@ -2,6 +2,7 @@
 
 use super::doctor::AskArgs;
 use super::table::{BAD, DIM, GOOD, WARN};
+use crate::report::has_consent;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use spurline_config::Fault;
@@ -9,7 +10,6 @@ use spurline_fabric::fix::files::{self, NetworkSystem};
 use spurline_fabric::fix::journal::FixJournal;
 use spurline_fabric::fix::{FixError, FixStep, affects_session, needs_naming, plan_steps, session_interface};
 use spurline_fabric::{HostChange, HostFacts, HostFinding, examine, finding};
-use std::io::{BufRead, IsTerminal, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -172,18 +172,10 @@ fn ask_consent(args: &FixArgs, host: &HostFacts, steps: &[FixStep]) -> Result<()
         return Ok(());
     }
     let what = format!("{session} carries this session's own packets, and `{}` may interrupt them", risky.join("`, `"));
-    let refused = || Fault::failed(what.clone(), "say --yes, or run it from the host's console");
-    if args.json || !std::io::stdin().is_terminal() {
-        return Err(refused());
+    if args.json || !has_consent(&what) {
+        return Err(Fault::failed(what, "say --yes, or run it from the host's console"));
     }
-    anstream::eprint!("{WARN}{what}{WARN:#}. Go on? [y/N] ");
-    let _ = std::io::stderr().flush();
-    let mut answer = String::new();
-    let read = std::io::stdin().lock().read_line(&mut answer);
-    match read {
-        Ok(_) if matches!(answer.trim(), "y" | "Y" | "yes") => Ok(()),
-        _ => Err(refused()),
-    }
+    Ok(())
 }
 
 fn open_journal(root: &Path) -> Result<FixJournal, Fault> {

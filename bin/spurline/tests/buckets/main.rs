@@ -3,6 +3,7 @@
 
 mod attrs;
 mod faults;
+mod handles;
 mod locks;
 mod nodes;
 mod objects;

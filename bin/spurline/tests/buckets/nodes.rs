@@ -160,6 +160,27 @@ fn files_are_changed_in_every_way_through_nodes() {
     }
 }
 
+/// The open files are in the mount, and nodes send its requests to the store.
+#[test]
+fn a_mount_writes_a_bucket_itself_through_nodes() {
+    let Some(mut rig) = NodesRig::start(3) else { return };
+    rig.server.put(BUCKET, "p/file", &bytes(7, 20 * MIB));
+    let mount = rig.mount("mnt", &["--writer-in-mount"]);
+    make_every_change(&mount, &rig.server);
+    let content = bytes(9, 40 * MIB);
+    let mut file = File::create(mount.path("large")).unwrap();
+    for (number, piece) in content.chunks(MIB).enumerate() {
+        if number == 20 {
+            rig.nodes[0].process.kill();
+        }
+        file.write_all(piece).unwrap();
+    }
+    drop(file);
+    assert!(rig.object("p/large").unwrap() == content && mount.read("large") == content);
+    assert_eq!(rig.server.open_uploads(), 0);
+    mount.unmount();
+}
+
 #[test]
 fn names_are_made_and_removed_through_nodes() {
     let Some(rig) = NodesRig::start(3) else { return };

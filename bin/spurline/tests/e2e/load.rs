@@ -52,6 +52,32 @@ fn two_hundred_and_fifty_six_readers_stay_within_the_budget() {
     mount.unmount();
 }
 
+/// Memory of a process that has served nothing, beside the program's file: heaps, stacks, and first pages of buffers.
+const AT_REST: u64 = 40 << 20;
+
+#[test]
+fn processes_that_served_nothing_touch_little_of_their_budget() {
+    if !can_mount() {
+        return;
+    }
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("data");
+    let want = bytes(1, 20 * MIB);
+    server.put("data", "file", &want);
+    let more = ["--endpoint-url", &server.endpoint(), "--buffer-size", "512M"];
+    let node = world.node(&["s3://data"], 0, &more);
+    let mount = world.mount("s3://data", &more);
+    for process in [&node.process, mount.process()] {
+        let touched = process.memory("RssAnon:");
+        assert!(touched < AT_REST, "{touched} bytes are touched, more than {AT_REST}");
+    }
+    assert!(mount.read("file") == want);
+    // Also from the cache disk.
+    eventually("the blocks are on the disk", || mount.count("blockcache", "blocks") == 20);
+    mount.unmount();
+}
+
 #[test]
 fn names_that_the_kernel_holds_stay_within_their_share() {
     if !can_mount() {

@@ -150,6 +150,12 @@ fn attributes_say_what_a_program_asks() {
     let (of_file, of_folder) = (fs::metadata(&file).unwrap(), fs::metadata(&folder).unwrap());
     assert_eq!((of_file.mode() & 0o7777, of_folder.mode() & 0o7777), (0o444, 0o555));
     assert_eq!((of_file.uid(), of_file.gid()), (0, 0));
+    // A folder is as old as what is known of it, or as the mount.
+    server.put("data", "deep/er/file", b"3");
+    eventually("the folder's file is known", || fs::metadata(&folder).unwrap().mtime() == of_file.mtime());
+    let root = fs::metadata(&mount.at).unwrap().mtime();
+    assert!(of_file.mtime() > 1_700_000_000 && (root - of_file.mtime()).abs() < 1000, "{root}");
+    assert!(fs::metadata(mount.path("deep")).unwrap().mtime() >= of_file.mtime());
     assert_eq!(of_file.blocks(), (3 * MIB as u64) / 512);
     assert_ne!(of_file.ino(), of_folder.ino());
     assert_ne!(of_file.dev(), fs::metadata(world.path("run")).unwrap().dev());

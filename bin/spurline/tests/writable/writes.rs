@@ -45,6 +45,80 @@ fn what_posix_promises_holds_in_a_writable_mount() {
     }
 }
 
+/// Reads a file of the mount, whose last access was long after its last change; the access time then.
+fn access_time_after_read(source: &Path, mount: &Mount) -> i64 {
+    let file = File::options().write(true).create(true).truncate(true).open(source.join("read")).unwrap();
+    let time = |seconds| std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+    let times = fs::FileTimes::new().set_modified(time(1_000_000_000)).set_accessed(time(LAST_READ as u64));
+    (&file).write_all(b"text").unwrap();
+    file.set_times(times).unwrap();
+    assert_eq!(mount.read("read"), b"text");
+    fs::metadata(source.join("read")).unwrap().atime()
+}
+
+const LAST_READ: i64 = 1_000_000_001;
+
+#[test]
+fn the_options_about_access_times_count_for_the_source() {
+    for (option, is_changed) in [("noatime", false), ("strictatime", true)] {
+        let world = World::new();
+        let Some((source, mount)) = writable(&world, &["-o", option]) else { return };
+        let read = access_time_after_read(&source, &mount);
+        assert_eq!(read != LAST_READ, is_changed, "{option}: {read}; {}", mount.process().log());
+        mount.unmount();
+    }
+}
+
+/// Stores into shared maps of files, after each of which the time of the last change is asked for; `sys.argv[1]` is the folder.
+const STORES: &str = r#"
+import mmap, os, sys
+def changed_by(path, store):
+    # The next store is the first to a page again.
+    with open(path, "rb") as stored:
+        os.fsync(stored.fileno())
+    os.utime(path, (0, 0))
+    os.stat(path)
+    store()
+    return os.stat(path).st_mtime > 0
+path = os.path.join(sys.argv[1], "mapped")
+open(path, "wb").write(bytes(3 * 4096))
+file = os.open(path, os.O_RDWR)
+map = mmap.mmap(file, 0)
+def store(page):
+    map[page * 4096] = 1
+def store_and_sync():
+    store(1)
+    map.flush()
+print(changed_by(path, lambda: store(0)))
+print(changed_by(path, store_and_sync))
+def of_program():
+    if os.fork() == 0:
+        own = os.open(path, os.O_RDWR)
+        mmap.mmap(own, 0)[2 * 4096] = 1
+        os._exit(0)
+    os.wait()
+map.close()
+os.close(file)
+print(changed_by(path, of_program))
+"#;
+
+#[test]
+fn a_store_into_a_map_shows_its_time_at_once() {
+    let world = World::new();
+    let Some((source, mount)) = writable(&world, &["--attr-cache", "1h"]) else { return };
+    let stores = |folder: &Path| {
+        let out = finish(Command::new("python3").args(["-c", STORES]).arg(folder));
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let bare = stores(&source);
+    assert_eq!(stores(&mount.at), bare);
+    if bare != "True\nTrue\nTrue\n" {
+        skip("mapped_times", "stores into maps change no times in the directory for temporary files");
+    }
+    mount.unmount();
+}
+
 fn own_writes_are_read_and_removed_files_work(mount: &Mount, source: &Path) {
     let at = |name: &str| mount.path(name);
     // Own writes are read at once, in the mount and in the source.

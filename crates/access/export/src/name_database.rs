@@ -2,7 +2,7 @@
 //! inode and after the mount was started again. Names are written in batches by a separate thread.
 
 use parking_lot::{Condvar, Mutex};
-use redb::{Database, MultimapTableDefinition, ReadableDatabase as _};
+use redb::{Database, MultimapTableDefinition, ReadableDatabase as _, ReadableTable as _, TableDefinition};
 use spurline_fs::NameRecords;
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::HashMap;
@@ -13,6 +13,8 @@ use std::time::Duration;
 
 /// Inode number to directories' numbers and the names there.
 const NAMES_TABLE: MultimapTableDefinition<'_, u64, (u64, &[u8])> = MultimapTableDefinition::new("names");
+/// A directory's number and a name there to the inode's number, of mounts whose names decide about numbers.
+const INODES_TABLE: TableDefinition<'_, (u64, &[u8]), u64> = TableDefinition::new("inodes");
 /// Memory of the database's pages.
 const PAGE_CACHE: usize = 4 << 20;
 /// Inodes whose names wait for the disk; more wait for the writing thread.
@@ -27,8 +29,37 @@ struct NameChange {
     added: bool,
 }
 
-/// By inode; at most a single change of each name.
-type WaitingNames = HashMap<u64, Vec<NameChange>>;
+/// A directory's number, and a name there.
+type NameAt = (u64, Box<[u8]>);
+
+/// The inode that a name leads to, after changes that wait.
+#[derive(Clone, Copy, PartialEq)]
+enum NamedInode {
+    /// This number.
+    Is(u64),
+    /// The one on the disk, unless that is this number.
+    IsNot(u64),
+    /// None.
+    Absent,
+}
+
+#[derive(Default)]
+struct WaitingNames {
+    /// By inode; at most a single change of each name.
+    names: HashMap<u64, Vec<NameChange>>,
+    /// By name.
+    inodes: HashMap<NameAt, NamedInode>,
+}
+
+impl WaitingNames {
+    fn len(&self) -> usize {
+        self.names.len().max(self.inodes.len())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
 
 /// The database of a mount.
 pub struct NameDatabase {
@@ -63,6 +94,7 @@ impl NameDatabase {
         let database = Database::builder().set_cache_size(PAGE_CACHE).create(&path).map_err(|e| failed(&e))?;
         let transaction = database.begin_write().map_err(|e| failed(&e))?;
         transaction.open_multimap_table(NAMES_TABLE).map_err(|e| failed(&e))?;
+        transaction.open_table(INODES_TABLE).map_err(|e| failed(&e))?;
         transaction.commit().map_err(|e| failed(&e))?;
         let shared = Arc::new(SharedNames { database, waiting: Mutex::default(), changed: Condvar::new() });
         let writing = Arc::clone(&shared);
@@ -121,7 +153,7 @@ impl SharedNames {
         let transaction = self.database.begin_write()?;
         {
             let mut table = transaction.open_multimap_table(NAMES_TABLE)?;
-            for (ino, changes) in names {
+            for (ino, changes) in &names.names {
                 for NameChange { parent, name, added } in changes {
                     if *added {
                         table.insert(ino, (*parent, &**name))?
@@ -131,8 +163,30 @@ impl SharedNames {
                 }
             }
         }
+        if !names.inodes.is_empty() {
+            let mut table = transaction.open_table(INODES_TABLE)?;
+            for ((parent, name), change) in &names.inodes {
+                let at = (*parent, &**name);
+                let is_gone = match change {
+                    NamedInode::Is(ino) => {
+                        table.insert(at, ino)?;
+                        false
+                    }
+                    NamedInode::IsNot(ino) => table.get(at)?.is_some_and(|known| known.value() == *ino),
+                    NamedInode::Absent => true,
+                };
+                if is_gone {
+                    table.remove(at)?;
+                }
+            }
+        }
         transaction.commit()?;
         Ok(())
+    }
+
+    fn read_inode(&self, parent: u64, name: &[u8]) -> std::result::Result<Option<u64>, redb::Error> {
+        let table = self.database.begin_read()?.open_table(INODES_TABLE)?;
+        Ok(table.get((parent, name))?.map(|ino| ino.value()))
     }
 
     fn read_names(&self, ino: u64) -> std::result::Result<Vec<(u64, Vec<u8>)>, redb::Error> {
@@ -146,7 +200,8 @@ impl SharedNames {
         Ok(names)
     }
 
-    fn change_name(&self, ino: u64, parent: u64, name: &[u8], added: bool) {
+    /// Adds a change to those that wait.
+    fn add_waiting(&self, add: impl FnOnce(&mut WaitingNames)) {
         let mut waiting = self.waiting.lock();
         // A walk that is faster than the disk waits.
         while waiting.new.len() >= WAITING_MAX && !waiting.stop {
@@ -154,14 +209,20 @@ impl SharedNames {
             self.changed.wait_for(&mut waiting, NAME_BATCH_WAIT);
         }
         let first = waiting.new.is_empty();
-        let changes = waiting.new.entry(ino).or_default();
-        match changes.iter_mut().find(|change| change.parent == parent && *change.name == *name) {
-            Some(change) => change.added = added,
-            None => changes.push(NameChange { parent, name: name.into(), added }),
-        }
+        add(&mut waiting.new);
         if first {
             self.changed.notify_all();
         }
+    }
+
+    fn change_name(&self, ino: u64, parent: u64, name: &[u8], added: bool) {
+        self.add_waiting(|new| {
+            let changes = new.names.entry(ino).or_default();
+            match changes.iter_mut().find(|change| change.parent == parent && *change.name == *name) {
+                Some(change) => change.added = added,
+                None => changes.push(NameChange { parent, name: name.into(), added }),
+            }
+        });
     }
 }
 
@@ -174,11 +235,49 @@ impl NameRecords for NameDatabase {
         self.shared.change_name(ino, parent, name, false);
     }
 
+    fn record_inode(&self, parent: u64, name: &[u8], ino: u64) {
+        self.shared.add_waiting(|new| {
+            new.inodes.insert((parent, name.into()), NamedInode::Is(ino));
+        });
+    }
+
+    fn remove_inode(&self, parent: u64, name: &[u8], ino: u64) {
+        self.shared.add_waiting(|new| {
+            let change = new.inodes.entry((parent, name.into())).or_insert(NamedInode::IsNot(ino));
+            match change {
+                // Another inode may have the name already.
+                NamedInode::Is(known) if *known != ino => {}
+                NamedInode::IsNot(known) if *known == ino => {}
+                other => *other = NamedInode::Absent,
+            }
+        });
+    }
+
+    fn find_inode(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        let at = (parent, Box::from(name));
+        let waiting = self.shared.waiting.lock();
+        let changes = [&waiting.new, &*waiting.underway].map(|queue| queue.inodes.get(&at).copied());
+        drop(waiting);
+        let mut not = Vec::new();
+        for change in changes.into_iter().flatten() {
+            match change {
+                NamedInode::Is(ino) => return Some(ino).filter(|ino| !not.contains(ino)),
+                NamedInode::IsNot(ino) => not.push(ino),
+                NamedInode::Absent => return None,
+            }
+        }
+        let known = self.shared.read_inode(parent, name).unwrap_or_else(|error| {
+            tracing::error!("the inode of a name can't be read: {error}");
+            None
+        });
+        known.filter(|ino| !not.contains(ino))
+    }
+
     fn find_names(&self, ino: u64) -> Vec<(u64, Vec<u8>)> {
         let mut changes: Vec<(u64, Vec<u8>, bool)> = Vec::new();
         let waiting = self.shared.waiting.lock();
         for queue in [&*waiting.underway, &waiting.new] {
-            let of_inode = queue.get(&ino).into_iter().flatten();
+            let of_inode = queue.names.get(&ino).into_iter().flatten();
             changes.extend(of_inode.map(|change| (change.parent, change.name.to_vec(), change.added)));
         }
         drop(waiting);
@@ -222,6 +321,20 @@ mod tests {
         names.remove_name(8, 7, b"below");
         assert_eq!(names.find_names(8), [(7, b"link".to_vec())]);
         assert!(names.find_path(5).is_none());
+        // A name passes from one inode to another, whatever comes first.
+        names.record_inode(7, b"link", 8);
+        names.record_inode(7, b"new", 9);
+        names.remove_inode(7, b"link", 8);
+        names.record_inode(7, b"link", 10);
+        names.remove_inode(7, b"link", 8);
+        drop(names);
+        let names = NameDatabase::open(folder.path()).unwrap();
+        let inodes = || [b"link", &b"new"[..], b"other"].map(|name| names.find_inode(7, name));
+        assert_eq!(inodes(), [Some(10), Some(9), None]);
+        names.remove_inode(7, b"new", 10);
+        assert_eq!(inodes(), [Some(10), Some(9), None]);
+        names.remove_inode(7, b"new", 9);
+        assert_eq!(inodes(), [Some(10), None, None]);
     }
 
     #[test]

@@ -114,6 +114,8 @@ pub struct FsConfig {
     /// The memory for inodes that the kernel references: a share of the memory budget. Above, the kernel is requested to
     /// forget those that it has not used for longest.
     pub inode_bytes: u64,
+    /// The time of folders that their source has no time of, such as that of the mount. `None` shows 1970.
+    pub folder_time: Option<SystemTime>,
     /// Names listed from the volume per call, and so the names that an open directory holds in memory.
     pub list_page: usize,
 }
@@ -138,6 +140,7 @@ impl Default for FsConfig {
             readahead_budget: 128 << 20,
             passthrough_min: 64 << 10,
             inode_bytes: u64::MAX,
+            folder_time: None,
             list_page: 1000,
         }
     }
@@ -153,6 +156,12 @@ impl FsConfig {
         };
         // Without set-user-ID and set-group-ID bits: the owner shown is not the file's owner.
         mode & 0o1777 & !self.umask
+    }
+
+    /// The time shown for a node whose origin reports `mtime`.
+    pub(crate) fn shown_time(&self, kind: FileKind, mtime: SystemTime) -> SystemTime {
+        let is_unknown = kind == FileKind::Directory && mtime == SystemTime::UNIX_EPOCH;
+        self.folder_time.filter(|_| is_unknown).unwrap_or(mtime)
     }
 
     /// How long a name of this kind is valid.

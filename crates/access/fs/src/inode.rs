@@ -264,7 +264,7 @@ impl Inode {
             kind: self.kind,
             size,
             blocks: size.div_ceil(512),
-            mtime: seen.mtime,
+            mtime: config.shown_time(self.kind, seen.mtime),
             mode: config.shown_mode(self.kind, seen.mode),
             // For a directory, 1 means that its subdirectories are not counted; 2 would mean that it has none.
             nlink: 1,

@@ -17,6 +17,15 @@ pub trait NameRecords: Send + Sync {
     /// The stored names of an inode.
     fn find_names(&self, ino: u64) -> Vec<(u64, Vec<u8>)>;
 
+    /// Stores the number of the inode that a name leads to, for sources whose names decide which file a handle is of.
+    fn record_inode(&self, parent: u64, name: &[u8], ino: u64);
+
+    /// Removes this number of a name.
+    fn remove_inode(&self, parent: u64, name: &[u8], ino: u64);
+
+    /// The stored number of the inode that a name leads to.
+    fn find_inode(&self, parent: u64, name: &[u8]) -> Option<u64>;
+
     /// The path of an inode below the root, by the first names of it and of its directories.
     fn find_path(&self, ino: u64) -> Option<Vec<u8>> {
         let mut parts = Vec::new();

@@ -24,7 +24,7 @@ pub struct MountOptions {
     pub dev: bool,
     /// Allow execution of programs.
     pub exec: bool,
-    /// Reads update no access times.
+    /// The mount table shows that reads update no access times: the source decides.
     pub noatime: bool,
     /// SELinux labels of the mount, for the kernel, in the form `context=LABEL`.
     pub labels: Vec<String>,
@@ -57,7 +57,7 @@ pub struct UnknownOption {
 }
 
 const KNOWN_OPTIONS: &str = "ro, allow_other, (no_)default_permissions, nonempty, fsname=NAME, subtype=NAME, suid, nosuid, dev, \
-                     nodev, exec, noexec, atime, noatime, context=LABEL, fscontext=LABEL, defcontext=LABEL, rootcontext=LABEL";
+                     nodev, exec, noexec, atime, noatime, relatime, strictatime, context=LABEL, fscontext=LABEL, defcontext=LABEL, rootcontext=LABEL";
 
 impl MountOptions {
     /// Applies a comma-separated list (`ro,allow_other,fsname=data`); see [`split_option_list`].
@@ -89,7 +89,7 @@ impl MountOptions {
             ("nodev", None) => self.dev = false,
             ("exec", None) => self.exec = true,
             ("noexec", None) => self.exec = false,
-            ("atime" | "relatime", None) => self.noatime = false,
+            ("atime" | "relatime" | "strictatime", None) => self.noatime = false,
             ("noatime", None) => self.noatime = true,
             (key, Some(label)) if LABEL_OPTIONS.contains(&key) && !label.is_empty() && !label.contains('"') => {
                 self.labels.push(word.to_owned());

@@ -277,6 +277,11 @@ impl BufferPool {
         }
     }
 
+    /// The length of the largest buffer.
+    pub fn largest_bytes(&self) -> usize {
+        self.free.lock().buddy.largest_run() << PAGE_SHIFT
+    }
+
     /// Pages of the largest buffer.
     pub(crate) fn largest_pages(&self) -> u32 {
         self.free.lock().buddy.largest_run() as u32

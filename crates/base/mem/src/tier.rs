@@ -381,14 +381,15 @@ impl MemTier {
         found.is_some()
     }
 
-    /// Drops the complete blocks that `wanted` chooses; returns the bytes of these.
-    pub fn remove_where(&self, wanted: impl Fn(&BlockId) -> bool) -> u64 {
+    /// Drops the complete blocks that `wanted` chooses; returns the bytes of those that `counts` chooses, too.
+    pub fn remove_where(&self, wanted: impl Fn(&BlockId) -> bool, counts: impl Fn(&BlockId) -> bool) -> u64 {
         let mut bytes = 0;
         for shard in &self.shards {
             let found: Vec<BlockId> = shard.lock().keys().filter(|id| wanted(id)).copied().collect();
             for id in found {
                 let len = self.peek(&id).map_or(0, |block| block.len() as u64);
-                if self.remove(&id) {
+                let counted = counts(&id);
+                if self.remove(&id) && counted {
                     bytes += len;
                 }
             }

@@ -2,6 +2,7 @@
 //! no I/O, no clock, no thread and no wire format.
 #![forbid(unsafe_code)]
 
+pub mod access_times;
 pub mod attr;
 pub mod congestion;
 pub mod content_type;
@@ -21,6 +22,7 @@ pub mod stats;
 pub mod units;
 pub mod url;
 
+pub use access_times::AccessTimes;
 pub use attr::{DirEntry, FileKind, ListPage, ObjectAttr, unix_time};
 pub use congestion::Congestion;
 pub use content_type::content_type_of;

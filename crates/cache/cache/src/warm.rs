@@ -208,15 +208,18 @@ impl Cache {
         self.shared.classify_blocks(self.origin.source_url(), object, blocks)
     }
 
-    /// Removes `blocks` of `object` from memory and disks. Pinned blocks stay on disk, unless `with_pinned`.
+    /// Removes `blocks` of `object` from memory and disks; a block that is on both counts once. Pinned blocks stay on disk, unless
+    /// `with_pinned`.
     pub fn drop_blocks(&self, object: &ObjectRef, blocks: Range<u32>, with_pinned: bool) -> RemovedBytes {
         let disks = self.shared.enabled_store();
+        let on_disk = |index| disks.is_some_and(|store| store.contains_block(object, index));
+        let in_memory_only: Vec<u32> = blocks.clone().filter(|index| !on_disk(*index)).collect();
         let mut bytes =
             disks.map_or_else(RemovedBytes::default, |store| store.remove_blocks(object, blocks.clone(), with_pinned));
+        let mut uncounted = in_memory_only.iter().peekable();
         for index in blocks {
-            let id = BlockId { object: object.id, index };
-            let in_memory = self.shared.tier.remove(&id);
-            if disks.is_none() && in_memory {
+            let counts = uncounted.next_if_eq(&&index).is_some();
+            if self.shared.tier.remove(&BlockId { object: object.id, index }) && counts {
                 bytes.removed += object.block_len(index, self.shared.block_size) as u64;
             }
         }
@@ -225,17 +228,22 @@ impl Cache {
     }
 
     /// Removes a part of all blocks of this source, of any version, or of `every_source`, from memory and disks; `None` beyond
-    /// the last part. Pinned blocks stay on disk, unless `with_pinned`.
+    /// the last part. A block that is on both counts once. Pinned blocks stay on disk, unless `with_pinned`.
     pub fn drop_part(&self, part: usize, every_source: bool, with_pinned: bool) -> Option<RemovedBytes> {
         let tag = SourceTag::of_source(self.origin.source_url());
         let wanted = |object: &ObjectId| every_source || object.has_tag(tag);
         // All of the memory belongs to the first part.
-        let in_memory = if part == 0 { self.shared.tier.remove_where(|block| wanted(&block.object)) } else { 0 };
-        let bytes = match self.shared.enabled_store() {
-            Some(store) => store.remove_in_part(part, wanted, with_pinned)?,
+        let disks = self.shared.enabled_store();
+        let mut bytes = RemovedBytes::default();
+        if part == 0 {
+            let on_no_disk = |block: &BlockId| disks.is_none_or(|store| !store.contains(block));
+            bytes.removed = self.shared.tier.remove_where(|block| wanted(&block.object), on_no_disk);
+        }
+        match disks {
+            Some(store) => bytes += store.remove_in_part(part, wanted, with_pinned)?,
             None if part > 0 => return None,
-            None => RemovedBytes { removed: in_memory, kept_pinned: 0 },
-        };
+            None => {}
+        }
         self.shared.stats.blockcache.freed_bytes.add(bytes.removed);
         Some(bytes)
     }

@@ -135,6 +135,28 @@ fn check(cache: &Cache, object: &ObjectRef, offset: u64, len: usize) -> Result<(
 }
 
 #[test]
+fn removed_blocks_count_once_also_those_in_memory_alone() {
+    let (dir, full) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let file = object("v1", 3 * BLOCK);
+    let ways = [
+        rig(None, 8),
+        rig_with(Some(full.path()), 8, |config| config.capacity = CacheCapacity::Bytes(BLOCK / 2)),
+        rig(Some(dir.path()), 8),
+    ];
+    for (way, rig) in ways.iter().enumerate() {
+        check(&rig.cache, &file, 0, 3 * BLOCK as usize).unwrap();
+        if way == 2 {
+            while rig.stats.blockcache.blocks.get() < 3 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        assert_eq!(rig.cache.drop_blocks(&file, 1..2, false).removed, BLOCK, "way {way}");
+        let parts = (0..).map_while(|part| rig.cache.drop_part(part, false, false));
+        assert_eq!(parts.map(|bytes| bytes.removed).sum::<u64>(), 2 * BLOCK, "way {way}");
+    }
+}
+
+#[test]
 fn any_range_is_right_from_the_under_store_from_memory_and_from_disk() {
     let dir = tempfile::tempdir().unwrap();
     let file = object("v1", 5 * BLOCK + 12_345);

@@ -24,6 +24,8 @@ const LAYOUT_VERSION: u32 = 1;
 pub const PROBE: u64 = 4096;
 /// The file that the user of a directory holds locked.
 pub const LOCK: &str = "lock";
+/// The file with layout number, block size and id.
+pub const FORMAT_FILE: &str = "format";
 /// Attempts to take that lock, and the pause between attempts.
 const LOCK_ATTEMPTS: u32 = 5;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
@@ -187,7 +189,7 @@ fn allocate_probe(path: &Path) -> std::io::Result<()> {
 }
 
 fn check_format(path: &Path, block_size: u32) -> Result<u64> {
-    let name = path.join("format");
+    let name = path.join(FORMAT_FILE);
     match std::fs::read_to_string(&name) {
         Ok(text) if !text.is_empty() => {
             let layout = format_value(&text, "layout");
@@ -238,7 +240,7 @@ fn write_format(path: &Path, block_size: u32) -> Result<u64> {
     let id =
         xxhash_rust::xxh3::xxh3_64_with_seed(path.as_os_str().as_encoded_bytes(), xxhash_rust::xxh3::xxh3_64(&seed));
     let text = format!("layout={LAYOUT_VERSION}\nblock_size={block_size}\ndisk_id={id}\n");
-    replace_file(&path.join("format"), text.as_bytes(), 0o644).map_err(|e| {
+    replace_file(&path.join(FORMAT_FILE), text.as_bytes(), 0o644).map_err(|e| {
         dir_error(path, "its format file can't be written", &e, "free some space or give another --cache-dir")
     })?;
     Ok(id)

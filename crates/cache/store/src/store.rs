@@ -325,8 +325,12 @@ impl StoreCore {
 
     /// Whether a block is on a usable disk. The bytes are not read.
     pub fn contains_block(&self, obj: &ObjectRef, index: u32) -> bool {
-        let block = BlockId { object: obj.id, index };
-        self.index.shard_of(&obj.id).read().get(&block).is_some_and(|entry| self.is_served(entry))
+        self.contains(&BlockId { object: obj.id, index })
+    }
+
+    /// As [`Store::contains_block`].
+    pub fn contains(&self, block: &BlockId) -> bool {
+        self.index.shard_of(&block.object).read().get(block).is_some_and(|entry| self.is_served(entry))
     }
 
     /// Notes a use of a block that was served from memory, so that the block outlives others on disk too.

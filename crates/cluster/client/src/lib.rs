@@ -18,6 +18,7 @@ mod read_plan;
 mod reads;
 mod remote;
 mod split;
+mod store;
 mod warm;
 mod writes;
 
@@ -29,5 +30,6 @@ pub use peer::{GroupPeer, RequestPatience};
 pub use peer_fetch::GroupPeerFetch;
 pub use peer_paths::DataPath;
 pub use remote::{GroupVolume, GroupVolumeConfig};
+pub use store::RemoteStore;
 pub use warm::ObjectExtent;
 pub use writes::GroupWrites;

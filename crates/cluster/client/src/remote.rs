@@ -179,6 +179,10 @@ impl GroupVolume {
         &self.client
     }
 
+    pub(crate) fn shared_client(&self) -> &Arc<GroupClient> {
+        &self.client
+    }
+
     /// Whether a node of the group is reachable. If none is known to be up, some are tried until `deadline`, since an
     /// idle mount makes no other attempt.
     ///

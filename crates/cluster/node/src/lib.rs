@@ -5,6 +5,7 @@
 mod held_objects;
 mod hot;
 mod recent;
+mod store;
 mod writes;
 
 use hot::HotBlocks;
@@ -46,6 +47,7 @@ thread_local! {
 
 pub use held_objects::{HeldObject, HeldPage, RecentRecord};
 pub use hot::HotRule;
+pub use store::OpenRequests;
 pub use writes::{OpenWritable, WritesInUse};
 
 /// Describes state and counters of the node as JSON.
@@ -87,6 +89,7 @@ pub struct CacheNode {
     /// Serialises changes of the rules.
     changing_rules: Mutex<()>,
     writes: writes::WriteService,
+    store: store::StoreService,
 }
 
 impl CacheNode {
@@ -121,6 +124,7 @@ impl CacheNode {
             rules: RwLock::default(),
             changing_rules: Mutex::default(),
             writes: writes::WriteService::default(),
+            store: store::StoreService::default(),
         })
     }
 
@@ -535,6 +539,17 @@ impl Service for CacheNode {
 }
 
 impl CacheNode {
+    /// Serves a request of a mount that writes, which has `len` bytes.
+    fn count_change(&self, len: usize, serve: impl FnOnce() -> Result<()>) -> Result<()> {
+        let start = Instant::now();
+        let result = serve();
+        let counted = &self.shared.stats.writes;
+        counted.served_ops.add(1);
+        counted.served_bytes.add(len as u64);
+        counted.served_us.add_us(start.elapsed());
+        result
+    }
+
     fn serve_kind(&self, conn: &ConnState, request: NodeRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         match request {
             NodeRequest::Read(read) => self.serve_read(&read, ReadRequester::of(conn, read.flags), responder),
@@ -592,15 +607,8 @@ impl CacheNode {
                 let dropped = self.volume_by_id(volume)?.drop_part(part as usize, every_source, with_pinned);
                 Self::send_body(&RangesDone(dropped.map(removal_done).into_iter().collect()), responder)
             }
-            NodeRequest::Write(write) => {
-                let start = Instant::now();
-                let result = self.serve_write(&write, responder);
-                let counted = &self.shared.stats.writes;
-                counted.served_ops.add(1);
-                counted.served_bytes.add(write.payload.len() as u64);
-                counted.served_us.add_us(start.elapsed());
-                result
-            }
+            NodeRequest::Write(write) => self.count_change(write.payload.len(), || self.serve_write(&write, responder)),
+            NodeRequest::Store(store) => self.count_change(store.payload.len(), || self.serve_store(&store, responder)),
             other => Err(Error::new(ErrorKind::Unsupported, format!("{other} is not served here"))),
         }
     }

@@ -48,12 +48,14 @@ pub enum FrameOp {
     HeldObjects,
     /// An operation on a writable volume.
     Write,
+    /// A request for the store of a bucket.
+    Store,
     /// An operation of a newer peer; the number is kept.
     Unknown(u16),
 }
 
 impl FrameOp {
-    const NAMED: [(FrameOp, u16); 21] = [
+    const NAMED: [(FrameOp, u16); 22] = [
         (FrameOp::Hello, 1),
         (FrameOp::Ping, 2),
         (FrameOp::Challenge, 3),
@@ -75,6 +77,7 @@ impl FrameOp {
         (FrameOp::ObjectHeaders, 30),
         (FrameOp::FolderMarker, 31),
         (FrameOp::Write, 32),
+        (FrameOp::Store, 33),
     ];
 
     /// The number on the wire.
@@ -101,6 +104,7 @@ impl FrameOp {
             FrameOp::ObjectHeaders => 30,
             FrameOp::FolderMarker => 31,
             FrameOp::Write => 32,
+            FrameOp::Store => 33,
             FrameOp::Unknown(code) => code,
         }
     }
@@ -246,7 +250,7 @@ impl FrameHeader {
         if self.flags.contains(FrameFlags::ANSWER) {
             return Err(FrameError::Value { what: "the flags of a request", value: self.flags.0.into() });
         }
-        let most = if self.op == FrameOp::Write { MAX_WRITE } else { 0 };
+        let most = if matches!(self.op, FrameOp::Write | FrameOp::Store) { MAX_WRITE } else { 0 };
         check_len("a request's payload", self.payload_len as usize, most)?;
         check_len("a request's body", self.body_len as usize, MAX_REQUEST_BODY)?;
         Ok(())

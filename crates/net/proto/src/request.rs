@@ -5,7 +5,7 @@ use crate::header::check_len;
 use crate::proof::{Challenge, TokenProof};
 use crate::{
     FrameError, FrameHeader, FrameOp, HEADER_LEN, MAX_REQUEST_BODY, MAX_VERSION, MAX_WRITE, MIN_VERSION, ObjectRanges,
-    WriteRequest, frame_padding,
+    StoreRequest, WriteRequest, frame_padding,
 };
 use std::fmt;
 
@@ -235,6 +235,8 @@ pub enum NodeRequest<'a> {
     },
     /// An operation on a writable volume; answered by a `WriteAnswer`, and a payload if it reads.
     Write(WriteRequest<'a>),
+    /// A request for the store of a bucket; answered by a `StoreAnswer`, and a payload for reads.
+    Store(StoreRequest<'a>),
     /// A request of a newer peer.
     Unknown {
         /// Its operation number.
@@ -269,14 +271,16 @@ impl<'a> NodeRequest<'a> {
             NodeRequest::Rules { .. } => FrameOp::Rules,
             NodeRequest::Classify { .. } => FrameOp::Classify,
             NodeRequest::Write(_) => FrameOp::Write,
+            NodeRequest::Store(_) => FrameOp::Store,
             NodeRequest::Unknown { op, .. } => FrameOp::from_code(*op),
         }
     }
 
-    /// The bytes that follow the frame; empty except for a write.
+    /// The bytes that follow the frame; empty except for a write and a request for a store.
     pub fn payload(&self) -> &'a [u8] {
         match self {
             NodeRequest::Write(write) => write.payload,
+            NodeRequest::Store(store) => store.payload,
             _ => &[],
         }
     }
@@ -288,6 +292,7 @@ impl<'a> NodeRequest<'a> {
     pub fn with_payload(self, payload: &'a [u8]) -> Result<Self, FrameError> {
         match self {
             NodeRequest::Write(write) => write.with_payload(payload).map(NodeRequest::Write),
+            NodeRequest::Store(store) => store.with_payload(payload).map(NodeRequest::Store),
             other if payload.is_empty() => Ok(other),
             _ => Err(FrameError::Value { what: "the payload of a request", value: payload.len() as u64 }),
         }
@@ -376,6 +381,7 @@ impl<'a> NodeRequest<'a> {
             NodeRequest::Weigh { weight } => out.put_u32(weight),
             NodeRequest::Rules { text } => out.put_bytes(text.as_bytes()),
             NodeRequest::Write(ref write) => write.encode(out),
+            NodeRequest::Store(ref store) => store.encode(out),
             NodeRequest::Unknown { body, .. } => out.extend_from_slice(body),
         }
     }
@@ -444,6 +450,7 @@ impl<'a> NodeRequest<'a> {
             FrameOp::StatFs => NodeRequest::StatFs { volume: take_volume(&mut take)? },
             FrameOp::Info => NodeRequest::Info { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
             FrameOp::Write => NodeRequest::Write(WriteRequest::take(&mut take)?),
+            FrameOp::Store => NodeRequest::Store(StoreRequest::take(&mut take)?),
             FrameOp::Unknown(op) => return Ok(NodeRequest::Unknown { op, body }),
         };
         take.expect_end()?;
@@ -481,6 +488,10 @@ impl fmt::Display for NodeRequest<'_> {
             NodeRequest::Write(write) => match write.call.path() {
                 Some(path) => write!(f, "{} of {}", write.call.name(), quoted_path(path)),
                 None => f.write_str(write.call.name()),
+            },
+            NodeRequest::Store(store) => match store.call.keys().next() {
+                Some(key) => write!(f, "{} '{key}'", store.call.name()),
+                None => f.write_str(store.call.name()),
             },
             NodeRequest::Unknown { op, .. } => write!(f, "operation {op}"),
         }

@@ -5,8 +5,9 @@ use spurline_proto::{
     AnswerBody, CapacityAnswer, Challenge, ChallengeAnswer, ChangeId, FRAME_ALIGN, FrameError, FrameFlags, FrameHeader,
     FrameOp, HEADER_LEN, HelloRequest, KnownGrants, MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, MAX_WRITE, NONCE_LEN,
     NodeRequest, NumberList, ObjectRange, OpenFlags, PROOF_LEN, RailInfo, RailLink, RangeDone, RangeList, RangesDone,
-    ReadFlags, ReadRequest, TokenProof, VolumeId, WelcomeAnswer, WireCaller, WriteAnswer, WriteCall, WriteRequest,
-    check_path, decode_error, encode_error_message, frame_padding,
+    ReadFlags, ReadRequest, StoreAnswer, StoreAttributes, StoreBody, StoreBytes, StoreCall, StoreCondition,
+    StoreObject, StoreRequest, StoreRetry, StoreSource, TextList, TokenProof, UploadParts, VolumeId, WelcomeAnswer,
+    WireCaller, WriteAnswer, WriteCall, WriteRequest, check_path, decode_error, encode_error_message, frame_padding,
 };
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Version};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
@@ -223,6 +224,57 @@ proptest! {
     }
 
     #[test]
+    fn requests_for_a_store_round_trip(
+        id: u64, key in ".{0,40}", etag in prop::option::of(".{0,20}"), texts in prop::collection::vec(".{0,9}", 0..5),
+        (number, is_folded, partial) in any::<(u32, bool, bool)>(), (long, other) in any::<(u64, u64)>(), code in 1u16..,
+    ) {
+        let mut scratch = Vec::new();
+        let user = TextList::new(texts.iter().map(String::as_str), &mut scratch);
+        prop_assert!(user.iter().eq(texts.iter().map(String::as_str)));
+        let (key, etag) = (key.as_str(), etag.as_deref());
+        let attributes = StoreAttributes { content: TextList::default(), user, storage_class: etag };
+        let condition = etag.map_or(StoreCondition::Absent, StoreCondition::Version);
+        let source = StoreSource { key, etag };
+        let body = StoreBody { transfer: long, len: other, checksum: id };
+        let calls = [
+            StoreCall::Describe, StoreCall::Head { key }, StoreCall::List { prefix: key, token: etag, max: number, is_folded },
+            StoreCall::Get { key, from: long, to: other, etag }, StoreCall::Put { key, attributes, condition, body },
+            StoreCall::BeginUpload { key, attributes }, StoreCall::UploadPart { key, upload: key, number, body },
+            StoreCall::CopyPart { key, upload: key, number, source, from: long, to: other },
+            StoreCall::Complete { key, upload: key, condition, body }, StoreCall::Abort { key, upload: key },
+            StoreCall::Copy { source, key, attributes: Some(attributes), condition: StoreCondition::None },
+            StoreCall::Delete { key, condition }, StoreCall::Piece { transfer: long, offset: other },
+        ];
+        for call in calls {
+            let request = StoreRequest { volume: VolumeId(number), time_ms: number, call, payload: &[] };
+            round_trip(NodeRequest::Store(request), id);
+            let encoded = call.to_bytes();
+            prop_assert_eq!(StoreCall::from_bytes(&encoded).unwrap(), call);
+            let takes_bytes = call.body().is_some() || matches!(call, StoreCall::Piece { .. });
+            prop_assert_eq!(NodeRequest::Store(request).with_payload(b"bytes").is_ok(), takes_bytes);
+        }
+        let list: Vec<Box<str>> = texts.iter().map(|text| text.as_str().into()).collect();
+        let object = StoreObject { key: key.into(), size: long, mtime_s: other, etag: etag.map(Box::from) };
+        let (from, to) = (is_folded.then_some(long), partial.then_some(other));
+        let bytes = StoreBytes { etag: etag.map(Box::from), mtime_s: from, total: to, from, to, partial };
+        let retries = [
+            StoreRetry::Never, StoreRetry::AfterPause, StoreRetry::AfterRestart, StoreRetry::AtOnce, StoreRetry::SlowDown(from),
+        ];
+        let failures = retries.map(|retry| StoreAnswer::Failed(Error::new(ErrorKind::from_code(code), key), retry));
+        for answer in [
+            StoreAnswer::Done, StoreAnswer::Taken, StoreAnswer::Text(key.into()), StoreAnswer::Bytes(bytes),
+            StoreAnswer::Object(object.clone(), list.clone(), list.clone(), etag.map(Box::from)),
+            StoreAnswer::Page(vec![object; texts.len()], list.clone(), etag.map(Box::from)),
+        ].into_iter().chain(failures) {
+            body_round_trip(&answer);
+        }
+        let parts = UploadParts(list.into_iter().map(|etag| (number, etag)).collect());
+        let mut encoded = Vec::new();
+        parts.encode(&mut encoded);
+        prop_assert_eq!(UploadParts::decode(&encoded).unwrap(), parts);
+    }
+
+    #[test]
     fn answers_of_writable_volumes_round_trip(
         name in name(), (identity, lasting) in any::<([u8; 32], bool)>(), n: [u32; 5], long: [u64; 7], bits: [bool; 8], text in ".{0,40}",
         secs in 0u64..1 << 40, nanos in 0u32..1_000_000_000, code in 1u16..,
@@ -383,9 +435,11 @@ fn limits_hold() {
     let request = FrameHeader::new_request(FrameOp::Read, 1, 0);
     assert!(request.new_answer(0, 0, MAX_PAYLOAD).is_ok() && request.new_answer(0, 0, MAX_PAYLOAD + 1).is_err());
     assert!(FrameHeader { payload_len: 1, ..request }.check_request().is_err());
-    let write = FrameHeader::new_request(FrameOp::Write, 1, 0);
-    assert!(FrameHeader { payload_len: MAX_WRITE as u32, ..write }.check_request().is_ok());
-    assert!(FrameHeader { payload_len: MAX_WRITE as u32 + 1, ..write }.check_request().is_err());
+    for op in [FrameOp::Write, FrameOp::Store] {
+        let write = FrameHeader::new_request(op, 1, 0);
+        assert!(FrameHeader { payload_len: MAX_WRITE as u32, ..write }.check_request().is_ok());
+        assert!(FrameHeader { payload_len: MAX_WRITE as u32 + 1, ..write }.check_request().is_err());
+    }
     assert!(FrameHeader { version: 0, ..request }.check_request().is_err());
     // A count of more entries than there are bytes does not make the decoder allocate for them.
     assert!(ListPage::decode(&[0xff, 0xff, 0xff, 0xff, 0]).is_err());
@@ -409,8 +463,8 @@ fn limits_hold() {
     }
     let hello =
         |min_version, max_version| HelloRequest { min_version, max_version, peer: "", source: "" }.negotiate_version();
-    assert_eq!((hello(3, 3), hello(1, 3), hello(3, 9)), (Ok(3), Ok(3), Ok(7)));
-    assert!(hello(1, 2).is_err() && hello(8, 9).is_err() && hello(0, 0).is_err() && hello(9, 3).is_err());
+    assert_eq!((hello(3, 3), hello(1, 3), hello(3, 9)), (Ok(3), Ok(3), Ok(8)));
+    assert!(hello(1, 2).is_err() && hello(9, 9).is_err() && hello(0, 0).is_err() && hello(9, 3).is_err());
 }
 
 #[test]

@@ -44,6 +44,7 @@ mod credential_store;
 mod directory;
 pub mod faulty;
 mod file_stat;
+mod folder_times;
 mod listed_etags;
 mod listing;
 mod object_identity;
@@ -62,6 +63,8 @@ mod sigv4;
 mod snapshots;
 mod source;
 mod source_locks;
+mod source_mount;
+mod source_requests;
 mod store_outage;
 mod transfer_runtimes;
 mod writable_directory;
@@ -76,9 +79,11 @@ pub use config::{AwsCredentials, EnvironmentSource, OriginOptions};
 pub use request_options::RequestOptions;
 pub use shared_buckets::{HeldBucket, SharedBuckets};
 pub use source::{SourceLocation, SourceScheme, normal_url};
+pub use source_requests::{BucketSides, SourceRequests};
 pub use writable_directory::WritableSource;
 pub use write_backend::{
-    AnswerProgress, CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
+    AnswerProgress, CopySource, ObjectAttributes, ObjectBody, ObjectWriteBackend, StoredObject, UploadedPart,
+    WriteCondition,
 };
 
 use shared_buckets::SharedBucket;

@@ -305,9 +305,27 @@ impl ObjectOrigin {
         Ok(page)
     }
 
+    fn note_times(&self, folder: &str, objects: &[RawObject]) {
+        self.folder_times.note(folder, objects.iter().map(|object| (object.key.as_str(), object.mtime)));
+    }
+
+    /// The time of the folder at `path`, if an answer had one.
+    pub(crate) fn folder_time(&self, path: &[u8]) -> Option<SystemTime> {
+        let key = self.object_key(path)?;
+        self.folder_times.find(&if path.is_empty() { key } else { format!("{key}/") })
+    }
+
+    /// The attributes of the folder with this key, which ends with a slash.
+    fn folder_attr_of(&self, folder: &str) -> ObjectAttr {
+        let mtime = self.folder_times.find(folder).unwrap_or(SystemTime::UNIX_EPOCH);
+        ObjectAttr { mtime, ..folder_attr() }
+    }
+
     /// Whether any key starts with `prefix`.
     async fn any_below(&self, backend: &dyn ObjectBackend, prefix: &str, deadline: Instant) -> Result<bool> {
-        Ok(!self.next_filled_page(backend, prefix, &mut ListCursor::default(), 1, deadline).await?.is_empty())
+        let page = self.next_filled_page(backend, prefix, &mut ListCursor::default(), 1, deadline).await?;
+        self.note_times(prefix, &page.objects);
+        Ok(!page.is_empty())
     }
 
     async fn lookup_key(&self, backend: &dyn ObjectBackend, key: &str, deadline: Instant) -> Result<ObjectAttr> {
@@ -318,7 +336,7 @@ impl ObjectOrigin {
         match object {
             Some(object) if self.versions_of_heads => Ok(file_attr(&object)),
             Some(object) => self.attr_as_listed(backend, object, deadline).await,
-            None => Ok(folder_attr()),
+            None => Ok(self.folder_attr_of(&format!("{key}/"))),
         }
     }
 
@@ -465,6 +483,7 @@ impl ObjectOrigin {
 
         self.note_listed_etags(backend, &raw.objects, deadline).await?;
         let mut skipped = 0;
+        self.note_times(&prefix, &raw.objects);
         let marker = raw.objects.iter().find(|object| object.key == prefix && !path.is_empty());
         let mut page = ListPage {
             entries: Vec::with_capacity(raw.objects.len() + raw.prefixes.len()),
@@ -476,7 +495,7 @@ impl ObjectOrigin {
             match folder.strip_prefix(prefix.as_str()).and_then(|n| n.strip_suffix('/')).filter(|n| is_name(n)) {
                 Some(name) => {
                     folders.insert(name);
-                    page.entries.push(DirEntry { name: name.as_bytes().to_vec(), attr: folder_attr() });
+                    page.entries.push(DirEntry { name: name.as_bytes().to_vec(), attr: self.folder_attr_of(folder) });
                 }
                 None => skipped += 1,
             }
@@ -628,7 +647,7 @@ impl OriginStore for ObjectOrigin {
 
     fn lookup(&self, path: &[u8], deadline: Instant) -> Result<ObjectAttr> {
         if path.is_empty() {
-            return Ok(folder_attr());
+            return Ok(self.folder_attr_of(&self.root));
         }
         validate_path(path.strip_suffix(b"/").unwrap_or(path))?;
         let key = self.object_key(path).ok_or_else(|| not_utf8(path))?;
@@ -799,6 +818,7 @@ fn shown_range(range: &Range<u64>) -> String {
     format!("{}-{}", range.start, range.end.saturating_sub(1))
 }
 
+/// The attributes of a folder whose time is not known.
 pub(crate) fn folder_attr() -> ObjectAttr {
     ObjectAttr {
         kind: FileKind::Directory,

@@ -6,10 +6,10 @@ use crate::request_options::{OptionHeaders, STORAGE_CLASS};
 use crate::s3::{S3Backend, etag_of, header_text};
 use crate::s3_wire::{self, bare_etag, encode_path, encode_query};
 use crate::write_backend::{
-    AnswerProgress, CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
+    AnswerProgress, CopySource, ObjectAttributes, ObjectBody, ObjectWriteBackend, StoredObject, UploadedPart,
+    WriteCondition,
 };
 use bytes::Bytes;
-use crc_fast::CrcAlgorithm;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use http::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderName, IF_MATCH, IF_NONE_MATCH, LAST_MODIFIED};
@@ -75,10 +75,9 @@ impl<'a> ChangeRequest<'a> {
     }
 
     /// A body whose bytes the store checks.
-    fn checked_body(self, body: Bytes) -> Result<Self, RequestFailure> {
-        let sum = crc_fast::checksum(CrcAlgorithm::Crc64Nvme, &body);
-        let checked = self.header(CHECKSUM_CRC64NVME, &base64_encode(&sum.to_be_bytes()))?;
-        Ok(ChangeRequest { body, ..checked })
+    fn checked_body(self, body: &ObjectBody) -> Result<Self, RequestFailure> {
+        let checked = self.header(CHECKSUM_CRC64NVME, &base64_encode(&body.checksum().to_be_bytes()))?;
+        Ok(ChangeRequest { body: body.bytes().clone(), ..checked })
     }
 }
 
@@ -233,7 +232,7 @@ impl ObjectWriteBackend for S3Backend {
     fn put<'a>(
         &'a self,
         key: &'a str,
-        body: Bytes,
+        body: ObjectBody,
         attributes: &'a ObjectAttributes,
         condition: &'a WriteCondition,
     ) -> BoxFuture<'a, Result<String, RequestFailure>> {
@@ -242,7 +241,7 @@ impl ObjectWriteBackend for S3Backend {
             let request = ChangeRequest::new(what.clone(), Method::PUT, key)
                 .attributes(self.options(), attributes)?
                 .condition(condition)?
-                .checked_body(body)?;
+                .checked_body(&body)?;
             let response = self.change(request).await?;
             self.etag_in_headers(&what, &response)
         }
@@ -272,11 +271,11 @@ impl ObjectWriteBackend for S3Backend {
         key: &'a str,
         upload: &'a str,
         number: u32,
-        body: Bytes,
+        body: ObjectBody,
     ) -> BoxFuture<'a, Result<String, RequestFailure>> {
         async move {
             let what = format!("part {number} of '{key}'");
-            let mut request = ChangeRequest::new(what.clone(), Method::PUT, key).checked_body(body)?;
+            let mut request = ChangeRequest::new(what.clone(), Method::PUT, key).checked_body(&body)?;
             request.query = format!("partNumber={number}&uploadId={}", encode_query(upload));
             let response = self.change(request).await?;
             self.etag_in_headers(&what, &response)

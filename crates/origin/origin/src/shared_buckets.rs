@@ -2,6 +2,7 @@
 //! threads and permits of each bucket, and one count of held names. It knows no prefix and no name.
 
 use crate::backend::ObjectBackend;
+use crate::folder_times::FolderTimes;
 use crate::listed_etags::ListedEtags;
 use crate::refusals::RefusalWatch;
 use crate::transfer_runtimes::{IDLE, TransferRuntimes};
@@ -122,6 +123,7 @@ pub(crate) struct SharedBucket {
     pub backend: Box<dyn ObjectBackend>,
     pub config: OriginOptions,
     pub listed_etags: ListedEtags,
+    pub folder_times: FolderTimes,
     pub stats: Arc<Stats>,
     /// Permits of reads; metadata requests have their own, so that no lookup waits for a slow transfer.
     pub read_permits: Semaphore,
@@ -160,6 +162,7 @@ impl SharedBucket {
             backend,
             config: config.clone(),
             listed_etags: ListedEtags::new(Arc::clone(&stats)),
+            folder_times: FolderTimes::default(),
             stats,
             read_permits: Semaphore::new(places),
             metadata_permits: Semaphore::new(places),

@@ -10,6 +10,7 @@ use crate::directory::{open_by_parts, show_path};
 use crate::file_stat::own_clock;
 use crate::object_identity::RootDevice;
 use crate::open_versions::{OpenVersions, is_on_network};
+use crate::source_mount::open_tree_with_times;
 use crate::writable_file::{FileContext, ProcPath, SourceDirectory, SourceFile, proc_path, remove_xattr};
 use parking_lot::RwLock;
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -18,7 +19,7 @@ use rustix::fs::{
     Uid, XattrFlags,
 };
 use rustix::io::Errno;
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{AccessTimes, Error, ErrorKind, Result};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange, mark_access_time, outcome_by_names};
 use spurline_volume::writes::{
@@ -43,6 +44,7 @@ struct SourceRoot {
 /// A directory to change.
 pub struct WritableSource {
     path: PathBuf,
+    access_times: AccessTimes,
     /// Kept open, so that the directory stays the same one; opened again when its server has lost it.
     root: RwLock<Arc<SourceRoot>>,
     identities: Arc<CallerIdentities>,
@@ -54,7 +56,7 @@ pub struct WritableSource {
 impl WritableSource {
     /// Whether the directory at `path` is on this host, so that its own files are as near as a cache.
     pub fn is_near(path: &Path) -> bool {
-        open_root(path).is_ok_and(|root| !is_on_network(root.fd.as_fd()))
+        open_root(path, AccessTimes::OfSource).is_ok_and(|root| !is_on_network(root.fd.as_fd()))
     }
 
     /// Opens the directory at `path` for changes. Its files are read through caches if it is on a network file system.
@@ -62,7 +64,15 @@ impl WritableSource {
     /// # Errors
     /// `PermissionDenied` when this process can't act for its callers; `ReadOnly`; the system's error.
     pub fn open(path: &Path, squash: Option<Squash>) -> Result<Arc<WritableSource>> {
-        WritableSource::open_with(path, squash, is_on_network)
+        WritableSource::open_with_times(path, squash, AccessTimes::OfSource)
+    }
+
+    /// As [`WritableSource::open`], with a rule for access times.
+    ///
+    /// # Errors
+    /// As [`WritableSource::open`].
+    pub fn open_with_times(path: &Path, squash: Option<Squash>, times: AccessTimes) -> Result<Arc<WritableSource>> {
+        WritableSource::open_with(path, squash, times, is_on_network)
     }
 
     /// As [`WritableSource::open`], for a node, whose readers are on other hosts: they read through caches in any case.
@@ -70,16 +80,17 @@ impl WritableSource {
     /// # Errors
     /// As [`WritableSource::open`].
     pub fn open_for_node(path: &Path, squash: Option<Squash>) -> Result<Arc<WritableSource>> {
-        WritableSource::open_with(path, squash, |_| true)
+        WritableSource::open_with(path, squash, AccessTimes::OfSource, |_| true)
     }
 
     fn open_with(
         path: &Path,
         squash: Option<Squash>,
+        access_times: AccessTimes,
         reads_through_cache: impl FnOnce(BorrowedFd<'_>) -> bool,
     ) -> Result<Arc<WritableSource>> {
         let what = format!("the source directory '{}'", path.display());
-        let root = open_root(path).map_err(|errno| failed(&what, errno))?;
+        let root = open_root(path, access_times).map_err(|errno| failed(&what, errno))?;
         let space = rustix::fs::fstatvfs(&root.fd).map_err(|errno| failed(&what, errno))?;
         if space.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
             return Err(Error::new(
@@ -93,6 +104,7 @@ impl WritableSource {
         let root = RwLock::new(Arc::new(root));
         Ok(Arc::new(WritableSource {
             path: path.to_path_buf(),
+            access_times,
             root,
             identities,
             capabilities,
@@ -112,7 +124,7 @@ impl WritableSource {
 
     /// Opens the root again after its server has lost it.
     fn reopen_root(&self) {
-        if let Ok(root) = open_root(&self.path) {
+        if let Ok(root) = open_root(&self.path, self.access_times) {
             *self.root.write() = Arc::new(root);
         }
     }
@@ -344,8 +356,19 @@ fn timespec(time: Option<NewTime>) -> Timespec {
     }
 }
 
-fn open_root(path: &Path) -> rustix::io::Result<SourceRoot> {
-    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+fn open_root(path: &Path, access_times: AccessTimes) -> rustix::io::Result<SourceRoot> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let tree = open_tree_with_times(path, access_times).inspect_err(|errno| {
+        tracing::warn!(
+            "the mount option about access times has no effect: '{}': {}; give it to the file system of the source",
+            path.display(),
+            std::io::Error::from(*errno)
+        );
+    });
+    let fd = match tree {
+        Ok(Some(tree)) => rustix::fs::openat(&tree, c".", flags, Mode::empty())?,
+        Ok(None) | Err(_) => rustix::fs::open(path, flags, Mode::empty())?,
+    };
     let device = RootDevice::of(fd.as_fd())?;
     Ok(SourceRoot { fd, device })
 }

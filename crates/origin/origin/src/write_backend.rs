@@ -3,6 +3,7 @@
 
 use crate::backend::{RawObject, RawPage, RequestFailure};
 use bytes::Bytes;
+use crc_fast::CrcAlgorithm;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use spurline_types::{CONTENT_HEADERS, ObjectHeaders, USER_METADATA_PREFIX};
@@ -74,6 +75,36 @@ pub struct StoredObject {
     pub attributes: ObjectAttributes,
 }
 
+/// The bytes of an object or a part, and the checksum that the writer has computed: the store compares both.
+#[derive(Debug, Clone)]
+pub struct ObjectBody {
+    bytes: Bytes,
+    checksum: u64,
+}
+
+impl ObjectBody {
+    /// The bytes of a writer.
+    pub fn new(bytes: Bytes) -> ObjectBody {
+        let checksum = crc_fast::checksum(CrcAlgorithm::Crc64Nvme, &bytes);
+        ObjectBody { bytes, checksum }
+    }
+
+    /// Bytes that came with the writer's checksum; `None` if changed on the way.
+    pub fn received(bytes: Bytes, checksum: u64) -> Option<ObjectBody> {
+        Some(ObjectBody::new(bytes)).filter(|body| body.checksum == checksum)
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// The CRC64NVME.
+    pub fn checksum(&self) -> u64 {
+        self.checksum
+    }
+}
+
 /// A part that the store has acknowledged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UploadedPart {
@@ -129,7 +160,7 @@ pub trait ObjectWriteBackend: Send + Sync {
     fn put<'a>(
         &'a self,
         key: &'a str,
-        body: Bytes,
+        body: ObjectBody,
         attributes: &'a ObjectAttributes,
         condition: &'a WriteCondition,
     ) -> BoxFuture<'a, Result<String, RequestFailure>>;
@@ -147,7 +178,7 @@ pub trait ObjectWriteBackend: Send + Sync {
         key: &'a str,
         upload: &'a str,
         number: u32,
-        body: Bytes,
+        body: ObjectBody,
     ) -> BoxFuture<'a, Result<String, RequestFailure>>;
 
     /// Makes a part from bytes of an object; returns its etag.

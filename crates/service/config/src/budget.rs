@@ -15,7 +15,8 @@ settings! {
         /// Memory budget for all buffers and cached blocks: a hard limit
         ///
         /// FUSE requests, fills in flight and read-ahead are part of it; the rest holds hot blocks. The start fails if
-        /// the machine or the control group has too little memory.
+        /// the machine or the control group has too little memory. Memory is taken as it is first used; with
+        /// --rdma-network all of it at the start, because the NICs access it.
         #[arg(long, value_name = "SIZE")]
         pub buffer_size: Size = Size::from_str("300M"),
     }

@@ -210,7 +210,11 @@ fn check_pipes(host: &HostLimits) -> Option<String> {
     })
 }
 
-fn default_cache_dir(host: &HostLimits) -> Result<PathBuf, Fault> {
+/// The folder of the caches of all processes of this user that name no cache directory.
+///
+/// # Errors
+/// When the home directory of a user is not known.
+pub fn default_cache_dir(host: &HostLimits) -> Result<PathBuf, Fault> {
     if host.root {
         return Ok(PathBuf::from("/var/cache/spurline"));
     }

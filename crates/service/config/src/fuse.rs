@@ -5,7 +5,7 @@ use crate::values::FuseIo;
 use crate::values::{parse_mode, parse_squash};
 use crate::writes::{BucketWrites, WritesConfig};
 use spurline_types::fault::Fault;
-use spurline_types::{LABEL_OPTIONS, Size, parse_duration, split_option_list};
+use spurline_types::{AccessTimes, LABEL_OPTIONS, Size, parse_duration, split_option_list};
 use std::path::PathBuf;
 use std::str::FromStr as _;
 use std::time::Duration;
@@ -90,6 +90,9 @@ settings! {
         /// mount.
         #[arg(long)]
         pub recover: bool,
+        /// Write the objects of a bucket in this process, also through nodes
+        #[arg(long, hide = true)]
+        pub writer_in_mount: bool,
         /// How a bucket is changed.
         #[command(flatten)]
         pub bucket: BucketWrites,
@@ -233,6 +236,11 @@ impl RawFuse {
         self.options.iter().flat_map(|list| split_option_list(list)).collect()
     }
 
+    /// The rule for the access times of the source, by the options.
+    pub(crate) fn access_times(&self) -> AccessTimes {
+        AccessTimes::of_options(self.option_words().iter().map(String::as_str))
+    }
+
     /// Whether the mount takes changes, by flags and options.
     pub(crate) fn check_writes(&self) -> Result<Option<WritesConfig>, Fault> {
         let options = self.option_words();
@@ -245,7 +253,8 @@ impl RawFuse {
                 "give --rw or --read-only, not both",
             ));
         }
-        let writes = WritesConfig { squash: self.squash, bucket: self.bucket };
+        let writer_in_mount = self.writer_in_mount;
+        let writes = WritesConfig { squash: self.squash, bucket: self.bucket, writer_in_mount };
         if !rw {
             return match writes.given_flag().or(self.local_locks.then_some("--local-locks")) {
                 None => Ok(None),
@@ -283,7 +292,7 @@ impl RawFuse {
 }
 
 /// The supported mount options without a value.
-pub const MOUNT_OPTIONS: [&str; 14] = [
+pub const MOUNT_OPTIONS: [&str; 15] = [
     "ro",
     "allow_other",
     "default_permissions",
@@ -298,16 +307,16 @@ pub const MOUNT_OPTIONS: [&str; 14] = [
     "atime",
     "noatime",
     "relatime",
+    "strictatime",
 ];
 /// Options without effect here: the mode, which [`RawFuse::check_writes`] reads, options for mount(8), and options about writes and
-/// access times.
-const IGNORED_OPTIONS: [&str; 18] = [
+/// the access times of directories.
+const IGNORED_OPTIONS: [&str; 17] = [
     "rw",
     "defaults",
     "async",
     "lazytime",
     "norelatime",
-    "strictatime",
     "_netdev",
     "nofail",
     "auto",
@@ -331,7 +340,11 @@ const FOREIGN_OPTIONS: [(&str, &str); 3] = [
         "auto_unmount",
         "leave it out: SIGTERM and SIGINT unmount, and spurline umount removes the mount of a killed process",
     ),
-    ("remount", "the settings of a mount can't be changed: unmount it (spurline umount MOUNTPOINT) and mount it again"),
+    (
+        "remount",
+        "mount -o remount,ro MOUNTPOINT and remount,rw change whether a mount takes changes; for other settings unmount it \
+         (spurline umount MOUNTPOINT) and mount it again",
+    ),
 ];
 
 /// The supported mount options as a list for people.
@@ -364,7 +377,8 @@ fn is_kept(word: &str) -> bool {
         })
 }
 
-fn is_ignored(word: &str) -> bool {
+/// Whether an option is accepted without effect.
+pub fn is_ignored(word: &str) -> bool {
     word.starts_with("x-") || word.starts_with("X-") || word.starts_with("comment=") || IGNORED_OPTIONS.contains(&word)
 }
 

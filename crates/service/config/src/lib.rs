@@ -25,7 +25,7 @@ pub mod volume;
 pub mod writes;
 
 pub use budget::{BudgetTerm, MemoryBudget, RawMemory};
-pub use cache::{CacheConfig, RawCache};
+pub use cache::{CacheConfig, RawCache, default_cache_dir};
 pub use coordinator::{CoordinatorConfig, RawCoordinator};
 pub use fuse::{FuseConfig, MOUNT_OPTIONS, RawFuse};
 pub use gateway::{GatewayConfig, RawGateway};

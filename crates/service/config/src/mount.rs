@@ -58,7 +58,8 @@ impl RawMount {
         let mountpoint = absolute_path(&self.mountpoint);
         let fuse = self.fuse.check()?;
         let writes = self.fuse.check_writes()?;
-        if writes.is_some() {
+        // The settings of the bucket count where the writer is.
+        if writes.is_some_and(|writes| !writes.writer_in_mount) {
             self.volume.check_changes(self.fuse.bucket, "--rw")?;
         }
         self.fuse.check_recovery()?;
@@ -71,6 +72,7 @@ impl RawMount {
             s3: false,
         };
         let volume = self.volume.check_for(reader, writes, host)?;
+        let volume = VolumeConfig { access_times: self.fuse.access_times(), ..volume };
         let (log, metrics) = self.log.check()?;
         Ok(MountConfig {
             volume,

@@ -10,6 +10,7 @@ use crate::origin::OriginConfig;
 use crate::trust::{RawTrust, TrustConfig};
 use crate::values::SourceUrl;
 use crate::writes::{BucketWrites, WritesConfig};
+use spurline_types::AccessTimes;
 use spurline_types::fault::Fault;
 use std::time::Duration;
 
@@ -52,6 +53,8 @@ pub struct VolumeConfig {
     pub reader: String,
     /// Set for a volume that is changed.
     pub writes: Option<WritesConfig>,
+    /// Whether reads change access times in a directory that is changed.
+    pub access_times: AccessTimes,
     /// The nodes to read from; `None` for a volume that is read alone.
     pub group: Option<GroupConfig>,
     /// How files are read from the nodes (with a registry only).
@@ -180,6 +183,7 @@ impl RawVolume {
             source: self.source,
             reader: reader.name,
             writes,
+            access_times: AccessTimes::default(),
             group,
             reads: self.reads,
             cache,

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod cache_dirs;
 pub mod coordinator;
 pub mod drain;
 mod exported;

@@ -30,7 +30,7 @@ use spurline_volume::delayed::DelayedWrites;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// How long an unmount waits for open files before the mount is detached.
 pub const UNMOUNT_GRACE: Duration = Duration::from_secs(5);
@@ -401,7 +401,9 @@ fn mount_fault(error: spurline_fuse::MountError) -> Fault {
 }
 
 fn mount_options(config: &MountConfig) -> Result<MountOptions, Fault> {
-    let mut options = MountOptions { fsname: config.volume.source.to_string(), ..MountOptions::default() };
+    let fsname = config.volume.source.to_string();
+    let noatime = config.volume.writes.is_none();
+    let mut options = MountOptions { fsname, noatime, ..MountOptions::default() };
     for word in &config.fuse.options {
         options.apply_word(word).map_err(|error| Fault::usage(error.to_string(), ""))?;
     }
@@ -491,6 +493,7 @@ fn fs_config(config: &MountConfig, options: &MountOptions) -> spurline_fs::FsCon
         max_readahead: config.volume.budget.readahead,
         inode_bytes: config.volume.budget.inode_bytes,
         readahead_budget: readahead_budget(&config.volume.budget),
+        folder_time: (config.volume.source.scheme() != "file").then(SystemTime::now),
         ..spurline_fs::FsConfig::default()
     }
 }

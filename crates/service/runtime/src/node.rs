@@ -21,7 +21,7 @@ use spurline_observe::documents::{InfoDocument, NodeDescription, NodeStatus, Nod
 use spurline_observe::locate::SocketOwner;
 use spurline_origin::{
     BucketWriteOptions, OriginOptions, OriginStore, PublishedBytes, PublishingOrigin, SharedBuckets, SourceLocation,
-    SourceScheme, WritableBucket,
+    SourceRequests, SourceScheme, WritableBucket,
 };
 use spurline_proto::LOCK_TIMES;
 use spurline_rails::LocalRail;
@@ -86,8 +86,9 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     rails::place_memory(found.as_deref().unwrap_or_default(), &pool);
     check_sources(&config, &stats)?;
     // Locals are dropped in the reverse order.
+    let sources: Vec<&str> = config.sources.iter().map(|source| source.as_str()).collect();
     let setup::OpenCache { fresh, store, shared: folder } =
-        setup::open_store(&config.cache, config.budget.index_bytes, &pool, &stats)?;
+        setup::open_store(&config.cache, config.budget.index_bytes, &pool, &sources, &stats)?;
     config.sources.iter().for_each(|source| setup::warn_of_cache_in_source(source.as_str(), &config.cache));
     let marks = settings::compare_with_before(&config, store.is_some())?;
     let tier = MemTier::new(Arc::clone(&pool));
@@ -225,6 +226,9 @@ fn open_service(
     if let Some(changes) = changes {
         // A source that can't be changed is an error at the start.
         sources.iter().try_for_each(|source| changes.check(source))?;
+        let origin = changes.origin.clone();
+        let stats = Arc::clone(stats);
+        node.accept_store_requests(Box::new(move |source| SourceRequests::open(source, &origin, Arc::clone(&stats))));
         node.accept_writes(Box::new(move |volume| changes.open(volume)));
         expire_sessions(&node)?;
         tracing::info!("changes are taken from mounts with --rw");

@@ -1,5 +1,6 @@
 //! Common setup of mounts and nodes from the configuration: trust, origin and cache disks.
 
+use crate::cache_dirs;
 use crate::shared_folder::SharedCacheFolder;
 use spurline_config as config;
 use spurline_config::{CacheSize, ExitKind, Fault, IorpcMode};
@@ -196,6 +197,7 @@ pub fn open_store(
     config: &config::CacheConfig,
     index_bytes: u64,
     pool: &Arc<BufferPool>,
+    sources: &[&str],
     stats: &Arc<Stats>,
 ) -> Result<OpenCache, Fault> {
     let capacity = match config.size {
@@ -224,6 +226,7 @@ pub fn open_store(
         ..StoreConfig::new(config.dirs.clone(), capacity)
     };
     let store = Store::open(store_config, Arc::clone(stats)).map_err(store_fault)?;
+    config.dirs.iter().for_each(|dir| cache_dirs::note_sources(dir, sources));
     let shared = match (default_folder, config.size) {
         (Some(own), CacheSize::Bytes(size)) => Some(SharedCacheFolder::start(own, size, &store)?),
         _ => None,

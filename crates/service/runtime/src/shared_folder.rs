@@ -2,13 +2,13 @@
 //! there, and all together hold as much as a single `--cache-size`. The blocks of a process that has ended stay until others need
 //! the space. Knows no blocks.
 
+use crate::cache_dirs::{USED_FILE, is_in_use, published_bytes, remove_unused, stored_at};
 use parking_lot::{Condvar, Mutex};
-use rustix::fs::{FlockOperation, flock};
 use spurline_config::Fault;
 use spurline_store::{LOCK, Store};
 use spurline_types::Error;
 use spurline_types::units::human_bytes;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -16,8 +16,6 @@ use std::time::{Duration, SystemTime};
 
 /// Interval at which each process looks at the folders of the others: as much as a disk takes in this time may exceed the size.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
-/// In each folder: the bytes of the blocks, for the other processes.
-const USED_FILE: &str = "used";
 
 /// Keeps the share of this process in the default cache folder; a drop ends that.
 pub struct SharedCacheFolder {
@@ -85,7 +83,7 @@ impl CacheShare {
         let mut siblings = list_siblings(&self.own);
         while let Some(oldest) = oldest_in_the_way(self.size, used, &siblings) {
             let SiblingFolder { path, used_bytes, .. } = siblings.remove(oldest);
-            if remove_unused(&path) {
+            if remove_unused(&path).unwrap_or(false) {
                 tracing::info!(
                     "{} is removed: {} of a process that has ended make room in the default cache folder",
                     path.display(),
@@ -144,25 +142,12 @@ fn list_siblings(own: &Path) -> Vec<SiblingFolder> {
         if path == own || !path.join(LOCK).is_file() {
             continue;
         }
-        let file = path.join(USED_FILE);
-        let used_bytes = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-        let changed = fs::metadata(&file).and_then(|meta| meta.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
-        let in_use =
-            File::open(path.join(LOCK)).is_ok_and(|lock| !try_lock(&lock, FlockOperation::NonBlockingLockShared));
+        let used_bytes = published_bytes(&path).unwrap_or(0);
+        let changed = stored_at(&path).unwrap_or(SystemTime::UNIX_EPOCH);
+        let in_use = is_in_use(&path);
         siblings.push(SiblingFolder { path, used_bytes, changed, in_use });
     }
     siblings
-}
-
-fn try_lock(lock: &File, operation: FlockOperation) -> bool {
-    flock(lock, operation).is_ok()
-}
-
-/// Removes a folder unless a process has begun to use the folder.
-fn remove_unused(folder: &Path) -> bool {
-    let Ok(lock) = File::open(folder.join(LOCK)) else { return false };
-    // Held until the folder is gone. A process that starts there meanwhile fails and says so.
-    try_lock(&lock, FlockOperation::NonBlockingLockExclusive) && fs::remove_dir_all(folder).is_ok()
 }
 
 #[cfg(test)]
@@ -205,13 +190,13 @@ mod tests {
             publish_used(folder, 7);
         }
         fs::write(dir.path().join("file"), "").unwrap();
-        let held = File::open(busy.join(LOCK)).unwrap();
-        assert!(try_lock(&held, FlockOperation::NonBlockingLockExclusive));
+        let held = fs::File::open(busy.join(LOCK)).unwrap();
+        rustix::fs::flock(&held, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
         let mut found = list_siblings(&own);
         found.sort_by(|a, b| a.path.cmp(&b.path));
         let seen: Vec<_> = found.iter().map(|found| (found.path.clone(), found.used_bytes, found.in_use)).collect();
         assert_eq!(seen, [(busy.clone(), 7, true), (old.clone(), 7, false)]);
-        assert!(!remove_unused(&busy) && busy.exists());
-        assert!(remove_unused(&old) && !old.exists());
+        assert!(!remove_unused(&busy).unwrap() && busy.exists());
+        assert!(remove_unused(&old).unwrap() && !old.exists());
     }
 }

@@ -129,7 +129,7 @@ fn open_alone(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<OpenVolume, F
     }
     // Locals are dropped in the reverse order.
     let setup::OpenCache { fresh, store, shared: folder } =
-        setup::open_store(&disks, config.budget.index_bytes, &pool, stats)?;
+        setup::open_store(&disks, config.budget.index_bytes, &pool, &[source], stats)?;
     setup::warn_of_cache_in_source(config.source.as_str(), &disks);
     let tier = MemTier::new(Arc::clone(&pool));
     let shared = CacheContext::new(

@@ -63,7 +63,11 @@ pub(crate) fn open_writes(
     or_else: &str,
 ) -> Result<Option<OpenWrites>, Fault> {
     let Some(writes) = config.writes else { return Ok(None) };
-    if let Some(remote) = &volume.remote {
+    let location = SourceLocation::parse(config.source.as_str())?;
+    let is_bucket = location.scheme() != SourceScheme::Directory;
+    if let Some(remote) = &volume.remote
+        && !(is_bucket && writes.writer_in_mount)
+    {
         // The nodes act for every user.
         let memory = config.budget.write_bytes;
         let opened = match kept {
@@ -77,8 +81,7 @@ pub(crate) fn open_writes(
         let behind: Option<Arc<dyn DelayedWrites>> = Some(Arc::clone(&source) as _);
         return Ok(Some(OpenWrites { behind, source, serves_all_users: true, local_locks }));
     }
-    let location = SourceLocation::parse(config.source.as_str())?;
-    if location.scheme() != SourceScheme::Directory {
+    if is_bucket {
         let staging_dir = config.cache.dirs.first().cloned();
         let mut options = bucket_options(&writes, staging_dir, config.budget.total);
         setup::keep_known_names(&mut options, &config.under, config.budget.metadata_bytes);
@@ -89,7 +92,7 @@ pub(crate) fn open_writes(
         return Ok(Some(OpenWrites { source, behind, serves_all_users: true, local_locks }));
     }
     let squash = writes.squash.map(|(uid, gid)| Squash { uid, gid });
-    let opened = WritableSource::open(location.path(), squash);
+    let opened = WritableSource::open_with_times(location.path(), squash, config.access_times);
     let source = opened.map_err(|error| unwritable(error, or_else))?;
     let serves_all_users = source.serves_all_users();
     Ok(Some(OpenWrites { source, behind: None, serves_all_users, local_locks }))
@@ -135,6 +138,15 @@ fn open_bucket_writes(
     let reads = Arc::clone(volume.volume());
     let published = Arc::clone(&volume.published);
     let source = config.source.as_str();
+    // The writer keeps the store open from here on.
+    let _held = match &volume.remote {
+        None => None,
+        Some(nodes) => {
+            let store = nodes.open_store(origin.timeout).map_err(|error| unwritable(error, ""))?;
+            let location = SourceLocation::parse(source)?;
+            Some(origin.shared_buckets.open_over(&location, &origin, Arc::clone(stats), Box::new(store))?)
+        }
+    };
     let opened = WritableBucket::open(source, &origin, options, reads, published, Arc::clone(stats));
     opened.map_err(|error| unwritable_bucket(error, "--rw"))
 }

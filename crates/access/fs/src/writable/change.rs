@@ -207,7 +207,7 @@ impl WritableFileSystem {
         self.nodes.set_identity(ino, attr.identity);
         self.note_sent(ino, &attr);
         self.stats.fuse.change_ops.add(1);
-        Ok((attr, self.config.attr_ttl))
+        Ok((attr, self.attr_ttl(ino)))
     }
 
     /// The kernel is about to change a file itself, for a caller whose changes take set-user-ID and set-group-ID bits away. It

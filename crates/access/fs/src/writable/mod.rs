@@ -46,7 +46,7 @@ use spurline_volume::writes::{
     Caller, FileIdentity, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFMT, WritableObject, WritableVolume,
 };
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use version_reads::CacheEvents;
@@ -101,6 +101,8 @@ pub struct WritableFileSystem {
     files: HandleTable<OpenNodeFile>,
     directories: HandleTable<OpenNodeDirectory>,
     opens: Mutex<HashMap<u64, Arc<OpenNode>>>,
+    /// Open files whose times can move without a request.
+    mappable_opens: AtomicU64,
     nodes: Arc<NodeTable>,
     directory_attrs: DirectoryAttrs,
     locks: Arc<LockTable>,
@@ -155,6 +157,7 @@ impl WritableFileSystem {
             files: HandleTable::new(),
             directories: HandleTable::new(),
             opens: Mutex::default(),
+            mappable_opens: AtomicU64::new(0),
             nodes,
             directory_attrs: DirectoryAttrs::default(),
             locks: Arc::default(),
@@ -195,7 +198,11 @@ impl WritableFileSystem {
 
     /// Distinguishes inodes of the kernel that have the same number; the same in every mount of the source.
     pub fn generation(&self, ino: u64, identity: &FileIdentity) -> u64 {
-        if *identity == self.root { 0 } else { self.nodes.generation(ino, identity) }
+        match *identity == self.root {
+            true => 0,
+            false if self.can.publishes => nodes::generation_of_number(ino),
+            false => self.nodes.generation(ino, identity),
+        }
     }
 
     /// Runs `op` as the caller. The groups that a kernel does not say are read from the system only where they can matter:
@@ -314,7 +321,7 @@ impl WritableFileSystem {
     fn node_entry(&self, ino: u64, attr: NodeAttr) -> NodeEntry {
         let config = &self.config;
         let entry_ttl = if attr.mode & S_IFMT == S_IFDIR { config.dir_entry_ttl } else { config.entry_ttl };
-        NodeEntry { ino, attr, entry_ttl, attr_ttl: config.attr_ttl }
+        NodeEntry { ino, attr, entry_ttl, attr_ttl: self.attr_ttl(ino) }
     }
 
     /// The entry of an object that was seen as `name` in `parent`; raises its lookup count.
@@ -363,7 +370,7 @@ impl WritableFileSystem {
         if let Some(file) = fh.and_then(|fh| self.files.get(fh)).filter(|file| file.ino == ino) {
             let attr = file.file.stat()?;
             self.note_sent(ino, &attr);
-            return Ok((attr, ttl));
+            return Ok((attr, self.attr_ttl(ino)));
         }
         if let Some(known) = self.directory_attrs.find(ino, ttl) {
             return Ok(known);
@@ -371,7 +378,7 @@ impl WritableFileSystem {
         let answer = self.on_node(ino, caller, false, |at, caller| self.source.stat(at, caller));
         let attr = self.or_open_object(ino, answer, |open| open.stat())?;
         self.note_sent(ino, &attr);
-        Ok((attr, ttl))
+        Ok((attr, self.attr_ttl(ino)))
     }
 
     /// These attributes go to the kernel.

@@ -1,6 +1,10 @@
 //! The inode table of a writable mount: which number belongs to which object of the source, under which names. A
 //! rename moves a whole tree by changing one name. It calls no volume and knows no handles.
 
+mod handle_names;
+
+pub(super) use handle_names::generation_of_number;
+
 use super::kernel_view::KernelInode;
 use crate::inode::{ROOT, usable_number};
 use crate::kept_records::{KeptName, KeptNode, KeptRecord, KeptRecords, RecordSlot};
@@ -145,6 +149,9 @@ struct NodeTree {
     by_identity: HashMap<FileIdentity, u64>,
     /// The names are kept there, for file handles of an NFS server.
     records: Option<Arc<dyn NameRecords>>,
+    /// With `records`: an object keeps its number as long as a name leads to an object of its type. For sources that make another
+    /// object of each change, and of each object below a renamed directory.
+    names_decide: bool,
     /// Nodes and names are kept there, for a successor of this process.
     kept: Option<Arc<dyn KeptRecords>>,
     /// Memory of all nodes but the root.
@@ -195,31 +202,13 @@ impl NodeTable {
             nodes: HashMap::from([(ROOT, node)]),
             by_identity: HashMap::from([(root, ROOT)]),
             records: None,
+            names_decide: false,
             kept: None,
             bytes: 0,
         };
         let begun = AtomicU64::new(0);
         let ended = AtomicU64::new(0);
         NodeTable { tree: RwLock::new(tree), begun, ended, since: Instant::now() }
-    }
-
-    /// Keeps all names in the first `records` from now on, and stores the names of the present nodes there.
-    pub fn keep_names(&self, records: Arc<dyn NameRecords>) {
-        let records = Arc::clone(self.tree.write().records.get_or_insert(records));
-        let mut names = Vec::new();
-        for (ino, node) in &self.tree.read().nodes {
-            names.extend(node.names.iter().map(|name| (*ino, name.parent, Arc::clone(&name.name))));
-        }
-        // Without the lock: the store may wait for its disk. A name that was removed meanwhile stays in the store. It leads
-        // to nothing or to another object, which is found out when it is used.
-        for (ino, parent, name) in names {
-            records.record_name(ino, parent, &name);
-        }
-    }
-
-    /// Where names are kept.
-    pub fn name_records(&self) -> Option<Arc<dyn NameRecords>> {
-        self.tree.read().records.clone()
     }
 
     /// Raises the reference count of a node by one; false if there is no such node.
@@ -367,10 +356,16 @@ impl NodeTable {
                 }
             }
         }
+        let recorded = name.and_then(|(parent, name)| self.recorded_number(parent, name));
         let mut tree = self.tree.write();
-        let known = tree.by_identity.get(&identity).copied();
+        let by_name = name.and_then(|(parent, name)| tree.number_by_name(parent, name, recorded, attr));
+        if let Some(ino) = by_name {
+            tree.set_identity(ino, identity);
+        }
+        let known = by_name.or_else(|| tree.by_identity.get(&identity).copied());
         let ino = known.unwrap_or_else(|| {
-            let ino = tree.free_number(&identity);
+            let free = recorded.filter(|ino| !tree.nodes.contains_key(ino));
+            let ino = free.unwrap_or_else(|| tree.free_number(&identity));
             let mut node = TreeNode::new(identity, attr.mode & S_IFMT == S_IFDIR);
             let bytes = node.own_bytes(tree.kept.is_some());
             if let Some(kept) = &tree.kept {
@@ -395,18 +390,9 @@ impl NodeTable {
     /// The object of a node has this identity from now on: its source made another object of a change.
     pub fn set_identity(&self, ino: u64, identity: FileIdentity) {
         let known = self.tree.read().nodes.get(&ino).map(|node| node.identity);
-        if known.is_none_or(|known| known == identity) {
-            return;
+        if known.is_some_and(|known| known != identity) {
+            self.tree.write().set_identity(ino, identity);
         }
-        let mut tree = self.tree.write();
-        let Some(node) = tree.nodes.get_mut(&ino) else { return };
-        let earlier = std::mem::replace(&mut node.identity, identity);
-        node.known_generation.get_or_insert(generation_of(&earlier));
-        if tree.by_identity.get(&earlier) == Some(&ino) {
-            tree.by_identity.remove(&earlier);
-        }
-        tree.by_identity.insert(identity, ino);
-        tree.keep_again(ino);
     }
 
     /// The generation of a node: for the kernel, another one would be another file.
@@ -436,7 +422,13 @@ impl NodeTable {
 
     /// Removes a name.
     pub fn unbind(&self, parent: u64, name: &[u8]) {
-        self.tree.write().unbind(parent, name);
+        let recorded = self.recorded_number(parent, name);
+        let mut tree = self.tree.write();
+        match recorded {
+            // The next object of this name is another one.
+            Some(ino) => tree.forget_name(ino, parent, name),
+            None => tree.unbind(parent, name),
+        }
     }
 
     /// Removes a name whose object this mount has removed or replaced.
@@ -622,6 +614,17 @@ impl KnownNames for NodeTable {
 }
 
 impl NodeTree {
+    fn set_identity(&mut self, ino: u64, identity: FileIdentity) {
+        let Some(node) = self.nodes.get_mut(&ino).filter(|node| node.identity != identity) else { return };
+        let earlier = std::mem::replace(&mut node.identity, identity);
+        node.known_generation.get_or_insert(generation_of(&earlier));
+        if self.by_identity.get(&earlier) == Some(&ino) {
+            self.by_identity.remove(&earlier);
+        }
+        self.by_identity.insert(identity, ino);
+        self.keep_again(ino);
+    }
+
     /// The path of a node, or of `last` in it.
     fn path_of(&self, ino: u64, last: Option<&Arc<[u8]>>) -> Option<Vec<u8>> {
         let mut parts: Vec<&Arc<[u8]>> = Vec::with_capacity(16);
@@ -742,14 +745,10 @@ impl NodeTree {
             node.names.insert(0, NodeName { parent, name: Arc::clone(&name), record });
             self.add_memory(name_bytes(&name));
         }
-        if let Some(records) = &self.records {
-            records.record_name(ino, parent, &name);
-        }
+        self.store_name(ino, parent, &name);
         for NodeName { parent, name, record } in lost {
             self.remove_record(record);
-            if let Some(records) = &self.records {
-                records.remove_name(ino, parent, &name);
-            }
+            self.forget_name(ino, parent, &name);
             self.free_memory(name_bytes(&name));
             self.remove_child(parent, &name);
         }
@@ -764,9 +763,7 @@ impl NodeTree {
             self.remove_record(record);
             self.free_memory(name_bytes(name));
         }
-        if let Some(records) = &self.records {
-            records.remove_name(ino, parent, name);
-        }
+        self.forget_name(ino, parent, name);
         self.remove_unused(ino);
     }
 

@@ -22,9 +22,9 @@ use spurline_volume::repeated::{ChangeOutcome, RepeatedCall};
 use spurline_volume::writes::{
     CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, NodePath, WritableDirectory, WritableFile, WritePlace,
 };
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the first open has done already.
 const MAKING_FLAGS: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
@@ -41,12 +41,22 @@ struct OpenNodeState {
     /// Opens through this process, and by the kernel itself: it refuses a mixture.
     cached: u32,
     passthrough: u32,
+    /// Of the opens by the kernel itself, how many can be mapped to store into.
+    mappable: u32,
     live: Option<Arc<LiveBacking>>,
     /// Opens that only write, past the kernel's pages. All later ones bypass them too: pages that are read during such a write
     /// could be older than it.
     direct_writers: u32,
     /// The attributes of the version that files are read in from cached bytes.
     cached_as: Option<NodeAttr>,
+}
+
+impl OpenNodeState {
+    /// A further open that can be mapped, here and among those of all nodes.
+    fn add_mappable(&mut self, of_all: &AtomicU64) {
+        self.mappable += 1;
+        of_all.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// An open file.
@@ -71,6 +81,11 @@ pub(super) struct OpenNodeFile {
 impl OpenNodeFile {
     fn writes(&self) -> bool {
         may_write(self.flags)
+    }
+
+    /// Whether programs can store into the source's own file: that moves the times without a request.
+    fn is_mappable(&self) -> bool {
+        self.passthrough && self.flags & libc::O_ACCMODE == libc::O_RDWR
     }
 }
 
@@ -110,6 +125,8 @@ pub struct OpenedNode {
     pub keep_cache: bool,
     /// The kernel's attributes of the inode are not of this version: see [`WritableFileSystem::refresh_opened`].
     pub moved: bool,
+    /// The kernel gets the attributes again at each use, and has to forget the kept attributes.
+    pub mappable: bool,
     /// The attributes at the open.
     pub attr: NodeAttr,
     /// Every read and write becomes a request.
@@ -145,6 +162,17 @@ impl WritableFileSystem {
     pub(super) fn is_passed_through(&self, ino: u64) -> bool {
         let open = self.opens.lock().get(&ino).cloned();
         open.is_some_and(|open| open.state.lock().passthrough > 0)
+    }
+
+    /// How long the kernel may keep the attributes of a node.
+    pub(super) fn attr_ttl(&self, ino: u64) -> Duration {
+        if self.mappable_opens.load(Ordering::Relaxed) > 0
+            && let Some(open) = self.opens.lock().get(&ino).cloned()
+            && open.state.lock().mappable > 0
+        {
+            return Duration::ZERO;
+        }
+        self.config.attr_ttl
     }
 
     pub(super) fn file(&self, ino: u64, fh: u64) -> FsResult<Arc<OpenNodeFile>> {
@@ -289,7 +317,7 @@ impl WritableFileSystem {
         self.stats.fuse.change_ops.add(1);
         let new = NewOpen { file, flags, made: entry.attr.size == 0, version: None };
         match self.add_open(entry.ino, new, &entry.attr, caller, register) {
-            Ok(opened) => Ok((entry, opened)),
+            Ok(opened) => Ok((NodeEntry { attr_ttl: self.attr_ttl(entry.ino), ..entry }, opened)),
             Err(error) => {
                 self.forget(entry.ino, 1);
                 Err(error)
@@ -363,6 +391,10 @@ impl WritableFileSystem {
             }
             None => state.cached += 1,
         }
+        let mappable = file.is_mappable();
+        if mappable {
+            state.add_mappable(&self.mappable_opens);
+        }
         if is_cached {
             self.cache_events.add_file();
             state.cached_as = Some(*attr);
@@ -377,7 +409,7 @@ impl WritableFileSystem {
         let keep_cache = seen.same;
         let moved = seen.moved;
         let attr = *attr;
-        Ok(OpenedNode { fh, keep_cache, moved, attr, direct_io, parallel, flush, backing })
+        Ok(OpenedNode { fh, keep_cache, moved, mappable, attr, direct_io, parallel, flush, backing })
     }
 
     /// Keeps a file that is being opened for a successor of this process.
@@ -447,6 +479,9 @@ impl WritableFileSystem {
         } else {
             state.cached += 1;
         }
+        if file.is_mappable() {
+            state.add_mappable(&self.mappable_opens);
+        }
         state.direct_writers += u32::from(direct_writer);
         state.files.push((fh, Arc::downgrade(&file)));
         true
@@ -461,6 +496,7 @@ impl WritableFileSystem {
             fh,
             keep_cache: false,
             moved: false,
+            mappable: file.is_mappable(),
             attr,
             direct_io: bypasses_pages(file.flags, file.passthrough, &state),
             parallel: file.flags & libc::O_DIRECT != 0,
@@ -529,6 +565,10 @@ impl WritableFileSystem {
             match file.passthrough {
                 true => state.passthrough = state.passthrough.saturating_sub(1),
                 false => state.cached = state.cached.saturating_sub(1),
+            }
+            if file.is_mappable() {
+                state.mappable -= 1;
+                self.mappable_opens.fetch_sub(1, Ordering::Relaxed);
             }
             state.direct_writers = state.direct_writers.saturating_sub(u32::from(file.direct_writer));
             if file.version_reads.is_some() {

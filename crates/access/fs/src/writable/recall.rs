@@ -14,7 +14,7 @@ impl WritableFileSystem {
     /// handles of an NFS server are resolved by them.
     pub fn keep_names(&self, records: Arc<dyn crate::NameRecords>) {
         self.exported.store(true, Ordering::Relaxed);
-        self.nodes.keep_names(records);
+        self.nodes.keep_names(records, self.can.publishes);
     }
 
     /// The inode number that programs see. Where a rename makes another object of a file, so that the source's number changes, clients
@@ -37,7 +37,7 @@ impl WritableFileSystem {
         let at = if of_parent { self.nodes.parent_of(ino) } else { ino };
         let answer = self.on_node(at, &self.own_caller(), false, |at, caller| self.source.stat(at, caller));
         let entry = self.or_open_object(at, answer, |open| open.stat()).map(|attr| {
-            let number = self.nodes.intern(None, &attr);
+            let number = self.nodes.see_again(at, &attr);
             self.node_entry(number, attr)
         });
         self.nodes.forget(ino, 1);
@@ -63,7 +63,8 @@ impl WritableFileSystem {
             }
             let found = self.on_name(parent, &name, &own, false, |at, caller| self.source.lookup(at, caller));
             let here = found.map(|attr| {
-                let same = nodes::number_of(&attr.identity) == ino;
+                // Each change of a bucket's file makes another object, and so does the rename of a folder above it.
+                let same = self.nodes.names_decide() || nodes::number_of(&attr.identity) == ino;
                 // The number is taken if another object has the same hash.
                 same.then(|| self.intern(parent, &name, attr).ino).is_some_and(|number| {
                     if number != ino {

@@ -91,6 +91,10 @@ impl FileService for WritableFileSystem {
             if let Err(error) = self.refresh_opened(ino, &opened, &view) {
                 tracing::debug!(ino, "the kernel keeps attributes for their time: {error}");
             }
+        } else if let Some(view) = kernel.view.filter(|_| opened.mappable)
+            && let Err(error) = view.forget_attr(ino)
+        {
+            tracing::debug!(ino, "the kernel keeps attributes for their time: {error}");
         }
         Ok(opened_file(opened))
     }

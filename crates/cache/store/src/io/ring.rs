@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::ffi::CString;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -23,8 +23,13 @@ use std::time::{Duration, Instant};
 pub const TRANSFER_PIECE: usize = 512 << 10;
 /// Pieces in flight at once: a block of 4 MiB, and as much again for larger blocks.
 const RING_DEPTH: usize = 16;
+/// Least length of a piece of the arena that is registered at once. A registration pins the pages of the piece, which are
+/// resident then: an unused mount has none.
+const PIECE_MIN: usize = 8 << 20;
+/// Pieces of an arena: a ring that has not seen the newest piece copies the table in some 30 µs.
+const PIECES_MAX: usize = 1024;
 /// The largest registered buffer the kernel takes.
-const FIXED_BUFFER_MAX: usize = 1 << 30;
+const PIECE_MAX: usize = 1 << 30;
 
 thread_local! {
     /// This thread's rings, a ring for each `RingSet` that the thread worked for; a handful at most.
@@ -39,8 +44,8 @@ struct LocalRing {
 
 struct ThreadRing {
     uring: IoUring,
-    /// Whether the arena is registered with this ring.
-    fixed: bool,
+    /// The pieces of the arena that are registered with this ring, by number; empty where the kernel registers none.
+    pieces: Vec<bool>,
     /// Whether the ring has a slot for a direct descriptor.
     file_slot: bool,
 }
@@ -54,6 +59,39 @@ struct LateRing {
     keep: Option<Box<dyn Send>>,
 }
 
+/// The arena in pieces of the same length, a power of two that no buffer exceeds: a buffer lies in a single piece.
+#[derive(Clone, Copy)]
+struct ArenaPieces {
+    start: usize,
+    len: usize,
+    piece: usize,
+}
+
+impl ArenaPieces {
+    fn of(pool: &BufferPool) -> ArenaPieces {
+        let (start, len) = pool.arena();
+        let piece = len.div_ceil(PIECES_MAX).max(pool.largest_bytes()).max(PIECE_MIN);
+        ArenaPieces { start: start as usize, len, piece: piece.next_power_of_two().min(PIECE_MAX) }
+    }
+
+    /// The piece that has all of these bytes.
+    fn piece_of(&self, ptr: usize, len: usize) -> Option<usize> {
+        let at = ptr.checked_sub(self.start).filter(|at| at + len <= self.len)?;
+        (at / self.piece == (at + len - 1) / self.piece).then_some(at / self.piece)
+    }
+
+    fn vector_of(&self, piece: usize) -> libc::iovec {
+        let at = piece * self.piece;
+        libc::iovec { iov_base: (self.start + at) as *mut libc::c_void, iov_len: self.piece.min(self.len - at) }
+    }
+}
+
+/// A ring that transfers nothing: the table has the pieces that are registered.
+struct MasterRing {
+    uring: IoUring,
+    pieces: Vec<bool>,
+}
+
 /// Why a transfer failed.
 enum TransferError {
     Os(io::Error),
@@ -65,15 +103,54 @@ enum TransferError {
 pub struct RingSet {
     id: u64,
     alive: Arc<()>,
-    /// Memory worth registering: first address and length.
-    arena: Option<(usize, usize)>,
-    /// Keeps the arena mapped.
+    /// Memory worth registering, which `_pool` keeps mapped.
+    arena: Option<ArenaPieces>,
     _pool: Option<Arc<BufferPool>>,
-    /// The ring with which the arena was first registered; the others clone the registration.
-    master: Mutex<Option<IoUring>>,
+    /// The ring with which pieces of the arena are first registered; the other rings clone this table.
+    master: Mutex<Option<MasterRing>>,
     late: Mutex<Vec<LateRing>>,
     /// Set once the kernel refused a ring: plain system calls from then on.
     refused: AtomicBool,
+}
+
+impl MasterRing {
+    /// `None` where the kernel has no io_uring or no such tables.
+    fn new(arena: &ArenaPieces) -> Option<MasterRing> {
+        let uring = IoUring::new(1).ok()?;
+        let count = arena.len.div_ceil(arena.piece);
+        uring.submitter().register_buffers_sparse(u32::try_from(count).ok()?).ok()?;
+        Some(MasterRing { uring, pieces: vec![false; count] })
+    }
+
+    /// Registers a piece at the first use; false when the kernel refuses.
+    fn register(&mut self, arena: &ArenaPieces, piece: usize) -> bool {
+        if !self.pieces[piece] {
+            let vector = [arena.vector_of(piece)];
+            // SAFETY: `_pool` keeps the arena mapped for as long as the rings live.
+            match unsafe { self.uring.submitter().register_buffers_update(piece as u32, &vector, None) } {
+                Ok(()) => self.pieces[piece] = true,
+                Err(error) => tracing::info!(
+                    "buffers are not registered with io_uring ({error}): disk reads cost about twice the CPU; raise `ulimit -l`"
+                ),
+            }
+        }
+        self.pieces[piece]
+    }
+}
+
+impl ThreadRing {
+    /// Takes over the table of the master. No operation of this ring is under way. Where the kernel can't clone tables (before
+    /// Linux 6.12), the ring has none.
+    fn clone_pieces(&mut self, master: &MasterRing) {
+        let submitter = self.uring.submitter();
+        if !self.pieces.is_empty() {
+            let _ = submitter.unregister_buffers();
+        }
+        match submitter.register_buffers_clone(master.uring.as_raw_fd()) {
+            Ok(()) => self.pieces.clone_from(&master.pieces),
+            Err(_) => self.pieces.clear(),
+        }
+    }
 }
 
 impl Drop for RingSet {
@@ -85,20 +162,20 @@ impl Drop for RingSet {
 }
 
 impl RingSet {
-    /// Rings for a pool of buffers. The pool's memory is registered with the kernel, so that reads cost less CPU.
+    /// Rings for a pool of buffers. The pool's memory is registered with the kernel in pieces, at the first use by a transfer, so that
+    /// reads cost less CPU.
     pub fn new(pool: Option<Arc<BufferPool>>) -> Arc<RingSet> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let rings = RingSet {
+        let arena = pool.as_ref().map(|pool| ArenaPieces::of(pool));
+        Arc::new(RingSet {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             alive: Arc::new(()),
-            arena: pool.as_ref().map(|pool| (pool.arena().0 as usize, pool.arena().1)),
+            master: Mutex::new(arena.as_ref().and_then(MasterRing::new)),
+            arena,
             _pool: pool,
-            master: Mutex::new(None),
             late: Mutex::new(Vec::new()),
             refused: AtomicBool::new(false),
-        };
-        rings.register_arena();
-        Arc::new(rings)
+        })
     }
 
     /// Rings as on a kernel without io_uring: every transfer falls back to plain system calls.
@@ -106,24 +183,6 @@ impl RingSet {
         let rings = RingSet::new(None);
         rings.refused.store(true, Ordering::Relaxed);
         rings
-    }
-
-    fn register_arena(&self) {
-        let Some((base, len)) = self.arena else { return };
-        let Ok(uring) = IoUring::new(1) else { return };
-        let vectors: Vec<libc::iovec> = (0..len.div_ceil(FIXED_BUFFER_MAX))
-            .map(|i| libc::iovec {
-                iov_base: (base + i * FIXED_BUFFER_MAX) as *mut libc::c_void,
-                iov_len: (len - i * FIXED_BUFFER_MAX).min(FIXED_BUFFER_MAX),
-            })
-            .collect();
-        // SAFETY: `_pool` keeps the arena mapped for as long as the rings live.
-        match unsafe { uring.submitter().register_buffers(&vectors) } {
-            Ok(()) => *self.master.lock() = Some(uring),
-            Err(error) => tracing::info!(
-                "buffers are not registered with io_uring ({error}): disk reads cost about twice the CPU; raise `ulimit -l`"
-            ),
-        }
     }
 
     fn make_ring(&self) -> io::Result<ThreadRing> {
@@ -134,15 +193,12 @@ impl RingSet {
         if !uring.params().is_feature_ext_arg() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let fixed = match &*self.master.lock() {
-            Some(master) => {
-                use std::os::fd::AsRawFd;
-                uring.submitter().register_buffers_clone(master.as_raw_fd()).is_ok()
-            }
-            None => false,
-        };
         let place = uring.submitter().register_files_sparse(1).is_ok();
-        Ok(ThreadRing { uring, fixed, file_slot: place })
+        let mut ring = ThreadRing { uring, pieces: Vec::new(), file_slot: place };
+        if let Some(master) = &*self.master.lock() {
+            ring.clone_pieces(master);
+        }
+        Ok(ring)
     }
 
     /// Takes this thread's ring; `None` where the kernel has or allows no io_uring.
@@ -236,10 +292,23 @@ impl RingSet {
         Err(io::ErrorKind::TimedOut.into())
     }
 
-    fn fixed_index(&self, ring: &ThreadRing, ptr: usize, len: usize) -> Option<u16> {
-        let (base, total) = self.arena.filter(|_| ring.fixed)?;
-        let at = ptr.checked_sub(base).filter(|at| at + len <= total)?;
-        (at / FIXED_BUFFER_MAX == (at + len - 1) / FIXED_BUFFER_MAX).then_some((at / FIXED_BUFFER_MAX) as u16)
+    /// The number of the registered buffer that has these bytes. The first transfer of a ring with a piece takes a lock, and the
+    /// first of all rings registers the piece.
+    fn fixed_index(&self, ring: &mut ThreadRing, ptr: usize, len: usize) -> Option<u16> {
+        let arena = self.arena.as_ref().filter(|_| !ring.pieces.is_empty())?;
+        let piece = arena.piece_of(ptr, len)?;
+        if !ring.pieces[piece] {
+            let mut master = self.master.lock();
+            if let Some(known) = &mut *master
+                && known.register(arena, piece)
+            {
+                ring.clone_pieces(known);
+            } else {
+                *master = None;
+                ring.pieces.clear();
+            }
+        }
+        u16::try_from(piece).ok().filter(|_| ring.pieces.get(piece) == Some(&true))
     }
 
     /// Reads into `target`; `None` when there is no io_uring and the caller must read in another way.
@@ -253,7 +322,7 @@ impl RingSet {
         done: &mut dyn FnMut(Range<usize>),
     ) -> Option<io::Result<usize>> {
         let mut ring = self.take_ring()?;
-        let fixed = self.fixed_index(&ring, target.ptr as usize, target.len.max(1));
+        let fixed = self.fixed_index(&mut ring, target.ptr as usize, target.len.max(1));
         let base = target.ptr;
         let entry = |at: usize, len: usize| {
             // The address stays inside the target, whose owner the caller holds.
@@ -272,7 +341,7 @@ impl RingSet {
     /// Writes `data`; `None` when there is no io_uring.
     pub fn write(&self, disk: u8, fd: RawFd, offset: u64, data: &[u8], timeout: Duration) -> Option<io::Result<usize>> {
         let mut ring = self.take_ring()?;
-        let fixed = self.fixed_index(&ring, data.as_ptr() as usize, data.len().max(1));
+        let fixed = self.fixed_index(&mut ring, data.as_ptr() as usize, data.len().max(1));
         let base = data.as_ptr();
         let entry = |at: usize, len: usize| {
             let ptr = base.wrapping_add(at);
@@ -538,7 +607,6 @@ fn run_transfer(
 mod tests {
     use super::*;
     use std::io::Write;
-    use std::os::fd::AsRawFd;
 
     const SHORT: Duration = Duration::from_millis(50);
     /// From `linux/fcntl.h`; not in the libc crate.
@@ -622,7 +690,7 @@ mod tests {
             return;
         };
         LOCAL.with_borrow_mut(|all| all.retain(|local| local.owner != rings.id));
-        rings.return_ring(ThreadRing { uring, fixed: false, file_slot: false });
+        rings.return_ring(ThreadRing { uring, pieces: Vec::new(), file_slot: false });
         let file = tempfile::tempfile().unwrap();
         let end = rings.write(3, file.as_raw_fd(), 0, b"bytes", Duration::from_secs(60)).unwrap();
         assert_eq!(end.unwrap_err().kind(), io::ErrorKind::TimedOut);
@@ -630,6 +698,39 @@ mod tests {
         assert_eq!(rings.late(3), 0);
         // And the thread has another ring.
         assert_eq!(rings.write(3, file.as_raw_fd(), 0, b"bytes", Duration::from_secs(60)).unwrap().unwrap(), 5);
+    }
+
+    #[test]
+    fn pieces_of_the_arena_are_registered_as_they_are_used() {
+        let pool = BufferPool::new(3 * PIECE_MIN as u64 + (16 << 10), 1 << 20).unwrap();
+        let rings = RingSet::new(Some(Arc::clone(&pool)));
+        if !available(&rings) {
+            return;
+        }
+        let mut early = rings.make_ring().unwrap();
+        if early.pieces.is_empty() {
+            println!("SKIP: this kernel clones no tables of buffers");
+            return;
+        }
+        let registered = || rings.master.lock().as_ref().unwrap().pieces.clone();
+        assert_eq!(registered(), [false; 4]);
+        let file = tempfile::tempfile().unwrap();
+        let mut buf = pool.try_alloc(1 << 20).unwrap();
+        buf.fill(7);
+        assert_eq!(rings.write(3, file.as_raw_fd(), 0, &buf, SHORT * 1000).unwrap().unwrap(), 1 << 20);
+        let used = ArenaPieces::of(&pool).piece_of(buf.as_ptr() as usize, buf.len()).unwrap();
+        assert_eq!(registered(), [0, 1, 2, 3].map(|piece| piece == used));
+        // A ring that was there before has the piece as well, and none has bytes that lie in two pieces.
+        assert_eq!(rings.fixed_index(&mut early, buf.as_ptr() as usize, buf.len()), Some(used as u16));
+        let first_end = pool.arena().0 as usize + PIECE_MIN;
+        assert_eq!(rings.fixed_index(&mut early, first_end - 1, 2), None);
+        LOCAL.with_borrow_mut(|all| all.retain(|local| local.owner != rings.id));
+        rings.return_ring(early);
+        buf.fill(0);
+        let mut none = || Box::new(()) as Box<dyn Send>;
+        let mut target = ReadTarget { ptr: buf.as_ptr(), len: buf.len(), keep: &mut none };
+        rings.read(3, file.as_raw_fd(), 0, &mut target, SHORT * 1000, &mut |_| {}).unwrap().unwrap();
+        assert!(buf.iter().all(|byte| *byte == 7));
     }
 
     #[test]

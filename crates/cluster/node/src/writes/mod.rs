@@ -107,6 +107,7 @@ impl CacheNode {
     /// As [`CacheNode::expire_write_sessions`], at another time. For tests.
     #[doc(hidden)]
     pub fn expire_write_sessions_at(&self, now: Instant) {
+        self.store.drop_idle(now);
         let (ended, unlocked) = self.writes.sessions().expire_idle(now);
         if unlocked > 0 {
             tracing::warn!(
@@ -132,18 +133,20 @@ impl CacheNode {
         WritesInUse { writable: self.writes.is_on(), sessions, open_files }
     }
 
+    /// The refusal of a node without `--writable`.
+    pub(crate) fn takes_no_changes(&self, source: &str) -> Error {
+        let name = self.name();
+        let why = format!("node {name} takes no changes of {source}: start it with --writable, or mount without --rw");
+        Error::new(ErrorKind::ReadOnly, why)
+    }
+
     pub(crate) fn writable_source(&self, volume: spurline_proto::VolumeId) -> Result<Arc<dyn WritableVolume>> {
         let cache: Arc<dyn Volume> = self.volume_by_id(volume)?;
         if let Some((_, source)) = self.writes.sources.read().iter().find(|(number, _)| *number == volume.0) {
             return Ok(Arc::clone(source));
         }
         let Some(open) = self.writes.open.get() else {
-            let why = format!(
-                "node {} takes no changes of {}: start it with --writable, or mount without --rw",
-                self.name(),
-                cache.source()
-            );
-            return Err(Error::new(ErrorKind::ReadOnly, why));
+            return Err(self.takes_no_changes(cache.source()));
         };
         let source = open(&cache)?;
         let mut sources = self.writes.sources.write();

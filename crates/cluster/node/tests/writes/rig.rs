@@ -80,13 +80,13 @@ impl Node {
 
 /// Connections of an older release, by their handshake.
 pub struct OldHandshake {
-    inner: Arc<dyn Connector>,
+    pub inner: Arc<dyn Connector>,
     /// The newest version that is offered.
-    offered: u16,
+    pub offered: u16,
     /// The mount takes the node's answer for this version.
-    found: u16,
+    pub found: u16,
     /// Whether it is an older release by now.
-    is_old: Arc<AtomicBool>,
+    pub is_old: Arc<AtomicBool>,
 }
 
 impl Connector for OldHandshake {
@@ -148,23 +148,35 @@ pub fn connect(
     plan: Option<Arc<FaultPlan>>,
     old: Option<OldRelease>,
 ) -> Result<Arc<GroupVolume>> {
-    let stats = Arc::new(Stats::default());
     let source = format!("file://{}", dir.display());
-    let members: Vec<_> = nodes.iter().map(|n| Arc::new(Member::from_address(&n.at.to_string(), 100))).collect();
-    let (of, counted) = (source.clone(), Arc::clone(&stats));
+    let addresses: Vec<_> = nodes.iter().map(|node| node.at).collect();
     let plan = plan.unwrap_or_else(|| Arc::new(FaultPlan::new(1, FaultRates::default())));
-    let roster = GroupMembers::new(&members, move |member| {
-        let tcp = TcpConnector::new(&member.name, Vec::new(), SocketOptions::default(), Arc::clone(&counted));
-        let faulty = FaultyConnector::new(Arc::new(tcp), Arc::clone(&plan));
-        let faulty: Arc<dyn Connector> = Arc::new(faulty);
+    connect_through(&source, &addresses, move |tcp, member| {
+        let faulty: Arc<dyn Connector> = Arc::new(FaultyConnector::new(tcp, Arc::clone(&plan)));
         let old = old.as_ref().filter(|old| old.node.is_none_or(|at| at.to_string() == member.name));
-        let connector = match old {
+        match old {
             None => faulty,
             Some(OldRelease { versions: (offered, found), is_old, .. }) => {
                 let is_old = Arc::clone(is_old);
                 Arc::new(OldHandshake { inner: faulty, offered: *offered, found: *found, is_old })
             }
-        };
+        }
+    })
+}
+
+/// The reading side of the nodes at `addresses`, over the connections that `wrap` makes of those over TCP.
+pub fn connect_through(
+    source: &str,
+    addresses: &[SocketAddr],
+    wrap: impl Fn(Arc<dyn Connector>, &Member) -> Arc<dyn Connector> + Send + Sync + 'static,
+) -> Result<Arc<GroupVolume>> {
+    let stats = Arc::new(Stats::default());
+    let members: Vec<_> = addresses.iter().map(|at| Arc::new(Member::from_address(&at.to_string(), 100))).collect();
+    let of = source.to_owned();
+    let counted = Arc::clone(&stats);
+    let roster = GroupMembers::new(&members, move |member| {
+        let tcp = TcpConnector::new(&member.name, Vec::new(), SocketOptions::default(), Arc::clone(&counted));
+        let connector = wrap(Arc::new(tcp), member);
         let pool = DemandPool::new(connector, "test", &of, DemandConfig::default(), Arc::clone(&counted));
         GroupPeer::new(pool, member)
     });
@@ -177,7 +189,7 @@ pub fn connect(
         silence: Duration::from_secs(2),
         hedge_after: Duration::ZERO,
     };
-    GroupVolume::connect(&source, roster, config, stats, |block| {
+    GroupVolume::connect(source, roster, config, stats, |block| {
         Ok(MemTier::new(BufferPool::new(16 * block, block as usize)?))
     })
 }

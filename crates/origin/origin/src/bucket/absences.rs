@@ -46,11 +46,16 @@ impl RecentAbsences {
         LookupStart(self.publications_of(path).load(Ordering::SeqCst))
     }
 
+    /// Whether this process may have published the name since the lookup began; names share their numbers with some others.
+    pub fn has_publications_since(&self, path: &[u8], start: LookupStart) -> bool {
+        self.begin_lookup(path).0 != start.0
+    }
+
     /// The lookup has not found the name. What this process has published since is not absent.
     pub fn note(&self, path: Vec<u8>, start: LookupStart) {
         let now = Instant::now();
         let mut names = self.names.lock();
-        if self.begin_lookup(&path).0 != start.0 {
+        if self.has_publications_since(&path, start) {
             return;
         }
         if names.len() >= ABSENCES_MAX {

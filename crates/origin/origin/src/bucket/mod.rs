@@ -17,6 +17,7 @@ mod found;
 mod last_known;
 mod locks;
 mod names;
+mod new_files;
 mod object;
 mod part_upload;
 mod path_attrs;

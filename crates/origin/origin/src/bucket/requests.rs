@@ -7,6 +7,7 @@
 //! | the condition does not hold | no | the failure: another writer has changed the object |
 //! | the condition does not hold | yes | done, if the object has the mark of this change; else the failure |
 //! | the upload does not exist | yes | done, if the object has the mark of this change; else the failure |
+//! | none in the time of an attempt | any | the request is sent again, and twice as much time is given to the answer |
 //! | none until the deadline | any | done, if the object has the mark of this change; else the failure |
 //!
 //! The outcome of a change whose object can't be looked at is not known: the failure is that of the look then.
@@ -16,7 +17,8 @@ use crate::backend::{ObjectBackend, RawObject, RequestFailure, RetryHint, bucket
 use crate::retry::RetryState;
 use crate::shared_buckets::SharedBucket;
 use crate::write_backend::{
-    AnswerProgress, CopySource, ObjectAttributes, ObjectWriteBackend, StoredObject, UploadedPart, WriteCondition,
+    AnswerProgress, CopySource, ObjectAttributes, ObjectBody, ObjectWriteBackend, StoredObject, UploadedPart,
+    WriteCondition,
 };
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -34,6 +36,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const MARK: &str = "spurline-op";
 /// The time of a request grows with its bytes by this rate, in bytes per second.
 const LEAST_RATE: u64 = 1 << 20;
+
+/// A request that took this long and was repeated is logged with the last failure.
+const LONG_PAUSE: Duration = Duration::from_secs(10);
 
 /// The time for the end of an upload grows with its parts by this time: stores assemble thousands of parts in minutes.
 const TIME_PER_PART: Duration = Duration::from_millis(250);
@@ -155,6 +160,22 @@ pub(super) fn is_made_by_file(attributes: &ObjectAttributes, mount: u64, file: u
     mark_in(attributes).is_some_and(|mark| mark.starts_with(&format!("{mount:016x}{file:016x}")))
 }
 
+/// The time of a request with all repetitions.
+#[derive(Clone, Copy)]
+struct RequestTime {
+    deadline: Instant,
+    /// The time for the answer to the first attempt, which doubles with each further one; `None` for all the time.
+    first_attempt: Option<Duration>,
+}
+
+impl RequestTime {
+    /// When the attempt with this number, from 0, ends without an answer.
+    fn end_of_attempt(&self, attempt: u32) -> Instant {
+        let time = self.first_attempt.map(|first| first * 2_u32.saturating_pow(attempt.min(8)));
+        time.map_or(self.deadline, |time| self.deadline.min(Instant::now() + time))
+    }
+}
+
 impl BucketRequests {
     /// # Errors
     /// `ReadOnly` when the store can't be changed by this program.
@@ -206,53 +227,87 @@ impl BucketRequests {
 
     /// The deadline of a read that begins now.
     pub fn read_deadline(&self) -> Instant {
-        self.deadline(0)
+        Instant::now() + self.bucket.config.timeout
     }
 
-    fn deadline(&self, len: u64) -> Instant {
-        Instant::now() + self.bucket.config.timeout + Duration::from_secs(len / LEAST_RATE)
+    /// The time of a request with `len` bytes that the store answers at once.
+    fn time_of(&self, len: u64) -> RequestTime {
+        let transfer = Duration::from_secs(len / LEAST_RATE);
+        RequestTime {
+            deadline: self.read_deadline() + transfer,
+            first_attempt: Some(self.bucket.config.resend_after() + transfer),
+        }
+    }
+
+    /// The time of a change with `len` bytes. A change without a condition is not sent twice at once: executed late, the first would undo what follows.
+    fn time_of_change(&self, len: u64, condition: &WriteCondition) -> RequestTime {
+        let time = self.time_of(len);
+        match condition {
+            WriteCondition::None => RequestTime { first_attempt: None, ..time },
+            _ => time,
+        }
+    }
+
+    /// The time of a request that the store works on for as long as `work`, and which is not sent twice meanwhile.
+    fn time_of_work(&self, work: Duration) -> RequestTime {
+        RequestTime { deadline: self.read_deadline() + work, first_attempt: None }
+    }
+
+    /// The time of a copy of `len` bytes within the store.
+    fn time_of_copy(&self, len: u64) -> RequestTime {
+        self.time_of_work(Duration::from_secs(len / LEAST_RATE))
     }
 
     /// Sends a request until the store answers it.
     async fn repeat<'a, T>(
         &'a self,
-        deadline: Instant,
+        time: RequestTime,
         what: &str,
         send: impl FnMut(&'a dyn ObjectWriteBackend) -> BoxFuture<'a, Result<T, RequestFailure>>,
     ) -> Result<T, ChangeFailure> {
-        self.repeat_over(&*self.bucket.backend, deadline, what, send).await
+        self.repeat_over(&*self.bucket.backend, time, what, send).await
     }
 
     /// As [`Self::repeat`], over the connections of `backend`.
     async fn repeat_over<'a, T>(
         &self,
         backend: &'a dyn ObjectBackend,
-        deadline: Instant,
+        time: RequestTime,
         what: &str,
         send: impl FnMut(&'a dyn ObjectWriteBackend) -> BoxFuture<'a, Result<T, RequestFailure>>,
     ) -> Result<T, ChangeFailure> {
-        self.repeat_while(backend, deadline, &AnswerProgress::default(), what, send).await
+        self.repeat_while(backend, time, &AnswerProgress::default(), what, send).await
     }
 
-    /// As [`Self::repeat_over`]; an attempt whose answer makes `progress` is waited for beyond `deadline`.
+    /// As [`Self::repeat_over`]; an attempt whose answer makes `progress` is waited for beyond the deadline.
     async fn repeat_while<'a, T>(
         &self,
         backend: &'a dyn ObjectBackend,
-        deadline: Instant,
+        time: RequestTime,
         progress: &AnswerProgress,
         what: &str,
         mut send: impl FnMut(&'a dyn ObjectWriteBackend) -> BoxFuture<'a, Result<T, RequestFailure>>,
     ) -> Result<T, ChangeFailure> {
-        let mut retry = RetryState::new(deadline, &self.bucket.stats);
+        let begun = Instant::now();
+        let mut retry = RetryState::new(time.deadline, &self.bucket.stats);
         let mut maybe_executed = false;
+        let mut last_failure = None;
         let Some(backend) = backend.writes() else {
             return Err(ChangeFailure { error: unchangeable(), maybe_executed });
         };
+        let mut repeated = 0;
         loop {
-            let attempt = self.await_answer(deadline, progress, send(backend)).await;
-            let failure = match attempt {
-                Some(Ok(answer)) => return Ok(answer),
+            let until = time.end_of_attempt(repeated);
+            let failure = match self.await_answer(until, progress, send(backend)).await {
+                Some(Ok(answer)) => {
+                    self.note_pause(what, begun, repeated, last_failure.as_ref());
+                    return Ok(answer);
+                }
                 Some(Err(failure)) => failure,
+                None if until < time.deadline => {
+                    let server = self.describe();
+                    RequestFailure::transient(ErrorKind::Timeout, format!("{server} did not answer {what}"))
+                }
                 None => RequestFailure::fatal(
                     ErrorKind::Timeout,
                     format!("{} did not answer {what} in time; check it, or raise --origin-timeout", self.describe()),
@@ -264,9 +319,25 @@ impl BucketRequests {
                 return Err(ChangeFailure { error: failure.error, maybe_executed });
             }
             maybe_executed = true;
+            last_failure = Some(failure.error.clone());
             if let Err(error) = retry.pause(failure).await {
                 return Err(ChangeFailure { error, maybe_executed });
             }
+            repeated += 1;
+        }
+    }
+
+    /// Logs why a request that was repeated took long.
+    fn note_pause(&self, what: &str, begun: Instant, repeated: u32, last_failure: Option<&Error>) {
+        let took = begun.elapsed();
+        if let Some(failure) = last_failure
+            && took >= LONG_PAUSE
+        {
+            let seconds = took.as_secs_f64();
+            tracing::warn!(
+                "{what} took {seconds:.0} s and was sent {} times; the last failure was: {failure}",
+                repeated + 1
+            );
         }
     }
 
@@ -361,7 +432,7 @@ impl BucketRequests {
     }
 
     async fn head_over(&self, backend: &dyn ObjectBackend, key: &str) -> Result<StoredObject> {
-        let answer = self.repeat_over(backend, self.deadline(0), "a head", |backend| backend.head_all(key)).await;
+        let answer = self.repeat_over(backend, self.time_of(0), "a head", |backend| backend.head_all(key)).await;
         answer.map_err(|failure| failure.error)
     }
 
@@ -374,7 +445,7 @@ impl BucketRequests {
         let mut token: Option<String> = None;
         loop {
             let from = token.as_deref();
-            let page = self.repeat(self.deadline(0), "a listing", |backend| backend.list_below(prefix, from)).await;
+            let page = self.repeat(self.time_of(0), "a listing", |backend| backend.list_below(prefix, from)).await;
             let page = page.map_err(|failure| bucket_unavailable(failure.error))?;
             all.extend(page.objects);
             if page.next.is_none() || page.next == token || all.len() > limit {
@@ -389,7 +460,7 @@ impl BucketRequests {
     /// # Errors
     /// The store's.
     pub async fn read_all(&self, key: &str) -> Result<Option<(Vec<u8>, String)>> {
-        match self.repeat(self.deadline(0), "a read", |backend| backend.read_all(key)).await {
+        match self.repeat(self.time_of(0), "a read", |backend| backend.read_all(key)).await {
             Ok(found) => Ok(Some(found)),
             Err(failure) if failure.error.kind() == ErrorKind::NotFound => Ok(None),
             Err(failure) => Err(failure.error),
@@ -416,10 +487,12 @@ impl BucketRequests {
 
     async fn put_over(&self, backend: &dyn ObjectBackend, object: &NewObject<'_>, body: Bytes) -> Result<String> {
         let len = body.len() as u64;
+        let body = ObjectBody::new(body);
         let NewObject { key, attributes, condition } = *object;
-        let deadline = self.deadline(len);
         let sent = self
-            .repeat_over(backend, deadline, "a write", |backend| backend.put(key, body.clone(), attributes, condition))
+            .repeat_over(backend, self.time_of_change(len, condition), "a write", |backend| {
+                backend.put(key, body.clone(), attributes, condition)
+            })
             .await;
         self.count_put(len);
         match sent {
@@ -443,8 +516,8 @@ impl BucketRequests {
     /// # Errors
     /// The store's.
     pub async fn begin_unrecorded_upload(&self, key: &str, attributes: &ObjectAttributes) -> Result<OpenUpload> {
-        let deadline = self.deadline(0);
-        let begun = self.repeat(deadline, "the start of an upload", |backend| backend.begin_upload(key, attributes));
+        let begun =
+            self.repeat(self.time_of(0), "the start of an upload", |backend| backend.begin_upload(key, attributes));
         let id = begun.await.map_err(|failure| failure.error)?;
         Ok(OpenUpload { id, record: None, _shown: ShownUpload::begin(&self.bucket.stats) })
     }
@@ -468,8 +541,9 @@ impl BucketRequests {
     /// The store's.
     pub async fn upload_part(&self, key: &str, upload: &str, number: u32, body: Bytes) -> Result<String> {
         let len = body.len() as u64;
+        let body = ObjectBody::new(body);
         let sent = self
-            .repeat(self.deadline(len), "a part", |backend| backend.upload_part(key, upload, number, body.clone()))
+            .repeat(self.time_of(len), "a part", |backend| backend.upload_part(key, upload, number, body.clone()))
             .await;
         self.count_put(len);
         sent.map_err(|failure| failure.error)
@@ -488,7 +562,7 @@ impl BucketRequests {
         range: Range<u64>,
     ) -> Result<String> {
         let copied = self
-            .repeat(self.deadline(range.end - range.start), "the copy of a part", |backend| {
+            .repeat(self.time_of_copy(range.end - range.start), "the copy of a part", |backend| {
                 backend.copy_part(key, upload, number, from, range.clone())
             })
             .await;
@@ -508,10 +582,10 @@ impl BucketRequests {
     ) -> Result<String> {
         let NewObject { key, condition, .. } = *object;
         let id = upload.id.as_str();
-        let deadline = self.deadline(0) + assembly_time(parts.len());
+        let time = self.time_of_work(assembly_time(parts.len()));
         let progress = AnswerProgress::default();
         let completed = self
-            .repeat_while(&*self.bucket.backend, deadline, &progress, "the end of an upload", |backend| {
+            .repeat_while(&*self.bucket.backend, time, &progress, "the end of an upload", |backend| {
                 backend.complete(key, id, parts, condition, &progress)
             })
             .await;
@@ -538,7 +612,7 @@ impl BucketRequests {
     /// # Errors
     /// `NotFound` when there is no such upload; the store's.
     pub async fn abort_upload(&self, key: &str, id: &str) -> Result<()> {
-        let aborted = self.repeat(self.deadline(0), "the end of an upload", |backend| backend.abort(key, id)).await;
+        let aborted = self.repeat(self.time_of(0), "the end of an upload", |backend| backend.abort(key, id)).await;
         aborted.map_err(|failure| failure.error)
     }
 
@@ -552,7 +626,7 @@ impl BucketRequests {
         }
         let NewObject { key, attributes, condition } = *object;
         let copied = self
-            .repeat(self.deadline(len), "a copy", |backend| backend.copy(from, key, Some(attributes), condition))
+            .repeat(self.time_of_copy(len), "a copy", |backend| backend.copy(from, key, Some(attributes), condition))
             .await;
         match copied {
             Ok(etag) => Ok(etag),
@@ -588,7 +662,8 @@ impl BucketRequests {
     /// # Errors
     /// `Stale` when it is of another version; the store's.
     pub async fn delete(&self, key: &str, condition: &WriteCondition) -> Result<()> {
-        let removed = self.repeat(self.deadline(0), "a removal", |backend| backend.delete(key, condition)).await;
+        let removed =
+            self.repeat(self.time_of_change(0, condition), "a removal", |backend| backend.delete(key, condition)).await;
         match removed {
             Err(ChangeFailure { error, .. }) if error.kind() != ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -620,7 +695,7 @@ fn unchangeable() -> Error {
 mod tests {
     use super::*;
     use crate::{AwsCredentials, OriginOptions, SourceLocation};
-    use spurline_testkit::{ACCESS_KEY, PartAssembly, S3Server, SECRET_KEY};
+    use spurline_testkit::{ACCESS_KEY, ChaosProxy, PartAssembly, ProxyFault, S3Server, SECRET_KEY};
 
     fn options_for(server: &S3Server) -> OriginOptions {
         OriginOptions {
@@ -679,6 +754,28 @@ mod tests {
         });
         assert!(completed.unwrap().ends_with("-1"));
         assert_eq!((server.bytes("bucket", "to").unwrap(), server.completes()), (b"bytes".to_vec(), 1));
+    }
+
+    #[test]
+    fn a_write_without_an_answer_is_sent_again_before_its_deadline() {
+        let server = S3Server::in_memory().unwrap();
+        server.create_bucket("bucket");
+        let proxy = ChaosProxy::start(server.address()).unwrap();
+        proxy.inject_on(Some("PUT"), "/bucket/to", ProxyFault::Stall, 2);
+        let config = OriginOptions {
+            endpoint: Some(proxy.endpoint()),
+            stall_timeout: Duration::from_millis(100),
+            timeout: Duration::from_secs(600),
+            ..options_for(&server)
+        };
+        let source = SourceLocation::parse("s3://bucket").unwrap();
+        let bucket = crate::open_bucket(&source, &config, Arc::default()).unwrap();
+        let requests = BucketRequests::new(bucket, "").unwrap();
+        let attributes = marked(ObjectAttributes::with_content_type("text/plain"));
+        let object = NewObject { key: "to", attributes: &attributes, condition: &WriteCondition::Absent };
+        requests.run(requests.put(&object, Bytes::from_static(b"bytes"))).unwrap();
+        assert_eq!(server.bytes("bucket", "to").unwrap(), b"bytes");
+        assert_eq!(proxy.count_requests("PUT", "/bucket/to"), 3);
     }
 
     #[test]

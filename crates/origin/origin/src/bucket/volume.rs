@@ -52,10 +52,11 @@ pub(super) struct BucketFiles {
     pub options: Arc<BucketWriteOptions>,
     pub context: Arc<ObjectContext>,
     timeout: std::time::Duration,
+    started: SystemTime,
     pub open: Mutex<OpenTable>,
     /// New files of all mounts: an exclusive creation has a single winner.
-    making: Arc<Mutex<OpenTable>>,
-    absences: Arc<RecentAbsences>,
+    pub making: Arc<Mutex<OpenTable>>,
+    pub absences: Arc<RecentAbsences>,
     outage: Arc<OutageWatch>,
     /// Of all mounts.
     pub locks: Arc<BucketLocks>,
@@ -108,6 +109,7 @@ impl BucketFiles {
             options,
             context: Arc::new(context),
             timeout: self.timeout,
+            started: self.started,
             open: Mutex::default(),
             making: Arc::clone(&self.making),
             absences: Arc::clone(&self.absences),
@@ -264,10 +266,12 @@ impl BucketFiles {
         }
     }
 
-    /// The attributes of a folder, which its marker has if there is one.
+    /// The attributes of a folder, which its marker has if there is one. Without a time of a marker or an object, it is as old as
+    /// this process.
     pub fn folder_attr(&self, path: &[u8], marker: Option<&FoundObject>) -> NodeAttr {
         let own = marker.map(FoundObject::file_attrs).unwrap_or_default();
-        let mtime = marker.map_or(std::time::UNIX_EPOCH, |marker| marker.attr.mtime);
+        let of_marker = marker.map(|marker| marker.attr.mtime);
+        let mtime = of_marker.or_else(|| self.origin.folder_time(path)).unwrap_or(self.started);
         node_attr(&self.options, path, &ObjectAttr { mtime, ..folder_attr() }, &own)
     }
 
@@ -317,39 +321,6 @@ impl BucketFiles {
             mtime: Some(file_time(SystemTime::now())),
             ..FileAttrs::default()
         }
-    }
-
-    /// What the path of a new file leads to. A lookup has mostly shown just now that it leads to nothing.
-    fn find_existing(&self, path: &[u8], exclusive: bool) -> Result<FoundNode> {
-        if self.absences.take(path, exclusive) && self.changed_at(path).is_none() {
-            return Err(Error::new(ErrorKind::NotFound, "a lookup did not find it"));
-        }
-        self.find(path)
-    }
-
-    fn make_file(&self, at: &NamePath<'_>, exclusive: bool, new: FileAttrs) -> Result<Arc<OpenObject>> {
-        let path = path_of(at);
-        let step = self.context.next_step();
-        match self.find_existing(&path, exclusive) {
-            Ok(_) if exclusive => return Err(exists(&path)),
-            Ok(found) => return self.open_found(&path, found, step),
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-        let mut open = self.open.lock();
-        if let Some(object) = open.find(&path).filter(|object| object.is_changed()) {
-            return if exclusive { Err(exists(&path)) } else { Ok(object) };
-        }
-        let object = self.new_object(path.clone(), OpenedNode::New(new));
-        let object = Arc::new(if exclusive { object.made_exclusively() } else { object });
-        let mut making = self.making.lock();
-        if exclusive && making.find(&path).is_some_and(|other| other.is_changed()) {
-            return Err(exists(&path));
-        }
-        making.insert(path.clone(), &object);
-        drop(making);
-        open.insert(path, &object);
-        Ok(object)
     }
 
     fn make_folder(&self, at: &NamePath<'_>, new: &FileAttrs, mark: Option<ChangeMark>) -> Result<NodeAttr> {
@@ -578,6 +549,7 @@ impl WritableBucket {
             outage,
             context: Arc::new(context),
             timeout: config.timeout,
+            started: SystemTime::now(),
             open: Mutex::default(),
             making: Arc::default(),
             locks: Arc::default(),

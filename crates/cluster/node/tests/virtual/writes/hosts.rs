@@ -13,11 +13,12 @@ use spurline_client::{
 use spurline_mem::{BufferPool, MemTier};
 use spurline_net_sim::{DetachedConnector, FaultPlan, FaultRates, RailMode, SimNode, SimRail};
 use spurline_node::CacheNode;
-use spurline_origin::OriginStore;
+use spurline_origin::{OriginStore, SourceRequests};
 use spurline_proto::{LOCK_TIMES, RailInfo, RailLink};
 use spurline_transport::{Channel, Connector, DemandConfig, DemandPool, PathTiming, TransportKind};
-use spurline_types::{Member, Result, Stats};
+use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use spurline_volume::Volume;
+use spurline_volume::delayed::DelayedWrites;
 use spurline_volume::writes::WritableVolume;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +28,7 @@ use std::time::{Duration, Instant};
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(75);
 const PEER_SILENCE: Duration = Duration::from_secs(2);
 /// Memory of a mount for written bytes: little, so that syncs have to make room.
-const WRITE_MEMORY_BYTES: u64 = 512 << 10;
+pub const WRITE_MEMORY_BYTES: u64 = 512 << 10;
 const NODE_BLOCKS: u64 = 16;
 /// As the default of `--nconnect`.
 const RAIL_CHANNELS: usize = 4;
@@ -43,9 +44,25 @@ pub trait SimSource: Send + Sync {
     fn disturb(&self, dice: &mut Dice) -> String;
     /// Ends all trouble of the source.
     fn heal(&self);
+    /// Opens the writing side of a mount.
+    fn open_mount(&self, volume: &Arc<GroupVolume>) -> Result<Arc<dyn MountWrites>> {
+        Ok(volume.open_writes(None, WRITE_MEMORY_BYTES)?)
+    }
     /// How long a mount may be cut off from a node that others reach: longer, locks are not promised.
     fn longest_partition(&self) -> Duration {
         Duration::MAX
+    }
+}
+
+/// The writing side of a mount.
+pub trait MountWrites: WritableVolume + DelayedWrites {
+    /// Memory of written bytes.
+    fn kept_bytes(&self) -> u64;
+}
+
+impl MountWrites for GroupWrites {
+    fn kept_bytes(&self) -> u64 {
+        self.memory().0
     }
 }
 
@@ -53,6 +70,10 @@ pub trait SimSource: Send + Sync {
 pub trait SourceOfProcess: Send + Sync {
     fn open_reads(&self) -> Result<Arc<dyn OriginStore>>;
     fn open_writes(&self, reads: &Arc<dyn Volume>) -> Result<Arc<dyn WritableVolume>>;
+    /// The store behind the source.
+    fn open_requests(&self) -> Result<SourceRequests> {
+        Err(Error::new(ErrorKind::Unsupported, "the source is no bucket"))
+    }
     /// The process ends; with `power`, its host as well.
     fn end(&self, power: bool);
 }
@@ -112,6 +133,8 @@ impl NodeHost {
         node.announce_rails((0..self.rails).map(|rail| rail_info(rail, 2)).collect());
         let changes = Arc::clone(&source);
         node.accept_writes(Box::new(move |volume| changes.open_writes(volume)));
+        let requests = Arc::clone(&source);
+        node.accept_store_requests(Box::new(move |_| requests.open_requests()));
         let ended = Arc::new(AtomicBool::new(false));
         let (host, checked, until) = (Arc::clone(self), Arc::clone(&node), Arc::clone(&ended));
         std::thread::spawn(move || {
@@ -156,7 +179,7 @@ struct HostConnector(Arc<NodeHost>);
 impl Connector for HostConnector {
     fn connect(&self, deadline: Instant) -> Result<Box<dyn Channel>> {
         let running = self.0.process.lock().as_ref().map(|process| process.sim.connector());
-        let refused = || spurline_types::Error::new(spurline_types::ErrorKind::Unavailable, "connection refused");
+        let refused = || Error::new(ErrorKind::Unavailable, "connection refused");
         // The node's threads are not those of the mount's process.
         let at_start = Arc::new(|| spurline_vtime::set_group(0));
         DetachedConnector::new(running.ok_or_else(refused)?, at_start).connect(deadline)
@@ -206,7 +229,7 @@ impl RailDialer for HostDialer {
 /// A mount that writes.
 pub struct SimMount {
     pub number: usize,
-    pub writes: Arc<GroupWrites>,
+    pub writes: Arc<dyn MountWrites>,
     /// To each node, over TCP.
     pub links: Vec<SimRail>,
     /// To each node, over RDMA: each of its rails.
@@ -236,11 +259,11 @@ impl WriteCluster {
         let mounts = (0..mounts).map(|number| {
             // Its threads are a group of their own, as those of a process.
             let hosts = &hosts;
-            let url = source.url();
+            let source = &*source;
             std::thread::scope(|scope| {
                 let start = move || {
                     spurline_vtime::set_group(number as u64 + 1);
-                    start_mount(number, url, hosts, rails)
+                    start_mount(number, source, hosts, rails)
                 };
                 scope.spawn(start).join().expect("the mount starts")
             })
@@ -271,7 +294,8 @@ impl WriteCluster {
     }
 }
 
-fn start_mount(number: usize, url: &'static str, hosts: &[Arc<NodeHost>], rails: usize) -> Arc<SimMount> {
+fn start_mount(number: usize, source: &dyn SimSource, hosts: &[Arc<NodeHost>], rails: usize) -> Arc<SimMount> {
+    let url = source.url();
     let stats = Arc::new(Stats::default());
     let rails: Vec<Vec<SimRail>> = hosts.iter().map(|_| (0..rails).map(|_| SimRail::new()).collect()).collect();
     let links: Vec<SimRail> = hosts.iter().map(|_| SimRail::new()).collect();
@@ -304,7 +328,7 @@ fn start_mount(number: usize, url: &'static str, hosts: &[Arc<NodeHost>], rails:
         Ok(MemTier::new(BufferPool::new(16 * block, block as usize)?))
     });
     let volume = volume.expect("the nodes answer");
-    let writes = volume.open_writes(None, WRITE_MEMORY_BYTES).expect("the nodes take changes");
+    let writes = source.open_mount(&volume).expect("the nodes take changes");
     Arc::new(SimMount { number, writes, links, rails, stats, _monitor: monitor, _volume: volume })
 }
 

@@ -9,17 +9,19 @@ mod programs;
 mod script;
 mod store;
 
-use super::hosts::{SimSource, SourceOfProcess};
+use super::hosts::{MountWrites, SimSource, SourceOfProcess, WRITE_MEMORY_BYTES};
 use super::seeds::{SeededTest, run_in_process, seed_of_process};
 use super::{run_here, run_seeds};
 use crate::world::Dice;
+use spurline_client::GroupVolume;
 use spurline_origin::{
     BucketWriteOptions, HeldBucket, OriginOptions, OriginStore, PublishedBytes, PublishingOrigin, SourceLocation,
-    WritableBucket,
+    SourceRequests, WritableBucket,
 };
 use spurline_proto::LOCK_TIMES;
 use spurline_types::{Result, Stats};
 use spurline_volume::Volume;
+use spurline_volume::delayed::DelayedWrites as _;
 use spurline_volume::writes::WritableVolume;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +30,13 @@ use store::{SimStore, StoreAccess, StoreFaults};
 const BUCKET_URL: &str = "s3://bucket";
 /// Space for changed bytes of a node.
 const STAGING_BYTES: u64 = 256 << 20;
+
+/// The writer of each mount sends its own requests, through the nodes.
+const STORE_TEST: SeededTest = SeededTest {
+    name: "writes::bucket::a_bucket_written_by_mounts_has_what_was_published_through_all_trouble",
+    filter: "a_bucket_written_by_mounts",
+    seeds: 12,
+};
 
 const BUCKET_TEST: SeededTest = SeededTest {
     name: "writes::bucket::a_bucket_has_what_was_published_through_all_trouble",
@@ -38,6 +47,16 @@ const BUCKET_TEST: SeededTest = SeededTest {
 /// A bucket that nodes serve.
 struct BucketSource {
     store: SimStore,
+    writer: BucketWriter,
+}
+
+/// Where the files of a bucket are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BucketWriter {
+    /// In a node, which keeps the open files.
+    Node,
+    /// In the mount, whose requests nodes send to the store.
+    Mount,
 }
 
 impl SimSource for BucketSource {
@@ -73,10 +92,38 @@ impl SimSource for BucketSource {
         self.store.set_faults(StoreFaults::default());
     }
 
+    fn open_mount(&self, volume: &Arc<GroupVolume>) -> Result<Arc<dyn MountWrites>> {
+        if self.writer == BucketWriter::Node {
+            return Ok(volume.open_writes(None, WRITE_MEMORY_BYTES)?);
+        }
+        let origin = OriginOptions { net_threads: 1, ..OriginOptions::default() };
+        let stats = Arc::<Stats>::default();
+        let store = Box::new(volume.open_store(origin.timeout)?);
+        let location = SourceLocation::parse(BUCKET_URL)?;
+        let _held = origin.shared_buckets.open_over(&location, &origin, Arc::clone(&stats), store)?;
+        let reads = Arc::clone(volume) as _;
+        Ok(WritableBucket::open(BUCKET_URL, &origin, write_options(), reads, Arc::default(), stats)?)
+    }
+
     /// After the grace period, a node that can't be asked keeps no locks.
     fn longest_partition(&self) -> Duration {
-        LOCK_TIMES.grace - LOCK_TIMES.lock_renewal
+        match self.writer {
+            BucketWriter::Node => LOCK_TIMES.grace - LOCK_TIMES.lock_renewal,
+            BucketWriter::Mount => Duration::MAX,
+        }
     }
+}
+
+impl MountWrites for WritableBucket {
+    fn kept_bytes(&self) -> u64 {
+        self.unsent_files().iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
+fn write_options() -> BucketWriteOptions {
+    let mut options = BucketWriteOptions::new(0, 0);
+    options.staging_max = STAGING_BYTES;
+    options
 }
 
 /// The bucket as a process of a node has it.
@@ -96,21 +143,23 @@ impl SourceOfProcess for BucketOfProcess {
     }
 
     fn open_writes(&self, reads: &Arc<dyn Volume>) -> Result<Arc<dyn WritableVolume>> {
-        let mut options = BucketWriteOptions::new(0, 0);
-        options.staging_max = STAGING_BYTES;
         let published = Arc::clone(&self.published);
         // A node whose store fails at its start ends at once.
         self.store.set_starting(self.process, true);
         let opened = WritableBucket::open(
             BUCKET_URL,
             &self.options,
-            options,
+            write_options(),
             Arc::clone(reads),
             published,
             Arc::clone(&self.stats),
         );
         self.store.set_starting(self.process, false);
         Ok(opened?)
+    }
+
+    fn open_requests(&self) -> Result<SourceRequests> {
+        SourceRequests::open(BUCKET_URL, &self.options, Arc::clone(&self.stats))
     }
 
     fn end(&self, _power: bool) {
@@ -127,14 +176,23 @@ fn a_bucket_has_what_was_published_through_all_trouble() {
     run_seeds(BUCKET_TEST);
 }
 
+/// The same seeds and faults, while the writer of a bucket is in the mount.
+#[test]
+fn a_bucket_written_by_mounts_has_what_was_published_through_all_trouble() {
+    if let Some(seed) = seed_of_process() {
+        return run_here(seed, script::run_over_store);
+    }
+    run_seeds(STORE_TEST);
+}
+
 #[test]
 fn a_seed_of_a_bucket_runs_the_same_way_again() {
     if !spurline_vtime::can_fix_addresses() {
         println!("SKIP: this system does not let a program choose that its addresses are not random");
         return;
     }
-    for seed in [9551, 9556] {
-        let first = run_in_process(BUCKET_TEST, seed, false);
-        assert_eq!(run_in_process(BUCKET_TEST, seed, false), first, "seed {seed}");
+    for (test, seed) in [(BUCKET_TEST, 9551), (BUCKET_TEST, 9556), (STORE_TEST, 9551)] {
+        let first = run_in_process(test, seed, false);
+        assert_eq!(run_in_process(test, seed, false), first, "seed {seed} of {}", test.name);
     }
 }

@@ -9,8 +9,8 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use spurline_origin::{
-    AnswerProgress, CopySource, ObjectAttributes, ObjectBackend, ObjectWriteBackend, RawBody, RawObject, RawPage,
-    RequestFailure, RetryHint, StoredObject, UploadedPart, WriteCondition,
+    AnswerProgress, CopySource, ObjectAttributes, ObjectBackend, ObjectBody, ObjectWriteBackend, RawBody, RawObject,
+    RawPage, RequestFailure, RetryHint, StoredObject, UploadedPart, WriteCondition,
 };
 use spurline_types::{Error, ErrorKind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +18,9 @@ use std::hash::{DefaultHasher, Hasher as _};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
+
+/// The attribute with the mark of the change that made an object.
+const MARK: &str = "spurline-op";
 
 type Answer<T> = std::result::Result<T, RequestFailure>;
 
@@ -100,7 +103,7 @@ struct StoreState {
     last_upload: u64,
     last_process: u64,
     processes: BTreeSet<u64>,
-    /// Names of objects that a request has made after the end of its process.
+    /// Names of objects that a request has made after the end of its process, or once more.
     made_late: BTreeSet<String>,
     /// Processes whose requests do not fail yet.
     starting: BTreeSet<u64>,
@@ -127,10 +130,14 @@ impl StoreState {
 
     fn put(&mut self, key: &str, version: ObjectVersion) -> String {
         let etag = version.etag.clone();
-        if version.writer.is_some_and(|process| !self.processes.contains(&process)) {
-            self.made_late.insert(key.to_owned());
+        let versions = self.keys.entry(key.to_owned()).or_default();
+        let mark = version.attributes.get(MARK);
+        let is_repeated =
+            mark.is_some() && versions.iter().flatten().any(|earlier| earlier.attributes.get(MARK) == mark);
+        if is_repeated || version.writer.is_some_and(|process| !self.processes.contains(&process)) {
+            self.made_late.insert(key.trim_end_matches('/').to_owned());
         }
-        self.keys.entry(key.to_owned()).or_default().push(Some(version));
+        versions.push(Some(version));
         etag
     }
 
@@ -247,7 +254,8 @@ impl SimStore {
         self.state.lock().keys.get(key).cloned().unwrap_or_default()
     }
 
-    /// Whether a request has made the object after the end of its process.
+    /// Whether a request has made the object, or the folder, after the end of its process, or once more after its writer has given
+    /// the answer up.
     pub fn is_made_late(&self, key: &str) -> bool {
         self.state.lock().made_late.contains(key)
     }
@@ -454,12 +462,13 @@ impl ObjectWriteBackend for StoreAccess {
     fn put<'a>(
         &'a self,
         key: &'a str,
-        body: Bytes,
+        body: ObjectBody,
         attributes: &'a ObjectAttributes,
         condition: &'a WriteCondition,
     ) -> BoxFuture<'a, Answer<String>> {
         let key = key.to_owned();
         let condition = condition.clone();
+        let body = body.bytes().clone();
         let etag = etag_of(&body);
         let what = format!("put '{key}' {} of {etag:.6}", shown(&condition));
         let attributes = attributes.clone();
@@ -488,9 +497,10 @@ impl ObjectWriteBackend for StoreAccess {
         key: &'a str,
         upload: &'a str,
         number: u32,
-        body: Bytes,
+        body: ObjectBody,
     ) -> BoxFuture<'a, Answer<String>> {
         let id = upload.to_owned();
+        let body = body.bytes().clone();
         self.send(format!("part {number} of '{key}'"), move |state| {
             let etag = etag_of(&body);
             state.upload(&id)?.parts.insert(number, body);

@@ -1,0 +1,71 @@
+//! New files of a bucket: an exclusive creation has a single winner among the programs of a node. Knows no bytes.
+
+use super::absences::LookupStart;
+use super::file_attrs::FileAttrs;
+use super::found::{FoundNode, OpenedNode};
+use super::names::path_of;
+use super::object::OpenObject;
+use super::volume::{BucketFiles, exists};
+use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::writes::NamePath;
+use std::sync::Arc;
+
+impl BucketFiles {
+    /// What the path of a new file leads to. A lookup has mostly shown just now that it leads to nothing.
+    fn find_existing(&self, path: &[u8], exclusive: bool) -> Result<FoundNode> {
+        if self.absences.take(path, exclusive) && self.changed_at(path).is_none() {
+            return Err(Error::new(ErrorKind::NotFound, "a lookup did not find it"));
+        }
+        self.find(path)
+    }
+
+    /// Makes the file of a name, or opens the one that is there.
+    ///
+    /// # Errors
+    /// `Io(EEXIST)` for an exclusive creation when there is one; the store's.
+    pub fn make_file(&self, at: &NamePath<'_>, exclusive: bool, new: FileAttrs) -> Result<Arc<OpenObject>> {
+        let path = path_of(at);
+        loop {
+            let start = self.absences.begin_lookup(&path);
+            if let Some(object) = self.make_file_at(&path, exclusive, &new, start)? {
+                return Ok(object);
+            }
+        }
+    }
+
+    /// Makes a new file, or opens the one that is there; `None` when an exclusive creation has to look again, since another file of the
+    /// name may have been published after `start`.
+    fn make_file_at(
+        &self,
+        path: &[u8],
+        exclusive: bool,
+        new: &FileAttrs,
+        start: LookupStart,
+    ) -> Result<Option<Arc<OpenObject>>> {
+        let step = self.context.next_step();
+        match self.find_existing(path, exclusive) {
+            Ok(_) if exclusive => return Err(exists(path)),
+            Ok(found) => return self.open_found(path, found, step).map(Some),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        let mut open = self.open.lock();
+        if let Some(object) = open.find(path).filter(|object| object.is_changed()) {
+            return if exclusive { Err(exists(path)) } else { Ok(Some(object)) };
+        }
+        let mut making = self.making.lock();
+        if exclusive && making.find(path).is_some_and(|other| other.is_changed()) {
+            return Err(exists(path));
+        }
+        // After the looks at open files: a file is noted as published before it counts as unchanged.
+        if exclusive && self.absences.has_publications_since(path, start) {
+            return Ok(None);
+        }
+        let object = self.new_object(path.to_vec(), OpenedNode::New(new.clone()));
+        let object = Arc::new(if exclusive { object.made_exclusively() } else { object });
+        making.insert(path.to_vec(), &object);
+        drop(making);
+        open.insert(path.to_vec(), &object);
+        Ok(Some(object))
+    }
+}
