@@ -19,7 +19,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// In place of the handle of a request: the thread waits for a request.
@@ -46,6 +46,8 @@ pub(crate) struct ServingThread {
     handle: AtomicU64,
     /// The request in service, unless answered before the thread is done.
     request: Mutex<Option<ServedRequest>>,
+    /// The request was answered before the thread is done.
+    left: Arc<AtomicBool>,
 }
 
 /// The process or thread that waits for the answer of a request.
@@ -148,7 +150,9 @@ impl ServingThread {
         let InHeader { unique, pid, .. } = *header;
         let since = Instant::now();
         let request = ServedRequest { unique, pid, since, waiter, interrupted: None, is_leaving: false, entry };
-        *self.request.lock() = Some(request);
+        let mut served = self.request.lock();
+        self.left.store(false, Ordering::Release);
+        *served = Some(request);
     }
 
     /// Ends the service of a request; `None` if answered meanwhile.
@@ -180,6 +184,7 @@ impl ServingThread {
     ) -> Option<ServedRequest> {
         let mut request = self.request.lock();
         let left = request.take_if(|request| request.unique == unique && answer(request))?;
+        self.left.store(true, Ordering::Release);
         // The kernel may have queued a RELEASE since.
         self.handle.store(NO_HANDLE, Ordering::Release);
         Some(left)
@@ -226,7 +231,9 @@ impl RequestsUnderWay {
         let taken = AtomicU64::new(0);
         let handle = AtomicU64::new(NO_HANDLE);
         let request = Mutex::default();
-        let thread = Arc::new(ServingThread { stat, queue, device, joined_late, taken, handle, request });
+        let left = Arc::default();
+        spurline_sys::set_call_left(&left);
+        let thread = Arc::new(ServingThread { stat, queue, device, joined_late, taken, handle, request, left });
         self.threads.lock().push(Arc::clone(&thread));
         AddedThread { under_way: self, thread }
     }
@@ -300,7 +307,6 @@ impl Drop for AddedThread<'_> {
 mod tests {
     use super::*;
     use std::io::{Read as _, Write as _};
-    use std::sync::atomic::AtomicBool;
     use std::time::Duration;
 
     const FH: u64 = 7;

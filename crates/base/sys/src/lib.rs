@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod backoff;
+mod left_call;
 mod mounts;
 mod octal;
 mod open_flags;
@@ -11,6 +12,7 @@ mod random;
 mod replace_file;
 
 pub use backoff::{Backoff, backoff_pause};
+pub use left_call::{is_call_left, set_call_left};
 pub use mounts::{MountEntry, MountTable, mounted_at, resolve_mountpoint};
 pub use octal::unescape_octal;
 pub use open_flags::O_DIRECT;

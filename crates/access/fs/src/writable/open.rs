@@ -698,7 +698,10 @@ impl WritableFileSystem {
         // The bytes first: the next owner of the lock reads them.
         let flushed = if file.writes() && is_close { file.file.flush() } else { Ok(()) };
         self.follow_identity(&file);
-        self.release_process_locks(HandleRef { ino, fh }, owner);
+        // Of a process that has ended, the locks end with the file; the kernel gives the number of the owner to others.
+        if !spurline_sys::is_call_left() {
+            self.release_process_locks(HandleRef { ino, fh }, owner);
+        }
         Ok(flushed?)
     }
 
