@@ -4,7 +4,7 @@
 //!
 //! | a request | goes to |
 //! |---|---|
-//! | a part of an upload | the node that the part's number selects: the parts of a file leave over the links of all nodes |
+//! | a part of an upload | the node whose turn it is, by the number of the part: the parts of a file leave over the links of all nodes |
 //! | any other | the home of the key |
 //!
 //! | a node | then |
@@ -118,27 +118,32 @@ impl RemoteStore {
         let attempt = StoreAttempt::new(&self.link, self.link.home_of(key), &call, Bytes::new());
         attempt.run_apart().await.map(|(answer, _)| answer)
     }
-
-    async fn send_bytes(&self, place: WantedBlock, call: StoreCall<'_>, payload: Bytes) -> Answer<StoreAnswer> {
-        StoreAttempt::new(&self.link, place, &call, payload).run_apart().await.map(|(answer, _)| answer)
-    }
 }
 
 impl StoreLink {
     /// The block whose owner is the home of this key.
     fn home_of(&self, key: &str) -> WantedBlock {
-        self.block_of(key, 0)
+        let path = key.strip_prefix(&self.root).unwrap_or(key);
+        WantedBlock::of_block(ObjectId::from_text(self.client.source(), path.as_bytes(), ""), 0, 1)
+    }
+
+    /// The nodes that a request goes to, in order. Parts of an object take turns.
+    fn rank_nodes(&self, view: &MembersSnapshot, place: WantedBlock, turn: usize) -> Vec<u32> {
+        let mut ranked = Vec::new();
+        if turn == 0 {
+            view.find_holders(place, FIRST_HOLDERS, &mut ranked);
+            return ranked;
+        }
+        view.find_holders(place, view.members().len(), &mut ranked);
+        // Nodes of weight 0 come last, and have no turn.
+        let sharing = ranked.iter().filter(|index| view.members()[**index as usize].weight > 0).count();
+        ranked[..sharing].rotate_left(turn % sharing.max(1));
+        ranked
     }
 
     /// Most bytes of a frame: what fits into a buffer of a node.
     fn frame_len(&self) -> usize {
         usize::try_from(self.client.block_size()).unwrap_or(MAX_WRITE).min(MAX_WRITE)
-    }
-
-    /// The block whose owner gets this part.
-    fn block_of(&self, key: &str, number: u32) -> WantedBlock {
-        let path = key.strip_prefix(&self.root).unwrap_or(key);
-        WantedBlock::of_block(ObjectId::from_text(self.client.source(), path.as_bytes(), ""), number, 1)
     }
 
     fn is_proven(&self, instance: u64) -> bool {
@@ -222,6 +227,8 @@ impl StoreLink {
 struct StoreAttempt {
     link: Arc<StoreLink>,
     place: WantedBlock,
+    /// The number of a part, or 0.
+    turn: usize,
     /// The request.
     call: Vec<u8>,
     /// The bytes of the request.
@@ -268,6 +275,7 @@ impl StoreAttempt {
         StoreAttempt {
             link: Arc::clone(link),
             place,
+            turn: 0,
             call: call.to_bytes(),
             time: link.timeout + Duration::from_secs(payload.len() as u64 / LEAST_RATE),
             payload,
@@ -290,10 +298,8 @@ impl StoreAttempt {
         let mut landing = vec![0; self.room];
         let view = self.link.client.members().snapshot();
         let view: &MembersSnapshot = &view;
-        let mut ranked = Vec::new();
-        view.find_holders(self.place, FIRST_HOLDERS, &mut ranked);
         let mut unsent: Option<Error> = None;
-        for index in ranked {
+        for index in self.link.rank_nodes(view, self.place, self.turn) {
             let peer = view.peer(index);
             let answered = self.run_at(peer, &call, &mut landing, deadline);
             match answered {
@@ -650,7 +656,8 @@ impl ObjectWriteBackend for RemoteStore {
                 condition: condition_of(condition),
                 body: body_of(&body),
             };
-            text_of(self.send_bytes(self.link.home_of(key), call, body.bytes().clone()).await?)
+            let attempt = StoreAttempt::new(&self.link, self.link.home_of(key), &call, body.bytes().clone());
+            text_of(attempt.run_apart().await?.0)
         }
         .boxed()
     }
@@ -673,8 +680,8 @@ impl ObjectWriteBackend for RemoteStore {
     ) -> BoxFuture<'a, Answer<String>> {
         async move {
             let call = StoreCall::UploadPart { key, upload, number, body: body_of(&body) };
-            let place = self.link.block_of(key, number);
-            text_of(self.send_bytes(place, call, body.bytes().clone()).await?)
+            let attempt = StoreAttempt::new(&self.link, self.link.home_of(key), &call, body.bytes().clone());
+            text_of(StoreAttempt { turn: number as usize, ..attempt }.run_apart().await?.0)
         }
         .boxed()
     }

@@ -147,13 +147,12 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let owner = listening.first().cloned().unwrap_or_default();
     let admin = AdminServices::open(SocketOwner::Node(&owner), &config.metrics, &target)?;
     let rdma_at: Vec<String> = rdma.iter().flat_map(|r| r.local_addrs().iter().map(ToString::to_string)).collect();
-    let (mut reached, rails) = reachable_at(tcp.local_addrs(), found.as_deref());
-    reached.extend(rails);
+    let (reached, rails) = reachable_at(tcp.local_addrs(), found.as_deref());
     Ok(RunningNode {
         config,
         listening,
         rdma_at,
-        reached,
+        reached: [reached, rails].concat(),
         announcer,
         others,
         tcp,
