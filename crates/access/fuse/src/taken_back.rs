@@ -10,7 +10,7 @@ use crate::reply::{ReplyReceipt, plus_entries};
 use crate::request::FuseRequest;
 use spurline_fs::writable::LockRequest;
 use spurline_fs::{FileService, HandleRef};
-use spurline_volume::writes::{FileLock, LockKind};
+use spurline_volume::writes::{FileLock, LockFamily, LockKind};
 
 impl<S: FileService> RequestDispatcher<S> {
     /// Takes back what `reply` to `request`, with the bytes in `payload`, would have given to the kernel.
@@ -46,8 +46,8 @@ impl<S: FileService> RequestDispatcher<S> {
                 self.forget_entry(payload);
             }
             ChangeRequest::SetLock { lock: args, .. } => {
-                let Ok(lock) = file_lock(&args) else { return };
-                // Its process has ended: no other lock of this owner is of use.
+                // Locks of fcntl(2) end with the file: by now the kernel may have given the number of their owner to another process.
+                let Some(lock) = file_lock(&args).ok().filter(|lock| lock.family == LockFamily::Flock) else { return };
                 let lock = FileLock { kind: LockKind::Unlock, ..lock };
                 let request = LockRequest { lock, pid: args.pid, number: header.unique };
                 let file = HandleRef { ino: header.nodeid, fh: args.fh };
