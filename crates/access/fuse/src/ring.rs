@@ -4,6 +4,7 @@
 
 use crate::abi::{self, InHeader, OutHeader, ReadIn, UringCmdReq, UringEntInOut, UringReqHeader, bytes_of, read_plain};
 use crate::buffer::{AnonymousPages, BufferSource as _, HEAD_LEN};
+use crate::change_request::ChangeRequest;
 use crate::dev::ConnectionEnd;
 use crate::dispatch::SlotIo;
 use crate::errno::Errno;
@@ -459,10 +460,16 @@ fn allocate_own_memory(slot: &mut RequestSlot) -> RequestSlot {
     AnonymousPages.allocate(len).map(RequestSlot::of_buffer).unwrap_or_default()
 }
 
-/// The memory that a request needs at least.
-fn memory_need(request: &FuseRequest, body: &[u8]) -> usize {
-    let reply_len = if let FuseRequest::Read { len, .. } = request { *len as usize } else { 0 };
-    body.len().max(reply_len)
+/// A write of more bytes is made from the entry's memory, without a copy.
+const COPIED_WRITE_MAX: usize = 4 << 10;
+
+/// Whether a request is served from the thread's own memory. Reads are not: their bytes land in the entry's memory, which NICs reach.
+fn is_served_from_own_memory(request: &FuseRequest, body_len: usize, own_len: usize) -> bool {
+    match request {
+        FuseRequest::Read { .. } => false,
+        FuseRequest::Change(ChangeRequest::Write { .. }) => body_len <= COPIED_WRITE_MAX,
+        _ => body_len <= own_len,
+    }
 }
 
 /// Serves the request in the slot's memory and leaves the reply there for the commit with the returned number. The
@@ -488,7 +495,7 @@ fn serve_one<S: FileService>(
         Some(request) => {
             thread.note_request(&request);
             let waiter = RequestWaiter::of_request(&request);
-            if waiter.can_leave() && memory_need(&request, body) <= own_memory.len() {
+            if waiter.can_leave() && is_served_from_own_memory(&request, body.len(), own_memory.len()) {
                 own_memory[..body.len()].copy_from_slice(body);
                 let entry = RingEntry { slot: std::mem::take(slot), commit_id };
                 thread.begin_request(&header, waiter, Some(entry));

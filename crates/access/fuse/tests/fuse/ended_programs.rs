@@ -42,13 +42,19 @@ impl WaitingProgram {
 /// A read of `slow`, which blocks always: an unmount does not wait for it.
 const CHANGES_NOTHING: &str = "read";
 
-fn programs_end(io: FuseIo) {
-    for (held, name, words) in [
-        ("lookup", "data", &["stat"][..]),
-        ("open", "data", &["cat"]),
-        ("readdir", "odd", &["ls"]),
-        (CHANGES_NOTHING, "slow", &["head", "-c", "1"]),
-    ] {
+/// A call, the name that the program uses, and the program.
+type WaitingCall = (&'static str, &'static str, &'static [&'static str]);
+
+/// The read is the last: over io_uring it ends with the answer, which lands in the memory of the queue.
+const WAITING_CALLS: [WaitingCall; 4] = [
+    ("lookup", "data", &["stat"]),
+    ("open", "data", &["cat"]),
+    ("readdir", "odd", &["ls"]),
+    (CHANGES_NOTHING, "slow", &["head", "-c", "1"]),
+];
+
+fn programs_end(io: FuseIo, calls: &[WaitingCall]) {
+    for &(held, name, words) in calls {
         let mut mount = Mount::new(io);
         let path = mount.path(name).display().to_string();
         let program = WaitingProgram::start(&mount, held, &[words, &[path.as_str()]].concat());
@@ -79,7 +85,7 @@ fn programs_end(io: FuseIo) {
 #[test]
 fn programs_end_before_the_answer() {
     if can_mount() {
-        programs_end(FuseIo::Dev);
+        programs_end(FuseIo::Dev, &WAITING_CALLS);
     }
 }
 
@@ -89,7 +95,7 @@ fn programs_end_before_the_answer_over_io_uring() {
         return;
     }
     let Some(_parameter) = UringParameter::enable() else { return };
-    programs_end(FuseIo::Uring);
+    programs_end(FuseIo::Uring, &WAITING_CALLS[..3]);
 }
 
 /// The kernel reports the first signal only.
