@@ -1,13 +1,14 @@
 //! `spurline cache`: the cache directories of this user, and the removal of those that no process uses.
 
 use crate::cli::{CacheAction, CacheCleanArgs, CacheListArgs};
-use crate::report::{has_consent, print_fault, printable};
+use crate::report::{has_consent, print_fault, print_note, printable};
 use serde_json::{Value, json};
 use spurline_config::{Fault, HostLimits, default_cache_dir};
 use spurline_runtime::cache_dirs::{CacheDir, list_cache_dirs};
 use spurline_runtime::rules::human_time;
 use spurline_types::units::human_bytes;
 use spurline_types::unix_time;
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -55,7 +56,11 @@ fn list(args: &CacheListArgs) -> Result<ExitCode, Fault> {
             "{}  {}, {state}, of {}",
             printable(cache.path.as_os_str().as_encoded_bytes()),
             human_bytes(cache.used_bytes),
-            printable(cache.sources.join(" and ").as_bytes())
+            if cache.sources.is_empty() {
+                "an unknown source".to_owned()
+            } else {
+                printable(cache.sources.join(" and ").as_bytes())
+            }
         );
     }
     anstream::println!("{} without a process; spurline cache clean removes them", human_bytes(unused));
@@ -67,15 +72,27 @@ fn clean(args: &CacheCleanArgs) -> Result<ExitCode, Fault> {
     let as_json = args.places.json;
     let unused: Vec<&CacheDir> = caches.iter().filter(|cache| !cache.in_use).collect();
     let paths: Vec<String> = unused.iter().map(|cache| cache.path.display().to_string()).collect();
-    let what = format!("{} will be removed, with all in them", paths.join(", "));
+    for cache in caches.iter().filter(|cache| cache.in_use) {
+        print_note(&format!("{} is in use, and stays", cache.path.display()));
+    }
+    let what = format!("the cached blocks in {} will be removed", paths.join(", "));
     if !args.yes && !unused.is_empty() && (as_json || !has_consent(&what)) {
+        if !as_json && std::io::stdin().is_terminal() {
+            print_note("nothing was removed");
+            return Ok(ExitCode::FAILURE);
+        }
         return Err(Fault::failed(what, "say --yes"));
     }
     let mut removed = Vec::new();
     let mut failed = false;
     for cache in unused {
         match cache.remove_unused() {
-            Ok(true) => removed.push(cache),
+            Ok(true) => {
+                if cache.path.exists() {
+                    print_note(&format!("{} stays: it is a mountpoint, or has files of others", cache.path.display()));
+                }
+                removed.push(cache);
+            }
             // A process has started there since.
             Ok(false) => {}
             Err(error) => {

@@ -25,6 +25,10 @@ use std::time::{Duration, Instant};
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
 /// The same while a program got a signal, or may close its files after that.
 const SIGNAL_PAUSE: Duration = Duration::from_millis(100);
+/// The same after a program was found to have ended: others that end with it wait for its name or directory, in turn.
+const SERIES_PAUSE: Duration = Duration::from_millis(20);
+/// For so long after that.
+const SERIES_TIME: Duration = Duration::from_secs(2);
 /// A request that has waited for longer is counted.
 const COUNTED_AFTER: Duration = Duration::from_secs(3);
 /// Time after a signal for a program whose signals can't be read.
@@ -37,6 +41,8 @@ const LEFT_MAX: usize = 256;
 pub(crate) struct RequestWatch {
     woken: Mutex<bool>,
     wake: Condvar,
+    /// When the program of a request was last found to have ended.
+    program_ended: Mutex<Option<Instant>>,
 }
 
 impl RequestWatch {
@@ -46,6 +52,10 @@ impl RequestWatch {
             self.wake.wait_for(&mut woken, pause);
         }
         *woken = false;
+    }
+
+    fn is_in_series(&self, now: Instant) -> bool {
+        self.program_ended.lock().is_some_and(|at| now.saturating_duration_since(at) < SERIES_TIME)
     }
 
     fn wake_up(&self) {
@@ -69,7 +79,7 @@ fn watch_requests<S: FileService>(watch: &RequestWatch, session: &Weak<SessionSh
     loop {
         watch.sleep(pause);
         let Some(shared) = session.upgrade() else { return };
-        pause = if shared.look_at_requests() { SIGNAL_PAUSE } else { LOOK_PAUSE };
+        pause = shared.look_at_requests();
     }
 }
 
@@ -92,9 +102,13 @@ impl WaitingRequest {
         (!request.is_leaving).then(|| WaitingRequest { unique, pid, waiter, waited: since(request.since), signalled })
     }
 
-    /// Whether the program does not wait for the answer any more.
-    fn has_ended(&self) -> bool {
-        let unreported_after = if self.waiter == RequestWaiter::Closer { SIGNAL_PAUSE } else { LOOK_PAUSE };
+    /// Whether the program does not wait for the answer any more. Signals that came before the request are not reported.
+    fn has_ended(&self, is_in_series: bool) -> bool {
+        let unreported_after = match self.waiter {
+            _ if is_in_series => SERIES_PAUSE,
+            RequestWaiter::Closer => SIGNAL_PAUSE,
+            _ => LOOK_PAUSE,
+        };
         if !self.waiter.can_leave() || (self.signalled.is_none() && self.waited < unreported_after) {
             return false;
         }
@@ -128,17 +142,19 @@ impl<S: FileService> SessionShared<S> {
         self.watch.wake_up();
     }
 
-    /// Counts the requests that wait for long, and answers those of programs that end. Whether a program with a signal waits.
-    fn look_at_requests(self: &Arc<Self>) -> bool {
+    /// Counts the requests that wait for long, and answers those of programs that end. Returns the pause before the next look.
+    fn look_at_requests(self: &Arc<Self>) -> Duration {
         let now = Instant::now();
+        let is_in_series = self.watch.is_in_series(now);
         let mut is_signalled = false;
         let mut counted = 0;
         let mut longest = Duration::ZERO;
         for thread in self.under_way.threads() {
             let looked_at = thread.with_request(|request| WaitingRequest::of_request(request, now));
             let Some(waiting) = looked_at.flatten() else { continue };
-            let has_ended = waiting.has_ended();
+            let has_ended = waiting.has_ended(is_in_series);
             if has_ended {
+                *self.watch.program_ended.lock() = Some(now);
                 self.answer_early(&thread, waiting.unique);
             }
             is_signalled |= has_ended || waiting.waiter == RequestWaiter::Closer;
@@ -151,7 +167,13 @@ impl<S: FileService> SessionShared<S> {
         let stats = &self.config.stats.fuse;
         stats.waiting_ops.set(counted);
         stats.longest_wait_seconds.set(longest.as_secs());
-        is_signalled
+        if self.watch.is_in_series(now) {
+            SERIES_PAUSE
+        } else if is_signalled {
+            SIGNAL_PAUSE
+        } else {
+            LOOK_PAUSE
+        }
     }
 
     /// Answers request `unique` of `thread`, which goes on with the call.

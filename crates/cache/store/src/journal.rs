@@ -12,8 +12,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-const LOG_NAME: &str = "index";
-const NEW_LOG_NAME: &str = "index.new";
+pub const LOG_NAME: &str = "index";
+pub const NEW_LOG_NAME: &str = "index.new";
 
 /// An open index log.
 pub struct IndexJournal {

@@ -9,6 +9,7 @@
 //! ```
 
 use crate::files::FileKey;
+use crate::journal::{LOG_NAME, NEW_LOG_NAME};
 use rustix::fs::{FlockOperation, flock};
 use spurline_sys::replace_file;
 use spurline_types::{Error, ErrorKind, ObjectId, Result, Size};
@@ -174,6 +175,39 @@ pub fn open_root(path: &Path, block_size: u32) -> Result<CacheRoot> {
     let id = check_format(path, block_size)?;
     std::fs::create_dir_all(path.join("data")).map_err(|e| dir_error(path, "its folders can't be made", &e, remedy))?;
     Ok(CacheRoot { id, dir_identity: std::fs::metadata(path).ok().map(|found| FileIdentity::new(&found)), lock })
+}
+
+/// Removes all that this store makes in a directory but its lock, and nothing else. The caller holds the lock.
+///
+/// # Errors
+/// The system's.
+pub fn remove_contents(path: &Path) -> std::io::Result<()> {
+    for folder in std::fs::read_dir(path.join("data")).into_iter().flatten().flatten() {
+        for file in std::fs::read_dir(folder.path()).into_iter().flatten().flatten() {
+            if file.file_name().to_str().is_some_and(|name| parse_name(name).is_some()) {
+                std::fs::remove_file(file.path())?;
+            }
+        }
+        remove_if_empty(&folder.path())?;
+    }
+    remove_if_empty(&path.join("data"))?;
+    [FORMAT_FILE, LOG_NAME, NEW_LOG_NAME, "probe"].iter().try_for_each(|name| remove_if_there(&path.join(name)))
+}
+
+/// Removes a file.
+///
+/// # Errors
+/// The system's; none for a file that is not there.
+pub fn remove_if_there(file: &Path) -> std::io::Result<()> {
+    std::fs::remove_file(file).or_else(|error| if is_missing(&error) { Ok(()) } else { Err(error) })
+}
+
+/// Removes a directory unless something is in it.
+fn remove_if_empty(dir: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir(dir) {
+        Err(error) if !is_missing(&error) && error.kind() != std::io::ErrorKind::DirectoryNotEmpty => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// Allocates the probe's space while there is some: a disk that is merely full must not look broken in a probe.

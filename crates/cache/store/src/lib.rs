@@ -37,7 +37,7 @@ pub use fresh::FreshDirs;
 pub use health::DiskState;
 pub use index::{BlockMap, index_bytes_of_cache, index_bytes_per_block};
 pub use io::{ALIGN, DataFile, DiskFault, DiskIo, DiskSpace, FaultyDisk, IoBuf, ReadTarget, RealDisk, RingSet};
-pub use layout::{FORMAT_FILE, LOCK, expand_dirs};
+pub use layout::{FORMAT_FILE, LOCK, expand_dirs, remove_contents, remove_if_there};
 pub use read::{FileRange, PinnedFile, ReadOutcome};
 pub use store::{DiskStatus, Store};
 pub use synth::synthesise;

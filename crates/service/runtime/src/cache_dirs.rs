@@ -1,6 +1,8 @@
 //! Cache directories as other processes see them: how much they hold, of which sources, and whether a process uses them. Knows no
 //! blocks.
 
+use crate::recent_file::RECENT_FILE;
+use crate::settings::SETTINGS_FILE;
 use rustix::fs::{FlockOperation, flock};
 use spurline_store::{FORMAT_FILE, LOCK};
 use std::fs::{self, File};
@@ -44,7 +46,7 @@ impl CacheDir {
         })
     }
 
-    /// Removes the directory with all in it; false if a process has begun to use it.
+    /// Removes the cache, and the directory if nothing else is in it; false if a process has begun to use it.
     ///
     /// # Errors
     /// The system's.
@@ -59,6 +61,8 @@ pub fn list_cache_dirs(place: &Path) -> Vec<CacheDir> {
         return vec![own];
     }
     let below = fs::read_dir(place).into_iter().flatten().flatten();
+    // A link leads to a directory that is listed where it is.
+    let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     let mut found: Vec<CacheDir> = below.filter_map(|entry| CacheDir::read(&entry.path())).collect();
     found.sort_by(|a, b| a.path.cmp(&b.path));
     found
@@ -89,17 +93,23 @@ pub(crate) fn try_lock(lock: &File, operation: FlockOperation) -> bool {
     flock(lock, operation).is_ok()
 }
 
-/// Removes a directory unless a process has begun to use it.
+/// Removes what Spurline has made in a directory, and the directory if nothing else is in it; false if a process has begun to use it.
 pub(crate) fn remove_unused(dir: &Path) -> io::Result<bool> {
     let lock = File::open(dir.join(LOCK))?;
-    // Held until the directory is gone. A process that starts there meanwhile fails and says so.
+    // Held until all is removed. A process that starts there meanwhile fails and says so.
     if !try_lock(&lock, FlockOperation::NonBlockingLockExclusive) {
         return Ok(false);
     }
-    match fs::remove_dir_all(dir) {
-        // The mountpoint of a disk stays.
-        Err(_) if fs::read_dir(dir).is_ok_and(|mut left| left.next().is_none()) => Ok(true),
-        removed => removed.map(|()| true),
+    spurline_store::remove_contents(dir)?;
+    for name in [SOURCES_FILE, USED_FILE, RECENT_FILE, SETTINGS_FILE, LOCK] {
+        spurline_store::remove_if_there(&dir.join(name))?;
+    }
+    match fs::remove_dir(dir) {
+        // Files of others stay, as do the mountpoint of a disk and the directory of a process that has just started.
+        Err(error) if !matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::ResourceBusy) => {
+            Err(error)
+        }
+        _ => Ok(true),
     }
 }
 
@@ -125,18 +135,26 @@ mod tests {
             note_sources(&place(name), &["s3://a", "s3://b"]);
         }
         fs::write(place("busy").join(USED_FILE), "77").unwrap();
-        fs::write(place("old/data/block"), [7; 10_000]).unwrap();
+        fs::create_dir_all(place("old/data/3f")).unwrap();
+        fs::write(place("old/data/3f/3f000000000000000000000000000001"), [7; 10_000]).unwrap();
+        fs::create_dir_all(place("mixed/data/2026")).unwrap();
+        for name in [LOCK, FORMAT_FILE, "thesis", "data/2026/results"] {
+            fs::write(place("mixed").join(name), "layout=1\n").unwrap();
+        }
         fs::create_dir(place("other")).unwrap();
         fs::write(place("other").join(LOCK), "").unwrap();
         let held = File::open(place("busy").join(LOCK)).unwrap();
         assert!(try_lock(&held, FlockOperation::NonBlockingLockExclusive));
         let found = list_cache_dirs(dir.path());
         let seen: Vec<_> = found.iter().map(|dir| (dir.path.clone(), dir.in_use)).collect();
-        assert_eq!(seen, [(place("busy"), true), (place("old"), false)]);
-        assert!(found[0].used_bytes == 77 && found[1].used_bytes >= 10_000, "{found:?}");
-        assert_eq!(found[1].sources, ["s3://a", "s3://b"]);
-        assert!(!found[0].remove_unused().unwrap() && found[1].remove_unused().unwrap());
+        assert_eq!(seen, [(place("busy"), true), (place("mixed"), false), (place("old"), false)]);
+        assert!(found[0].used_bytes == 77 && found[2].used_bytes >= 10_000, "{found:?}");
+        assert_eq!(found[2].sources, ["s3://a", "s3://b"]);
+        assert_eq!([0, 1, 2].map(|n: usize| found[n].remove_unused().unwrap()), [false, true, true]);
         assert!(place("busy").exists() && !place("old").exists());
+        // Files of others stay.
+        assert!(place("mixed/thesis").exists() && place("mixed/data/2026/results").exists());
+        assert!(!place("mixed").join(FORMAT_FILE).exists());
         assert_eq!(list_cache_dirs(&place("busy")), found[..1]);
     }
 }

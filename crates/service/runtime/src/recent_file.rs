@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// In the first cache directory.
-const RECENT_FILE: &str = "recent.json";
+pub(crate) const RECENT_FILE: &str = "recent.json";
 /// Shortest interval of writing the file while objects are added: a killed node forgets objects of this time.
 const WRITE_INTERVAL: Duration = Duration::from_millis(500);
 /// The interval is at least this many times as long as writing the file takes: the largest has a few MiB.

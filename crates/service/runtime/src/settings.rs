@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// In each cache directory.
-const SETTINGS_FILE: &str = "settings.json";
+pub(crate) const SETTINGS_FILE: &str = "settings.json";
 /// Time limit of the query to another node.
 const SETTINGS_QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Other nodes to query.

@@ -429,7 +429,7 @@ impl MountProcess {
         Err(match others.as_slice() {
             [] => Fault::failed(
                 format!("{at} is unmounted, but its process still runs after {seconds} s"),
-                "look at its log; end it with a signal if it stays",
+                "look at its log: it may wait for a node or a store to take written bytes, which kill -KILL would lose",
             ),
             others => Fault::failed(
                 format!(
