@@ -424,11 +424,6 @@ fn fsx_survives(nodes: usize, words: &[&str]) {
     unmount_kept(&group.world, mount);
 }
 
-#[test]
-fn fsx_finds_no_wrong_byte_while_processes_of_the_mount_die() {
-    fsx_survives(0, &["--no-passthrough"]);
-}
-
 /// Appends numbered lines, and syncs each; returns those that were synced. An error of the sync is that of bytes which a node may
 /// have lost.
 fn append_synced(work: &Work, name: String) -> JoinHandle<Vec<u64>> {
@@ -481,6 +476,11 @@ fn what_was_synced_outlives_a_node_and_the_process_of_the_mount() {
 
 mod test_all {
     use super::*;
+
+    #[test]
+    fn fsx_finds_no_wrong_byte_while_processes_of_the_mount_die() {
+        fsx_survives(0, &["--no-passthrough"]);
+    }
 
     #[test]
     fn fsx_through_nodes_finds_no_wrong_byte_while_processes_of_the_mount_die() {
