@@ -228,13 +228,17 @@ fn fsx_finds_no_wrong_byte_in_a_bucket_while_processes_of_the_mount_die() {
     assert!(rig.object("p/file").unwrap() == text);
 }
 
-#[test]
-fn fsx_finds_no_wrong_byte_in_a_bucket_through_nodes_while_processes_of_the_mount_die() {
-    let Some(program) = tool("fsx") else { return };
-    let Some(rig) = NodesRig::start_with(2, &[]) else { return };
-    let mount = rig.mount("mnt", &["--recover"]);
-    run_fsx_beside_ends(&program, &rig.world, &mount);
-    let text = mount.read("file");
-    unmount_kept(&rig.world, mount);
-    assert!(rig.server.bytes(BUCKET, "p/file").unwrap() == text);
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn fsx_finds_no_wrong_byte_in_a_bucket_through_nodes_while_processes_of_the_mount_die() {
+        let Some(program) = tool("fsx") else { return };
+        let Some(rig) = NodesRig::start_with(2, &[]) else { return };
+        let mount = rig.mount("mnt", &["--recover"]);
+        run_fsx_beside_ends(&program, &rig.world, &mount);
+        let text = mount.read("file");
+        unmount_kept(&rig.world, mount);
+        assert!(rig.server.bytes(BUCKET, "p/file").unwrap() == text);
+    }
 }
