@@ -44,8 +44,8 @@ settings! {
         /// until then. After that the error is EIO if the server failed, and ETIMEDOUT if it did not answer.
         #[arg(long = "origin-timeout", alias = "under-timeout", value_name = "TIME")]
         pub timeout: Duration = parse_duration("60s"),
-        /// Send a request again, up to twice, when there is no answer for this long (for writes at first, and longer for many
-        /// bytes); resume a transfer that stalls for this long on another connection
+        /// Send a request again, up to twice, when there is no answer for this long (also writes of up to 128 KiB); resume a
+        /// transfer that stalls for this long on another connection
         #[arg(long = "origin-stall-timeout", alias = "under-stall-timeout", value_name = "TIME")]
         pub stall_timeout: Duration = parse_duration("10s"),
         /// Concurrent requests to the origin, not counting repeated ones

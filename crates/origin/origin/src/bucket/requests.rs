@@ -37,6 +37,9 @@ const MARK: &str = "spurline-op";
 /// The time of a request grows with its bytes by this rate, in bytes per second.
 const LEAST_RATE: u64 = 1 << 20;
 
+/// A request with more bytes has a single attempt while its connection lives: on a slow link the bytes take longer than an answer.
+const RESENT_MAX: u64 = 128 << 10;
+
 /// A request that took this long and was repeated is logged with the last failure.
 const LONG_PAUSE: Duration = Duration::from_secs(10);
 
@@ -235,7 +238,7 @@ impl BucketRequests {
         let transfer = Duration::from_secs(len / LEAST_RATE);
         RequestTime {
             deadline: self.read_deadline() + transfer,
-            first_attempt: Some(self.bucket.config.resend_after() + transfer),
+            first_attempt: (len <= RESENT_MAX).then(|| self.bucket.config.resend_after()),
         }
     }
 
