@@ -165,7 +165,7 @@ fn files_are_changed_in_every_way_through_nodes() {
 fn a_mount_writes_a_bucket_itself_through_nodes() {
     let Some(mut rig) = NodesRig::start(3) else { return };
     rig.server.put(BUCKET, "p/file", &bytes(7, 20 * MIB));
-    let mount = rig.mount("mnt", &["--writer-in-mount"]);
+    let mount = rig.mount("mnt", &[]);
     make_every_change(&mount, &rig.server);
     let content = bytes(9, 40 * MIB);
     let mut file = File::create(mount.path("large")).unwrap();

@@ -10,7 +10,6 @@ pub mod info;
 pub mod kept_client;
 pub mod kept_files;
 pub mod locks;
-mod pending;
 pub mod repeated;
 pub mod writes;
 

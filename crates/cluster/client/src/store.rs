@@ -28,7 +28,7 @@ use spurline_origin::{
 };
 use spurline_proto::{
     AnswerBody as _, MAX_WRITE, MIN_STORE_VERSION, NodeRequest, StoreAnswer, StoreAttributes, StoreBody, StoreBytes,
-    StoreCall, StoreCondition, StoreObject, StoreRequest, StoreRetry, StoreSource, TextList, UploadParts,
+    StoreCall, StoreCondition, StoreObject, StoreRequest, StoreRetry, StoreSettings, StoreSource, TextList, UploadParts,
     WelcomeAnswer,
 };
 use spurline_sys::random;
@@ -59,6 +59,7 @@ pub struct RemoteStore {
     link: Arc<StoreLink>,
     /// The server and the bucket, for messages.
     description: String,
+    settings: StoreSettings,
 }
 
 /// The nodes, and what all requests need of the source.
@@ -105,12 +106,17 @@ impl RemoteStore {
         let link = Arc::new(StoreLink { client, root, timeout, proven: RwLock::default(), proving: Mutex::default() });
         let attempt = StoreAttempt::new(&link, link.home_of(""), &StoreCall::Describe, Bytes::new());
         match attempt.run() {
-            Ok((StoreAnswer::Text(text), _)) => {
-                Ok(RemoteStore { link, description: format!("{text}, through nodes,") })
+            Ok((StoreAnswer::Described(text, settings), _)) => {
+                Ok(RemoteStore { link, description: format!("{text}, through nodes,"), settings })
             }
             Ok((other, _)) => Err(unexpected(&other).error),
             Err(failure) => Err(failure.error),
         }
+    }
+
+    /// How mounts change the bucket, by the flags of the node that has answered first.
+    pub fn settings(&self) -> StoreSettings {
+        self.settings
     }
 
     /// Sends a request to the home of the key.

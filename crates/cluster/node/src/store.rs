@@ -19,7 +19,7 @@ use spurline_origin::{
 };
 use spurline_proto::{
     AnswerBody as _, MAX_PAYLOAD, StoreAnswer, StoreAttributes, StoreBody, StoreBytes, StoreCall, StoreCondition,
-    StoreObject, StoreRequest, StoreRetry, StoreSource, TextList, UploadParts, VolumeId,
+    StoreObject, StoreRequest, StoreRetry, StoreSettings, StoreSource, TextList, UploadParts, VolumeId,
 };
 use spurline_transport::Responder;
 use spurline_types::{CONTENT_HEADERS, Error, ErrorKind, Result};
@@ -43,12 +43,18 @@ const LONGEST_REQUEST: Duration = Duration::from_secs(3600);
 /// The requests of mounts to stores.
 #[derive(Default)]
 pub(crate) struct StoreService {
-    open: OnceLock<Box<OpenRequests>>,
+    accepted: OnceLock<AcceptedRequests>,
     /// By the number of the volume.
     sources: RwLock<Vec<(u32, Arc<SourceRequests>)>>,
     /// Changes whose bytes are not complete, by the numbers of the transfers.
     transfers: Mutex<HashMap<u64, BodyTransfer>>,
     memory: Arc<BodyMemory>,
+}
+
+/// The requests that this node accepts.
+struct AcceptedRequests {
+    settings: StoreSettings,
+    open: Box<OpenRequests>,
 }
 
 /// A change whose bytes arrive.
@@ -106,9 +112,14 @@ struct WholeBody {
 }
 
 impl StoreService {
-    pub fn set_open(&self, open: Box<OpenRequests>) {
+    pub fn accept(&self, settings: StoreSettings, open: Box<OpenRequests>) {
         // Only the first call has an effect.
-        let _ = self.open.set(open);
+        let _ = self.accepted.set(AcceptedRequests { settings, open });
+    }
+
+    fn describe(&self, requests: &SourceRequests) -> Result<StoreAnswer> {
+        let accepted = self.accepted.get().ok_or_else(|| no_bytes().error)?;
+        Ok(StoreAnswer::Described(requests.describe().into(), accepted.settings))
     }
 
     /// Drops the bytes of mounts that have ended.
@@ -170,10 +181,10 @@ impl StoreService {
 }
 
 impl CacheNode {
-    /// Accepts requests for the stores of buckets, from mounts that write there; `open` opens the requests below a source. Only
-    /// the first call has an effect.
-    pub fn accept_store_requests(&self, open: Box<OpenRequests>) {
-        self.store.set_open(open);
+    /// Accepts requests for the stores of buckets, from mounts that write there by `settings`; `open` opens the requests below a
+    /// source. Only the first call has an effect.
+    pub fn accept_store_requests(&self, settings: StoreSettings, open: Box<OpenRequests>) {
+        self.store.accept(settings, open);
     }
 
     fn requests_of(&self, volume: VolumeId) -> Result<Arc<SourceRequests>> {
@@ -181,10 +192,10 @@ impl CacheNode {
         if let Some((_, source)) = self.store.sources.read().iter().find(|(number, _)| *number == volume.0) {
             return Ok(Arc::clone(source));
         }
-        let Some(open) = self.store.open.get() else {
+        let Some(accepted) = self.store.accepted.get() else {
             return Err(self.takes_no_changes(cache.source()));
         };
-        let opened = Arc::new(open(cache.source())?);
+        let opened = Arc::new((accepted.open)(cache.source())?);
         let mut sources = self.store.sources.write();
         if let Some((_, source)) = sources.iter().find(|(number, _)| *number == volume.0) {
             return Ok(Arc::clone(source));
@@ -201,6 +212,9 @@ impl CacheNode {
         request.call.keys().try_for_each(|key| requests.check_key(key))?;
         if matches!(request.call, StoreCall::Get { .. }) {
             return self.serve_bytes(&requests, request, responder);
+        }
+        if matches!(request.call, StoreCall::Describe) {
+            return Self::send_body(&self.store.describe(&requests)?, responder);
         }
         let answer = match self.answer_store(&requests, request, responder)? {
             Ok(answer) => answer,
@@ -315,7 +329,6 @@ fn send_call(
     };
     requests.send(time, async |BucketSides { reads, writes }| {
         Ok(match call {
-            StoreCall::Describe => text_answer(requests.describe()),
             StoreCall::Head { key } => object_answer(writes.head_all(key).await?),
             StoreCall::List { prefix, token, is_folded: false, .. } => {
                 page_answer(writes.list_below(prefix, token).await?)
@@ -360,7 +373,7 @@ fn send_call(
                 writes.delete(key, &condition_of(condition)).await?;
                 StoreAnswer::Done
             }
-            StoreCall::Get { .. } | StoreCall::Piece { .. } => return Err(no_bytes()),
+            StoreCall::Describe | StoreCall::Get { .. } | StoreCall::Piece { .. } => return Err(no_bytes()),
         })
     })
 }

@@ -90,7 +90,7 @@ pub struct StoreSource<'a> {
 /// A request for the store. Etags are bare in requests that change something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreCall<'a> {
-    /// The server and the bucket, for messages; no request of the store.
+    /// The server and the bucket, for messages, and how mounts change the bucket; no request of the store.
     Describe,
     /// An object with attributes.
     Head {
@@ -384,6 +384,32 @@ pub struct StoreBytes {
     pub partial: bool,
 }
 
+/// How mounts change a bucket through a node, by the flags of the node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreSettings {
+    /// `--last-writer-wins`.
+    pub last_writer_wins: bool,
+    /// `--allow-unguarded-writes`.
+    pub allow_unguarded_writes: bool,
+    /// `--object-attrs`.
+    pub object_attrs: bool,
+    /// `--rename-limit`.
+    pub rename_limit: u64,
+    /// `--abort-uploads-after`, in seconds.
+    pub abort_uploads_after_s: u64,
+    /// `--squash`.
+    pub squash: Option<StoreOwner>,
+}
+
+/// The owner of all changes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreOwner {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+}
+
 /// Answers a [`StoreRequest`]. A failure of the store is an answer like any other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreAnswer {
@@ -391,7 +417,7 @@ pub enum StoreAnswer {
     Done,
     /// The node has the bytes, and more follow.
     Taken,
-    /// An etag, the id of an upload, or a description.
+    /// An etag, or the id of an upload.
     Text(Box<str>),
     /// An object; then names and values of the content headers and of the user's attributes in turn, and the storage class.
     Object(StoreObject, Vec<Box<str>>, Vec<Box<str>>, Option<Box<str>>),
@@ -401,6 +427,8 @@ pub enum StoreAnswer {
     Bytes(StoreBytes),
     /// The request failed.
     Failed(Error, StoreRetry),
+    /// The server and the bucket, and how mounts change the bucket.
+    Described(Box<str>, StoreSettings),
 }
 
 impl AnswerBody for StoreAnswer {
@@ -504,6 +532,8 @@ impl<'a> WireValue<'a> for StoreSource<'a> {
     }
 }
 
+wire_struct!(StoreSettings, "the settings of a bucket": last_writer_wins, allow_unguarded_writes, object_attrs, rename_limit, abort_uploads_after_s, squash);
+wire_struct!(StoreOwner, "an owner": uid, gid);
 wire_struct!(StoreBody, "the bytes of a change": transfer, len, checksum);
 wire_struct!(StoreObject, "an object": key, size, mtime_s, etag);
 wire_struct!(StoreBytes, "the answer to a read": etag, mtime_s, total, from, to, partial);
@@ -546,4 +576,5 @@ wire_enum! { 'a StoreAnswer, "an answer of the store":
     4 Page(objects, prefixes, next),
     5 Bytes(bytes),
     6 Failed(error, retry),
+    7 Described(text, settings),
 }

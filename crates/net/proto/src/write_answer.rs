@@ -53,27 +53,6 @@ pub struct KnownGrants {
     pub last_us: Option<u64>,
     /// How long the process has run: grants of the process before are unknown.
     pub up_us: u64,
-    /// A lock that the node keeps for another mount, where the source has no locks.
-    pub held: Option<LockConflict>,
-}
-
-impl WriteAnswer {
-    /// Gives all objects of the answer to this user and group.
-    pub fn set_owner(&mut self, uid: u32, gid: u32) {
-        let set = |attr: &mut NodeAttr| {
-            attr.uid = uid;
-            attr.gid = gid;
-        };
-        match self {
-            WriteAnswer::Attr(attr) | WriteAnswer::Opened(attr, _) => set(attr),
-            WriteAnswer::Created(attr, directory) => {
-                set(attr);
-                directory.iter_mut().for_each(set);
-            }
-            WriteAnswer::Names(names) => names.iter_mut().filter_map(|name| name.attr.as_mut()).for_each(set),
-            _ => {}
-        }
-    }
 }
 
 impl AnswerBody for WriteAnswer {
@@ -114,7 +93,7 @@ wire_enum! { 'a CacheVersion, "a version":
     4 OwnCache,
 }
 
-wire_struct!(KnownGrants, "the grants of a lock": last_us, up_us, held);
+wire_struct!(KnownGrants, "the grants of a lock": last_us, up_us);
 wire_struct!(LockConflict, "a lock": kind, range, pid);
 wire_struct!(SourceSpace, "the sizes of a source": block_size, blocks, blocks_free, blocks_available, files, files_free, name_max);
 wire_struct!(

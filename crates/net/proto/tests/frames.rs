@@ -13,7 +13,7 @@ use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr,
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::writes::{
     AttrChange, CacheVersion, Caller, Change, FileIdentity, FileTime, ListedName, LockConflict, LockFamily, LockKind,
-    LockRange, NamePath, NewTime, NodeAttr, NodePath, OpenAttrCall, PendingVersion, SourceSpace,
+    LockRange, NamePath, NewTime, NodeAttr, NodePath, OpenAttrCall, SourceSpace,
 };
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -185,10 +185,10 @@ proptest! {
             WriteCall::SetAttrOpen { file, set }, WriteCall::TestLock { file, owner: len, range, kind: LockKind::Read },
             WriteCall::SetLock { file, family: LockFamily::Flock, owner: len, range, kind: LockKind::Unlock },
             WriteCall::SetLock { file, family: LockFamily::Posix, owner: len, range, kind: LockKind::Write },
-            WriteCall::FindGrant { at: node, family: LockFamily::Posix, range, kind: LockKind::Write }, WriteCall::Refresh { file },
+            WriteCall::FindGrant { at: node, family: LockFamily::Posix, range, kind: LockKind::Write },
             WriteCall::ReadDirectory { file, from: offset, max: number, attrs: yes }, WriteCall::Close { opened_below: offset, files }, WriteCall::Reopen { of: long, flags: open, file },
             WriteCall::KeepAnswers { changes: files },
-            WriteCall::OpenAgain { at: node, flags: open, file, pending: PendingVersion { known: long, next: offset, follows: yes } },
+            WriteCall::OpenAgain { at: node, flags: open, file },
         ];
         let (mut scratch, caller) = (Vec::new(), Caller { uid: number, gid: mode, groups, pid: flags, umask: 0o22, rights_checked: yes });
         let sent = WireCaller::new(&caller, &mut scratch);

@@ -18,10 +18,11 @@ use spurline_types::errno::{EBADF, EIO};
 use spurline_types::open_flags::{O_ACCMODE, O_RDONLY};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::Volume;
+use spurline_volume::capabilities::WriteCapabilities;
 use spurline_volume::repeated::{ChangeOutcome, RepeatedCall, RepeatedChange};
 use spurline_volume::writes::{
-    CacheVersion, Caller, ContinuedFile, FileIdentity, FileLock, LockConflict, LockFamily, LockKind, NodeAttr,
-    NodePath, OpenAttrCall, PendingVersion, WritableFile, WritableObject, WritableVolume, WritePlace,
+    CacheVersion, Caller, FileIdentity, FileLock, LockConflict, LockFamily, LockKind, NodeAttr, NodePath, OpenAttrCall,
+    WritableFile, WritableObject, WritableVolume, WritePlace,
 };
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -176,8 +177,7 @@ impl CacheNode {
             return self.serve_open_read(&session, file, offset, len, responder);
         }
         let grants = &self.writes.grants;
-        let volume = session.volume_of(request.id.session, &source);
-        let serve = ServedWrite { volume: &**volume, session: &session, grants, request };
+        let serve = ServedWrite { volume: &*source, session: &session, grants, request };
         if !request.is_change() {
             let in_order =
                 matches!(request.call, WriteCall::Write { .. } | WriteCall::SetLock { .. } | WriteCall::Close { .. });
@@ -249,17 +249,17 @@ fn send_answer(answer: &WriteAnswer, responder: &mut dyn Responder) -> Result<()
     CacheNode::send_body(answer, responder)
 }
 
-fn failed(errno: i32, why: &str) -> WriteAnswer {
-    WriteAnswer::Failed(Error::new(ErrorKind::Io(errno), why))
+/// The abilities of a source for mounts, which write the objects of a bucket themselves.
+fn capabilities_answer(can: WriteCapabilities) -> WriteAnswer {
+    if can.publishes {
+        let why = "mounts write the objects of a bucket themselves, and the release of this mount is older: upgrade spurline on its host";
+        return WriteAnswer::Failed(Error::new(ErrorKind::Unsupported, why));
+    }
+    WriteAnswer::Capabilities(can)
 }
 
-/// Makes an open object durable; a file that is published by that has another identity afterwards.
-fn sync_open(open: &OpenObject, data_only: bool) -> Result<WriteAnswer> {
-    open.object().sync(data_only)?;
-    match open {
-        OpenObject::File(file) if file.publishes_at_flush() => Ok(WriteAnswer::Attr(file.stat()?)),
-        _ => Ok(WriteAnswer::Done),
-    }
+fn failed(errno: i32, why: &str) -> WriteAnswer {
+    WriteAnswer::Failed(Error::new(ErrorKind::Io(errno), why))
 }
 
 /// One request being executed.
@@ -354,16 +354,14 @@ impl ServedWrite<'_> {
         let request = self.request;
         let call = request.call;
         let caller = request.caller.to_caller();
-        // Marks cost nothing in such a source: the next process of a single node recognises the change too.
-        let leaves_mark = request.marked || volume.recognises_marks();
-        let mark = leaves_mark.then(|| request.id.mark());
+        let mark = request.marked.then(|| request.id.mark());
         if request.again
             && let Some(answer) = self.find_answer(&caller)?
         {
             return Ok(answer);
         }
         Ok(match call {
-            WriteCall::Capabilities => WriteAnswer::Capabilities(volume.capabilities()),
+            WriteCall::Capabilities => capabilities_answer(volume.capabilities()),
             WriteCall::Space => WriteAnswer::Space(volume.space()?),
             WriteCall::SyncAll => {
                 volume.sync_all()?;
@@ -381,7 +379,7 @@ impl ServedWrite<'_> {
             WriteCall::Open { at, flags, file } => {
                 self.keep_open(file, flags, volume.open(at, flags.bits(), &caller)?)?
             }
-            WriteCall::OpenAgain { at, flags, file, pending } => self.open_again(at, flags, file, pending, &caller)?,
+            WriteCall::OpenAgain { at, flags, file } => self.open_again(at, flags, file, &caller)?,
             WriteCall::Create { at, flags, mode, file } => {
                 let created = volume.create_marked(at, flags.bits(), mode, &caller, mark)?;
                 self.add_object(file, OpenObject::File(created.file.into()))?;
@@ -441,7 +439,6 @@ impl ServedWrite<'_> {
             | WriteCall::CopyRange { file, .. }
             | WriteCall::Seek { file, .. }
             | WriteCall::Flush { file }
-            | WriteCall::Refresh { file }
             | WriteCall::TestLock { file, .. }
             | WriteCall::SetLock { file, .. } => match self.file(file)? {
                 Some(file) => self.execute_open(&call, &*file, &caller)?,
@@ -456,37 +453,23 @@ impl ServedWrite<'_> {
         at: NodePath<'_>,
         flags: OpenFlags,
         file: u64,
-        pending: PendingVersion,
         caller: &Caller,
     ) -> Result<WriteAnswer> {
-        // The mount lost its connections and found this process again: the file's locks and changes stay.
-        if let Some(open) = self.file(file)?.filter(|open| open.pending_number() == pending.known) {
-            return Ok(WriteAnswer::Attr(open.stat()?));
+        // The mount lost its connections and found this process again: the file's locks stay.
+        match self.file(file)? {
+            Some(open) => Ok(WriteAnswer::Attr(open.stat()?)),
+            None => self.keep_open(file, flags, self.volume.open(at, flags.bits(), caller)?),
         }
-        Ok(match self.volume.open_again(at, flags.bits(), pending, caller)? {
-            None => WriteAnswer::UnknownFile,
-            Some(ContinuedFile { file: opened, has_changes: false }) => self.keep_open(file, flags, opened)?,
-            Some(ContinuedFile { file: opened, .. }) => {
-                let attr = opened.stat()?;
-                self.add_object(file, OpenObject::File(opened.into()))?;
-                WriteAnswer::Attr(attr)
-            }
-        })
     }
 
     fn sync_object(&self, file: u64, data_only: bool) -> Result<WriteAnswer> {
         let Some(open) = self.session.open_object(file) else { return Ok(WriteAnswer::UnknownFile) };
-        match sync_open(&open, data_only) {
-            // The mount opens the file anew, above its publication through another process.
-            Err(_) if self.session.open_object(file).is_none() => Ok(WriteAnswer::UnknownFile),
-            synced => synced,
-        }
+        open.object().sync(data_only)?;
+        Ok(WriteAnswer::Done)
     }
 
     fn find_grants(&self, at: NodePath<'_>, lock: &FileLock) -> KnownGrants {
-        let held = self.volume.find_lock_of_others(at.path, lock);
-        let grants = self.known_grants(self.volume.lock_identity(at), lock, Instant::now());
-        KnownGrants { held, ..grants }
+        self.known_grants(at.expected, lock, Instant::now())
     }
 
     /// What is known of locks of other mounts that exclude this one.
@@ -495,7 +478,6 @@ impl ServedWrite<'_> {
         KnownGrants {
             last_us: last.map(|at| as_micros(now.saturating_duration_since(at))),
             up_us: as_micros(self.grants.up_time(now)),
-            held: None,
         }
     }
 
@@ -557,7 +539,6 @@ impl ServedWrite<'_> {
                 file.flush()?;
                 WriteAnswer::Done
             }
-            WriteCall::Refresh { .. } => WriteAnswer::Attr(file.refresh()?),
             WriteCall::TestLock { owner, range, kind, .. } => {
                 let lock = FileLock { family: LockFamily::Posix, owner, range, kind };
                 // A process of this host is none of the mount's.
@@ -573,7 +554,7 @@ impl ServedWrite<'_> {
                 if !request.again {
                     self.grants.check_settled(Instant::now())?;
                 }
-                let of = file.lock_identity()?;
+                let of = file.stat()?.identity;
                 file.set_lock(&lock, caller)?;
                 self.session.note_lock(number);
                 let now = Instant::now();

@@ -5,9 +5,9 @@ use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use spurline_proto::LOCK_TIMES;
 use spurline_types::errno::EMFILE;
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{WritableDirectory, WritableFile, WritableObject, WritableVolume};
+use spurline_volume::writes::{WritableDirectory, WritableFile, WritableObject};
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Limit of sessions: one per mount.
@@ -99,8 +99,6 @@ pub(crate) struct WriteSession {
     closed: Mutex<HashMap<u64, u64>>,
     /// The files that were locked since they were opened.
     locked: Mutex<HashSet<u64>>,
-    /// The source, as the mount has it.
-    volume: OnceLock<Arc<dyn WritableVolume>>,
 }
 
 impl WriteSession {
@@ -112,13 +110,7 @@ impl WriteSession {
             files: RwLock::default(),
             closed: Mutex::default(),
             locked: Mutex::default(),
-            volume: OnceLock::new(),
         }
-    }
-
-    /// The files of the source for a mount, whose changes may be in no other view until the publication.
-    pub fn volume_of(&self, number: u64, source: &Arc<dyn WritableVolume>) -> &Arc<dyn WritableVolume> {
-        self.volume.get_or_init(|| source.for_mount(number).unwrap_or_else(|| Arc::clone(source)))
     }
 
     /// A lock was set through this file.
@@ -196,10 +188,9 @@ impl WriteSession {
         }
     }
 
-    /// The open object with this number; `None` for a file that the mount has to open anew.
+    /// The open object with this number.
     pub fn open_object(&self, file: u64) -> Option<OpenObject> {
-        let found = self.files.read().get(&file).cloned();
-        found.filter(|object| !matches!(object, OpenObject::File(file) if file.is_outdated()))
+        self.files.read().get(&file).cloned()
     }
 
     /// Adds an object that the change `number` has opened.
@@ -230,13 +221,7 @@ impl WriteSession {
             self.note_closed(file, opened_below);
         }
         drop(files);
-        let Some(object) = object else { return };
-        if was_locked {
-            object.release_locks();
-        }
-        if let OpenObject::File(file) = object {
-            file.note_closed();
-        }
+        object.iter().filter(|_| was_locked).for_each(OpenObject::release_locks);
     }
 
     fn note_closed(&self, file: u64, opened_below: u64) {
