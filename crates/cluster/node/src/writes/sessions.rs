@@ -1,9 +1,10 @@
 //! The sessions of mounts that write: the answers that were given, until the mount has them, and its open files. It
 //! knows neither the source nor the wire.
 
+use crate::path_locks::OpenPath;
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use spurline_proto::LOCK_TIMES;
-use spurline_types::errno::EMFILE;
+use spurline_types::errno::{EBADF, EMFILE};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{WritableDirectory, WritableFile, WritableObject, WritableVolume};
 use std::collections::{HashMap, HashSet};
@@ -24,21 +25,29 @@ const CLOSED_MAX: usize = 4096;
 pub(crate) enum OpenObject {
     File(Arc<dyn WritableFile>),
     Directory(Arc<dyn WritableDirectory>),
+    /// The locks of an object that the mount writes itself.
+    Path(Arc<OpenPath>),
 }
 
 impl OpenObject {
     /// The calls that files and directories have in common.
-    pub fn object(&self) -> &dyn WritableObject {
+    ///
+    /// # Errors
+    /// `EBADF` for a path without bytes.
+    pub fn object(&self) -> Result<&dyn WritableObject> {
         match self {
-            OpenObject::File(file) => &**file,
-            OpenObject::Directory(directory) => &**directory,
+            OpenObject::File(file) => Ok(&**file),
+            OpenObject::Directory(directory) => Ok(&**directory),
+            OpenObject::Path(_) => Err(Error::new(ErrorKind::Io(EBADF), "it was opened for locks only")),
         }
     }
 
     /// Releases the locks that were set through it.
     fn release_locks(&self) {
-        if let OpenObject::File(file) = self {
-            file.release_locks();
+        match self {
+            OpenObject::File(file) => file.release_locks(),
+            OpenObject::Path(path) => path.release(),
+            OpenObject::Directory(_) => {}
         }
     }
 }
@@ -119,6 +128,11 @@ impl WriteSession {
     /// The files of the source for a mount, whose changes may be in no other view until the publication.
     pub fn volume_of(&self, number: u64, source: &Arc<dyn WritableVolume>) -> &Arc<dyn WritableVolume> {
         self.volume.get_or_init(|| source.for_mount(number).unwrap_or_else(|| Arc::clone(source)))
+    }
+
+    /// Whether the mount has used no file of the source here: a mount that writes objects itself has locks of paths only.
+    pub fn has_no_volume(&self) -> bool {
+        self.volume.get().is_none()
     }
 
     /// A lock was set through this file.

@@ -12,9 +12,11 @@ mod attrs;
 mod below;
 mod following;
 mod kept;
+mod locked;
 
 pub(super) use kept::KeptFile;
 use kept::KeptObject;
+use locked::ObjectLocks;
 
 use super::BucketWriteOptions;
 use super::absences::RecentAbsences;
@@ -35,6 +37,7 @@ use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, ObjectAttr, ObjectRef, Result};
 use spurline_volume::Volume;
 use spurline_volume::kept_files::KeptFiles;
+use spurline_volume::path_locks::{LockedPath, PathLocks};
 use spurline_volume::repeated::ChangeMark;
 use spurline_volume::writes::{FileIdentity, PendingVersion};
 use std::collections::{BTreeMap, VecDeque};
@@ -89,6 +92,8 @@ struct ObjectFacts {
     lost_write: Option<LostWrite>,
     /// A program's call has reported that the changes until now could not be published.
     failure_reported: bool,
+    /// A lock was lost, and the changes were dropped: reads fail as well.
+    changes_dropped: bool,
 }
 
 /// A write that the local disk had no space for.
@@ -114,6 +119,7 @@ impl ObjectFacts {
             conflict: None,
             lost_write: None,
             failure_reported: false,
+            changes_dropped: false,
         }
     }
 
@@ -164,6 +170,8 @@ pub(super) struct ObjectContext {
     pub ending: EndingFiles,
     /// Where open files outlive this process.
     pub kept_files: OnceLock<Arc<dyn KeptFiles>>,
+    /// The locks and new names of the mounts of a group; a lone mount has none.
+    pub path_locks: OnceLock<Arc<dyn PathLocks>>,
     /// Looks at objects and changes of these, in their order.
     pub steps: AtomicU64,
 }
@@ -200,6 +208,7 @@ pub(super) struct OpenObject {
     facts: Mutex<ObjectFacts>,
     /// Locked before `facts`.
     changes: Mutex<ObjectChanges>,
+    locks: ObjectLocks,
     /// Behind `changes`: the keeper drops the local file last.
     kept: Option<KeptObject>,
 }
@@ -234,6 +243,7 @@ impl OpenObject {
             writers: AtomicUsize::new(0),
             facts: Mutex::new(facts),
             changes: Mutex::new(changes),
+            locks: ObjectLocks::default(),
             kept: None,
         }
     }
@@ -269,10 +279,11 @@ impl OpenObject {
         continued
     }
 
-    /// The same new file, made with `O_EXCL`.
-    pub fn made_exclusively(self) -> OpenObject {
+    /// The same new file, made with `O_EXCL`, whose name is reserved among mounts.
+    pub fn made_exclusively(self, reserved: Option<Arc<dyn LockedPath>>) -> OpenObject {
         let mut made = self;
         made.is_exclusive = true;
+        reserved.into_iter().for_each(|reserved| made.lock_by(reserved));
         made.keep_state_now();
         made
     }
@@ -349,6 +360,7 @@ impl OpenObject {
         self.keep_state(&changes);
         drop(changes);
         self.abort(upload);
+        self.give_up_name();
     }
 
     /// Drops the changes. The name leads to the published object, if there is one, and the next open begins there.
@@ -362,7 +374,7 @@ impl OpenObject {
         // It is of the old name.
         let upload = changes.upload.take();
         let mut facts = self.facts.lock();
-        facts.path = path;
+        facts.path = path.clone();
         if !facts.attrs_changed {
             facts.file_attrs = found.file_attrs();
         }
@@ -373,6 +385,7 @@ impl OpenObject {
         self.keep_state(&changes);
         drop(changes);
         self.abort(upload);
+        self.follow_locks(&path);
     }
 
     /// Reads up to `dst.len()` bytes from `offset`; fewer mean the end of the file.
@@ -637,6 +650,7 @@ impl OpenObject {
         drop(facts);
         self.check_conflict()?;
         self.check_lost_write()?;
+        self.confirm_locks()?;
         if !bytes_changed {
             return self.store_attrs(&mut changes);
         }
@@ -727,6 +741,7 @@ impl OpenObject {
         facts.found_at = self.context.next_step();
         facts.len = len;
         facts.changed = false;
+        self.locks.get().iter().for_each(|locked| locked.note_published());
         self.sent_bytes.store(0, Ordering::Relaxed);
         facts.attrs_changed
     }
@@ -797,6 +812,8 @@ impl OpenObject {
             PartState::Sending { .. } => None,
         });
         let parts: Vec<UploadedPart> = parts.collect();
+        // The parts may have taken long.
+        self.confirm_locks()?;
         let object = NewObject { key: &upload.key, attributes: &upload.attributes, condition };
         self.keep_sending(&upload.attributes);
         let completed = self.context.requests.complete(&object, &upload.upload, &parts).await;

@@ -29,6 +29,7 @@ use spurline_types::{
 use spurline_volume::Volume;
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::kept_files::KeptFiles;
+use spurline_volume::path_locks::PathLocks;
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, outcome_by_names};
 use spurline_volume::writes::{
     Caller, Change, ContinuedFile, CreatedFile, FileIdentity, FileLock, LockConflict, NamePath, NodeAttr, NodePath,
@@ -101,6 +102,7 @@ impl BucketFiles {
             known: Arc::clone(&self.context.known),
             ending: EndingFiles::default(),
             kept_files: OnceLock::new(),
+            path_locks: OnceLock::new(),
             steps: AtomicU64::new(0),
         };
         BucketFiles {
@@ -539,6 +541,7 @@ impl WritableBucket {
             known: Arc::new(LastKnown::new(options.known_names_max)),
             ending: EndingFiles::default(),
             kept_files: OnceLock::new(),
+            path_locks: OnceLock::new(),
             steps: AtomicU64::new(0),
         };
         let files = BucketFiles {
@@ -556,6 +559,16 @@ impl WritableBucket {
             kept: Mutex::default(),
         };
         Ok(Arc::new(WritableBucket { files: Arc::new(files) }))
+    }
+
+    /// The locks and the new names of files hold among all mounts that have these paths. Called before the first call.
+    pub fn share_paths(&self, locks: Arc<dyn PathLocks>) {
+        let _ = self.files.context.path_locks.set(locks);
+    }
+
+    /// Whether locks hold among several mounts.
+    fn has_group_locks(&self) -> bool {
+        self.files.options.mount.is_some() || self.files.context.path_locks.get().is_some()
     }
 
     /// Checks that a bucket can be changed.
@@ -622,7 +635,7 @@ impl WritableVolume for WritableBucket {
             modes: self.files.options.object_attrs,
             xattrs: self.files.options.object_attrs,
             acls: false,
-            locks: if self.files.options.mount.is_some() { LockScope::Group } else { LockScope::Mount },
+            locks: if self.has_group_locks() { LockScope::Group } else { LockScope::Mount },
             holes: true,
             copy: true,
             publishes: true,

@@ -15,6 +15,7 @@ mod closing;
 mod grace;
 mod group_locks;
 mod moving;
+mod path_locks;
 mod publishing;
 mod registry;
 mod sending;
@@ -29,6 +30,7 @@ use super::calls::{
 use grace::LockGrace;
 use moving::VainSearch;
 use parking_lot::{Mutex, MutexGuard, RwLock};
+pub use path_locks::GroupPathLocks;
 pub(crate) use registry::OpenFiles;
 use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_sys::O_DIRECT;
@@ -37,11 +39,12 @@ use spurline_types::open_flags::{O_ACCMODE, O_APPEND, O_DSYNC};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::kept_client::HeldFile;
 use spurline_volume::locks::LockOwner;
+use spurline_volume::path_locks::KeepPlace;
 use spurline_volume::writes::{Caller, FileIdentity, FileLock, LockKind, NodeAttr, OpenAttrCall};
 use state::{FileAction, FileMachine, FileOutcome, SettleTime};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 /// Why the changes of a file are not published whose lock is lost.
 const LOCKED_CHANGES_LOST: &str =
@@ -78,8 +81,10 @@ pub(super) struct FilePlace {
 /// An open file or directory as the nodes know it.
 pub(crate) struct OpenFile {
     number: u64,
-    /// `None` for a directory.
+    /// `None` for a directory, and for a path.
     flags: Option<u32>,
+    /// It is a path without bytes, which is open for locks.
+    is_path: bool,
     caller: Caller,
     /// Its path now, and the object.
     place: Mutex<FilePlace>,
@@ -105,6 +110,8 @@ pub(crate) struct OpenFile {
     has_earlier_bytes: AtomicBool,
     /// The record that shows where it is; 0 for none.
     record: Mutex<u32>,
+    /// Gets where it is, in place of a record.
+    keep: OnceLock<KeepPlace>,
 }
 
 impl OpenFile {
@@ -130,6 +137,7 @@ impl OpenFile {
         OpenFile {
             number,
             flags: None,
+            is_path: false,
             caller: caller.clone(),
             place: Mutex::new(place),
             machine: Mutex::new(FileMachine::new(home)),
@@ -144,6 +152,7 @@ impl OpenFile {
             used: AtomicBool::new(false),
             has_earlier_bytes: AtomicBool::new(false),
             record: Mutex::new(0),
+            keep: OnceLock::new(),
         }
     }
 
@@ -156,7 +165,11 @@ impl OpenFile {
     /// For the next process of this client.
     fn note_held(&self, files: &OpenFiles) {
         let record = self.record.lock();
-        files.calls.note_held(*record, &self.held());
+        let held = self.held();
+        files.calls.note_held(*record, &held);
+        if let Some(keep) = self.keep.get() {
+            keep(&held);
+        }
     }
 
     /// Where it is, for the next process of this client.
@@ -331,6 +344,11 @@ impl OpenFile {
         if let Some(sent) = sent {
             self.machine.lock().confirm(sent, home);
         }
+    }
+
+    /// Whether the process has answered a request that was sent within this time.
+    fn was_confirmed_within(&self, time: Duration) -> bool {
+        self.machine.lock().confirmed().is_some_and(|confirmed| confirmed.elapsed() < time)
     }
 
     /// Notes a lock that `home` granted to a request of the time `sent`. False if the file has moved since.

@@ -277,9 +277,10 @@ impl OpenFile {
         deadline: CallDeadline,
     ) -> Option<String> {
         let FilePlace { path, identity: expected } = self.place.lock().clone();
-        expected?;
-        let at = NodePath { path: &path, expected };
-        let call = WriteCall::FindGrant { at, family: lock.family, range: lock.whole_if_flock(), kind: lock.kind };
+        if expected.is_none() && !self.is_path {
+            return None;
+        }
+        let call = self.find_call(NodePath { path: &path, expected }, lock);
         let root = Caller::default();
         let lost = self.home();
         for node in files.calls.other_nodes(next, &lost) {
@@ -362,6 +363,7 @@ impl OpenFile {
                 let flags = files.sent_flags(flags & !(O_CREAT | O_EXCL | O_TRUNC));
                 WriteCall::OpenAgain { at, flags, file: self.number, pending }
             }
+            None if self.is_path => WriteCall::OpenPath { at, file: self.number, reserves: false },
             None => WriteCall::OpenDirectory { at, file: self.number },
         };
         self.change_anyway(files, path, call, deadline)

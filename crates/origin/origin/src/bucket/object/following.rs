@@ -25,7 +25,8 @@ impl OpenObject {
 
     fn can_follow(&self, changes: &ObjectChanges, facts: &ObjectFacts) -> bool {
         // A lone mount knows no other: an object that appears meanwhile is another writer's.
-        let is_shared = self.context.options.mount.is_some() && !self.is_exclusive;
+        let has_others = self.context.options.mount.is_some() || self.context.path_locks.get().is_some();
+        let is_shared = has_others && !self.is_exclusive;
         let is_new = is_shared && facts.published.is_none() && changes.staged.is_none();
         is_new || !facts.changed && !facts.attrs_changed
     }
