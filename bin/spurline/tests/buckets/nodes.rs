@@ -18,6 +18,9 @@ pub const BUCKET: &str = "bucket";
 /// The kernel's transports.
 const TRANSPORTS: [&[&str]; 2] = [&["--fuse-io", "dev"], &["--fuse-io", "uring"]];
 
+/// The open files are in the nodes, or in the mount.
+pub const WRITERS: [&[&str]; 2] = [&[], &[]];
+
 /// A bucket in memory, and nodes that change it.
 pub struct NodesRig {
     pub server: S3Server,
@@ -346,10 +349,14 @@ fn a_mount_lists_the_files_that_it_makes_on_any_node() {
 
 #[test]
 fn nothing_is_written_over_the_change_of_another_mount() {
+    WRITERS.iter().for_each(|writer| change_beside_another_mount(writer));
+}
+
+fn change_beside_another_mount(writer: &[&str]) {
     let Some(rig) = NodesRig::start(2) else { return };
     rig.server.put(BUCKET, "p/file", b"first");
-    let one = rig.mount("one", TRANSPORTS[0]);
-    let two = rig.mount("two", TRANSPORTS[1]);
+    let one = rig.mount("one", &[TRANSPORTS[0], writer].concat());
+    let two = rig.mount("two", &[TRANSPORTS[1], writer].concat());
     let file = OpenOptions::new().write(true).open(one.path("file")).unwrap();
     file.write_all_at(b"ours!", 0).unwrap();
     assert_eq!(two.read("file"), b"first", "what is not published is its own");
@@ -367,8 +374,13 @@ fn nothing_is_written_over_the_change_of_another_mount() {
     assert_eq!(exclusive(&two).unwrap_err().kind(), ErrorKind::AlreadyExists);
     fs::remove_file(two.path("lock")).unwrap();
     exclusive(&two).unwrap();
+    fs::remove_file(two.path("lock")).unwrap();
+    let removed = exclusive(&one).unwrap();
+    fs::remove_file(one.path("lock")).unwrap();
+    exclusive(&two).unwrap();
+    drop(removed);
     // The changes of a mount that ends go with it.
-    let mut lost = rig.mount("lost", &[]);
+    let mut lost = rig.mount("lost", writer);
     let file = OpenOptions::new().write(true).open(lost.path("file")).unwrap();
     file.write_all_at(b"lost", 0).unwrap();
     lost.process_mut().kill();

@@ -10,6 +10,7 @@ pub mod info;
 pub mod kept_client;
 pub mod kept_files;
 pub mod locks;
+pub mod path_locks;
 pub mod repeated;
 pub mod writes;
 

@@ -73,6 +73,14 @@ impl FileLock {
         locks && self.family == wanted.family && !apart && !shared
     }
 
+    /// Whether this request lets other owners see what was written under `held`, the locks of its owner.
+    pub fn lets_others_in(&self, held: &[FileLock]) -> bool {
+        let range = self.whole_if_flock();
+        let mut written = held.iter().filter(|held| held.kind == LockKind::Write);
+        self.kind != LockKind::Write
+            && written.any(|held| held.range.start <= range.end && range.start <= held.range.end)
+    }
+
     /// The range, which is the whole file for `flock(2)`.
     pub fn whole_if_flock(&self) -> LockRange {
         match self.family {

@@ -32,4 +32,4 @@ pub use peer_paths::DataPath;
 pub use remote::{GroupVolume, GroupVolumeConfig};
 pub use store::RemoteStore;
 pub use warm::ObjectExtent;
-pub use writes::GroupWrites;
+pub use writes::{GroupPathLocks, GroupWrites};

@@ -9,7 +9,7 @@ use crate::peer::{RequestPatience, call_ranked};
 use crate::pipeline::{PIECE_FROM, PipelinedReads};
 use crate::placement::{CopyCounts, ReaderLocation, WantedBlock};
 use crate::read_plan::{CallPlan, HolderOrder};
-use crate::writes::GroupWrites;
+use crate::writes::{GroupPathLocks, GroupWrites};
 use spurline_exec::PriorityWorkers;
 use spurline_mem::{BufferPool, MemTier};
 use spurline_proto::{CapacityAnswer, NodeRequest};
@@ -168,6 +168,15 @@ impl GroupVolume {
         kept: Arc<dyn KeptClient>,
     ) -> Result<Arc<GroupWrites>> {
         GroupWrites::connect(Arc::clone(&self.client), squash, memory, Some(kept))
+    }
+
+    /// Opens the locks of a bucket's paths, for a mount that writes the objects itself; in the session of `kept`, if that outlives this
+    /// process.
+    ///
+    /// # Errors
+    /// When a thread can't be started.
+    pub fn open_path_locks(&self, kept: Option<Arc<dyn KeptClient>>) -> Result<Arc<GroupPathLocks>> {
+        GroupPathLocks::connect(Arc::clone(&self.client), kept)
     }
 
     /// Replaces the list of the group's nodes; see [`GroupMembers::set_members`].

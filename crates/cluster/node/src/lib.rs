@@ -4,6 +4,7 @@
 
 mod held_objects;
 mod hot;
+mod path_locks;
 mod recent;
 mod store;
 mod writes;

@@ -7,6 +7,7 @@
 //! | has all bytes | is sent to the store; the answer is the store's |
 //! | has the first bytes | waits for memory for all bytes; the others follow in order |
 //! | has further bytes | the bytes are added; with the last bytes the change is sent to the store |
+//! | has made an object | the reservation of its name ends |
 //! | has bytes with another checksum than the mount's | fails, and the mount repeats the change |
 
 use crate::CacheNode;
@@ -240,7 +241,10 @@ impl CacheNode {
             responder.check_reader()?;
             let BodyTransfer { time_ms, call, bytes, memory, .. } = transfer;
             let body = WholeBody { bytes: bytes.into(), _memory: memory };
-            return Ok(send_call(requests, StoreCall::from_bytes(&call)?, time_of(time_ms), Some(body)));
+            let call = StoreCall::from_bytes(&call)?;
+            let sent = send_call(requests, call, time_of(time_ms), Some(body));
+            self.note_sent(requests, request.volume, &call, sent.is_ok());
+            return Ok(sent);
         }
         let body = match request.call.body().map(|body| self.store.begin_body(request, body)) {
             None => None,
@@ -252,7 +256,18 @@ impl CacheNode {
             // As late as possible: what stops this process between here and the request delays the change.
             responder.check_reader()?;
         }
-        Ok(send_call(requests, request.call, time_of(request.time_ms), body))
+        let sent = send_call(requests, request.call, time_of(request.time_ms), body);
+        self.note_sent(requests, request.volume, &request.call, sent.is_ok());
+        Ok(sent)
+    }
+
+    /// The store has executed a request, or not. An object that is made needs no reserved name any more.
+    fn note_sent(&self, requests: &SourceRequests, volume: VolumeId, call: &StoreCall<'_>, is_executed: bool) {
+        if let StoreCall::Put { key, .. } | StoreCall::Complete { key, .. } | StoreCall::Copy { key, .. } = call
+            && is_executed
+        {
+            self.writes.path_locks().note_made(volume.0, requests.path_of(key).as_bytes());
+        }
     }
 
     /// Reads bytes of an object into the payload of the answer.

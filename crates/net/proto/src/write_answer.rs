@@ -53,6 +53,8 @@ pub struct KnownGrants {
     pub last_us: Option<u64>,
     /// How long the process has run: grants of the process before are unknown.
     pub up_us: u64,
+    /// Such a lock that the node keeps for another mount now, of a path of a bucket.
+    pub held: Option<LockConflict>,
 }
 
 impl AnswerBody for WriteAnswer {
@@ -93,7 +95,7 @@ wire_enum! { 'a CacheVersion, "a version":
     4 OwnCache,
 }
 
-wire_struct!(KnownGrants, "the grants of a lock": last_us, up_us);
+wire_struct!(KnownGrants, "the grants of a lock": last_us, up_us, held);
 wire_struct!(LockConflict, "a lock": kind, range, pid);
 wire_struct!(SourceSpace, "the sizes of a source": block_size, blocks, blocks_free, blocks_available, files, files_free, name_max);
 wire_struct!(

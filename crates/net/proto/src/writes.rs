@@ -248,6 +248,26 @@ pub enum WriteCall<'a> {
         /// Its type.
         kind: LockKind,
     },
+    /// Opens a path of a bucket under a number, for the locks of the object, whether there is an object or not.
+    OpenPath {
+        /// The path.
+        at: NodePath<'a>,
+        /// The number.
+        file: u64,
+        /// The mount is about to make the object: refused while another mount is.
+        reserves: bool,
+    },
+    /// As [`WriteCall::FindGrant`], for the locks of a path of a bucket.
+    FindPathLock {
+        /// The path.
+        at: NodePath<'a>,
+        /// The lock's family.
+        family: LockFamily,
+        /// Its range.
+        range: LockRange,
+        /// Its type.
+        kind: LockKind,
+    },
     /// Names of an open directory.
     ReadDirectory {
         /// The directory.
@@ -519,6 +539,8 @@ wire_enum! { 'a WriteCall<'a>, "a call":
     32 FindGrant { at, family, range, kind },
     33 OpenAgain { at, flags, file },
     35 KeepAnswers { changes },
+    36 OpenPath { at, file, reserves },
+    37 FindPathLock { at, family, range, kind },
 }
 
 impl WriteCall<'_> {
@@ -557,7 +579,8 @@ impl WriteCall<'_> {
             WriteCall::KeepAnswers { .. } => "changes that may come again",
             WriteCall::Reopen { .. } => "second opening of an open file",
             WriteCall::AttrOpen { .. } => "rights or extended attributes of an open object",
-            WriteCall::FindGrant { .. } => "search for a granted lock",
+            WriteCall::FindGrant { .. } | WriteCall::FindPathLock { .. } => "search for a granted lock",
+            WriteCall::OpenPath { .. } => "opening of a path for locks",
             WriteCall::OpenAgain { .. } => "opening of a file of a lost node",
         }
     }
@@ -572,6 +595,7 @@ impl WriteCall<'_> {
             | WriteCall::ListXattr(at)
             | WriteCall::Open { at, .. }
             | WriteCall::OpenAgain { at, .. }
+            | WriteCall::OpenPath { at, .. }
             | WriteCall::CreateUnnamed { directory: at, .. }
             | WriteCall::OpenDirectory { at, .. } => Some(at.path),
             _ => None,

@@ -187,7 +187,8 @@ proptest! {
             WriteCall::SetLock { file, family: LockFamily::Posix, owner: len, range, kind: LockKind::Write },
             WriteCall::FindGrant { at: node, family: LockFamily::Posix, range, kind: LockKind::Write },
             WriteCall::ReadDirectory { file, from: offset, max: number, attrs: yes }, WriteCall::Close { opened_below: offset, files }, WriteCall::Reopen { of: long, flags: open, file },
-            WriteCall::KeepAnswers { changes: files },
+            WriteCall::KeepAnswers { changes: files }, WriteCall::OpenPath { at: node, file, reserves: yes },
+            WriteCall::FindPathLock { at: node, family: LockFamily::Flock, range, kind: LockKind::Read },
             WriteCall::OpenAgain { at: node, flags: open, file },
         ];
         let (mut scratch, caller) = (Vec::new(), Caller { uid: number, gid: mode, groups, pid: flags, umask: 0o22, rights_checked: yes });

@@ -68,6 +68,11 @@ impl SourceRequests {
         Err(Error::new(ErrorKind::PermissionDenied, why))
     }
 
+    /// The path of a key below the source.
+    pub fn path_of<'k>(&self, key: &'k str) -> &'k str {
+        key.strip_prefix(&self.root).unwrap_or(key)
+    }
+
     /// Sends a request, on this thread, and waits this long for the answer.
     ///
     /// # Errors

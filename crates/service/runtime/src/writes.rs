@@ -90,8 +90,11 @@ pub(crate) fn open_writes(
         let writes = store.as_ref().map_or(writes, |store| writes_of_nodes(writes, store.settings()));
         let mut options = bucket_options(&writes, staging_dir, config.budget.total);
         setup::keep_known_names(&mut options, &config.under, config.budget.metadata_bytes);
-        options.conditions_known = kept.is_some_and(|kept| kept.goes_on);
+        options.conditions_known = kept.as_ref().is_some_and(|kept| kept.goes_on);
         let source = open_bucket_writes(config, options, &origin, store, volume, stats)?;
+        if let Some(nodes) = &volume.remote {
+            source.share_paths(nodes.open_path_locks(kept.map(|kept| kept.client))?);
+        }
         // All files have the same owner, so no caller acts as itself.
         let behind: Option<Arc<dyn DelayedWrites>> = Some(Arc::clone(&source) as _);
         return Ok(Some(OpenWrites { source, behind, serves_all_users: true, local_locks }));

@@ -29,8 +29,7 @@ use spurline_volume::repeated::{
     ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, find_name, outcome_by_objects,
 };
 use spurline_volume::writes::{
-    Caller, Change, FileIdentity, FileTime, LockFamily, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG,
-    WritableDirectory,
+    Caller, Change, FileIdentity, FileTime, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, WritableDirectory,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -224,11 +223,10 @@ impl WritableFileSystem {
 
     fn adopt_lock(&self, slot: RecordSlot, kept: &KeptLock, mount: &MountRecords) -> bool {
         let Some(file) = self.files.get(kept.fh) else { return false };
-        let is_first = self.locks.adopt(slot, kept);
-        if is_first || kept.lock.family == LockFamily::Flock || file.file.held().is_some() {
-            let descriptor = mount.files.take_file(KeptFileKey::Lock { fh: kept.fh, owner: kept.lock.owner });
-            file.file.adopt_lock(&kept.lock, descriptor);
-        }
+        self.locks.adopt(slot, kept);
+        // The first of an owner's locks has the descriptor.
+        let descriptor = mount.files.take_file(KeptFileKey::Lock { fh: kept.fh, owner: kept.lock.owner });
+        file.file.adopt_lock(&kept.lock, descriptor);
         true
     }
 

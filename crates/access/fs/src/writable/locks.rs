@@ -159,20 +159,18 @@ impl LockTable {
         let _ = self.kept.set(KeptLocks { records: Arc::clone(records), files: Arc::clone(files) });
     }
 
-    /// Adds a lock of the process before; whether it is the first of its owner.
-    pub fn adopt(&self, record: RecordSlot, kept: &KeptLock) -> bool {
+    /// Adds a lock of the process before.
+    pub fn adopt(&self, record: RecordSlot, kept: &KeptLock) {
         let mut state = self.state.lock();
         let node = state.files.entry(kept.ino).or_default();
         let owner = kept.lock.owner();
         node.known.set_range(KnownLock { lock: kept.lock, pid: kept.pid });
         node.records.push(OwnerRecord { owner, record });
-        let is_first = !node.carriers.iter().any(|carrier| carrier.owner == owner);
-        if is_first {
+        if !node.carriers.iter().any(|carrier| carrier.owner == owner) {
             // Whether a descriptor was closed since the last request is not known.
             node.carriers.push(LockCarrier { owner, fh: kept.fh, closing: true });
         }
         self.files.store(state.files.len(), Ordering::Release);
-        is_first
     }
 
     /// Begins a call about a lock: one of an owner at a time, and one of locks that exclude each other, because two nodes could

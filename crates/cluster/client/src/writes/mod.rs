@@ -26,6 +26,7 @@ use calls::{
 };
 use files::{RemoteDirectory, RemoteFile, cache_version_of};
 use known::KnownObjects;
+pub use open_file::GroupPathLocks;
 use open_file::{AdoptedFile, FileOpening, FilePlace, OpenFile, OpenFiles};
 use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_sys::join_path;

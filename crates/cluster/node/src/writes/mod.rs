@@ -6,6 +6,7 @@ mod grants;
 mod sessions;
 
 use crate::CacheNode;
+use crate::path_locks::{OpenPath, PathLocks, PathOwner, lock_identity};
 use apart::{CallerThreads, acts_as_caller};
 use grants::LockGrants;
 use parking_lot::RwLock;
@@ -56,6 +57,8 @@ pub(crate) struct WriteService {
     sources: RwLock<Vec<(u32, Arc<dyn WritableVolume>)>>,
     sessions: WriteSessions,
     grants: LockGrants,
+    /// Of objects that mounts write themselves.
+    path_locks: Arc<PathLocks>,
     threads: CallerThreads,
 }
 
@@ -75,6 +78,22 @@ impl WriteService {
 
     pub fn sessions(&self) -> &WriteSessions {
         &self.sessions
+    }
+
+    pub fn path_locks(&self) -> &PathLocks {
+        &self.path_locks
+    }
+}
+
+/// Whether a call needs no file of the source: calls about paths of a bucket, and those on the open paths of a mount that has nothing
+/// else open.
+fn is_about_paths(call: &WriteCall<'_>, session: &WriteSession) -> bool {
+    match call {
+        WriteCall::OpenPath { .. } | WriteCall::FindPathLock { .. } => true,
+        WriteCall::SetLock { .. } | WriteCall::StatOpen { .. } | WriteCall::Close { .. } | WriteCall::Renew => {
+            session.has_no_source()
+        }
+        _ => false,
     }
 }
 
@@ -162,6 +181,13 @@ impl CacheNode {
     pub(crate) fn serve_write(&self, request: &WriteRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         // Almost every call waits for the source.
         responder.before_wait();
+        if self.writes.is_on() {
+            let session = self.writes.sessions().session(request.id.session)?;
+            if is_about_paths(&request.call, &session) {
+                self.volume_by_id(request.volume)?;
+                return self.serve_in_session(&session, None, request, responder);
+            }
+        }
         if responder.keeps_identity() && (acts_as_caller(&request.call) || !self.writes.has_source(request.volume)) {
             responder.check_reader()?;
             return self.writes.threads.serve(request, responder);
@@ -173,11 +199,22 @@ impl CacheNode {
             Err(error) => return send_answer(&WriteAnswer::Failed(error), responder),
         };
         let session = self.writes.sessions().session(request.id.session)?;
+        session.note_source();
         if let WriteCall::Read { file, offset, len } = request.call {
             return self.serve_open_read(&session, file, offset, len, responder);
         }
-        let grants = &self.writes.grants;
-        let serve = ServedWrite { volume: &*source, session: &session, grants, request };
+        self.serve_in_session(&session, Some(&*source), request, responder)
+    }
+
+    /// Executes a request, each change once.
+    fn serve_in_session(
+        &self,
+        session: &WriteSession,
+        volume: Option<&dyn WritableVolume>,
+        request: &WriteRequest<'_>,
+        responder: &mut dyn Responder,
+    ) -> Result<()> {
+        let serve = ServedWrite { volume, session, service: &self.writes, request };
         if !request.is_change() {
             let in_order =
                 matches!(request.call, WriteCall::Write { .. } | WriteCall::SetLock { .. } | WriteCall::Close { .. });
@@ -193,7 +230,7 @@ impl CacheNode {
                 None => Err(Error::new(ErrorKind::Timeout, "the first request for this change is still executed")),
             },
             ChangeState::New(slot) => {
-                let mut guard = AnswerGuard { session: &session, number: request.id.number, given: false };
+                let mut guard = AnswerGuard { session, number: request.id.number, given: false };
                 // As late as possible: what stops this process between here and the system call delays the change.
                 responder.check_reader()?;
                 let answer = serve.execute();
@@ -225,7 +262,7 @@ impl CacheNode {
         }
         let file = match session.open_object(file) {
             Some(OpenObject::File(file)) => file,
-            Some(OpenObject::Directory(_)) => return send_answer(&failed(EBADF, "it is a directory"), responder),
+            Some(_) => return send_answer(&failed(EBADF, "it is no file"), responder),
             None => return send_answer(&WriteAnswer::UnknownFile, responder),
         };
         let deadline = Instant::now() + REPEATED_WAIT;
@@ -264,9 +301,10 @@ fn failed(errno: i32, why: &str) -> WriteAnswer {
 
 /// One request being executed.
 struct ServedWrite<'a> {
-    volume: &'a dyn WritableVolume,
+    /// The source; `None` for a call that needs no file of it.
+    volume: Option<&'a dyn WritableVolume>,
     session: &'a WriteSession,
-    grants: &'a LockGrants,
+    service: &'a WriteService,
     request: &'a WriteRequest<'a>,
 }
 
@@ -283,7 +321,7 @@ impl ServedWrite<'_> {
         if !self.request.again {
             return None;
         }
-        let found = self.find_answer(&self.request.caller.to_caller()).ok()??;
+        let found = self.find_answer(self.volume?, &self.request.caller.to_caller()).ok()??;
         (!matches!(found, WriteAnswer::Unclear(_))).then_some(found)
     }
 
@@ -291,13 +329,13 @@ impl ServedWrite<'_> {
     fn file(&self, number: u64) -> Result<Option<Arc<dyn WritableFile>>> {
         match self.session.open_object(number) {
             Some(OpenObject::File(file)) => Ok(Some(file)),
-            Some(OpenObject::Directory(_)) => Err(Error::new(ErrorKind::Io(EBADF), "it is a directory")),
+            Some(_) => Err(Error::new(ErrorKind::Io(EBADF), "it is no file")),
             None => Ok(None),
         }
     }
 
     /// The answer to a change that another process has executed, or perhaps has; `None` if it has to be executed here.
-    fn find_answer(&self, caller: &Caller) -> Result<Option<WriteAnswer>> {
+    fn find_answer(&self, volume: &dyn WritableVolume, caller: &Caller) -> Result<Option<WriteAnswer>> {
         let request = self.request;
         let call = match request.call {
             WriteCall::Create { at, flags, .. } if flags.has_any(OpenFlags::EXCLUSIVE) => {
@@ -309,7 +347,7 @@ impl ServedWrite<'_> {
             _ => return Ok(None),
         };
         let repeated = RepeatedChange { call, mark: request.id.mark(), known: request.known, caller };
-        Ok(match self.volume.outcome_of(&repeated)? {
+        Ok(match volume.outcome_of(&repeated)? {
             ChangeOutcome::NotMade => None,
             ChangeOutcome::Unclear(why) => {
                 let number = request.id.number;
@@ -317,18 +355,18 @@ impl ServedWrite<'_> {
             }
             ChangeOutcome::Made(None) => Some(WriteAnswer::Done),
             ChangeOutcome::Made(Some(attr)) => {
-                self.open_made(&attr, caller)?;
+                self.open_made(volume, &attr, caller)?;
                 Some(WriteAnswer::Attr(attr))
             }
         })
     }
 
     /// Opens here the file that a creation by another process has made.
-    fn open_made(&self, made: &NodeAttr, caller: &Caller) -> Result<()> {
+    fn open_made(&self, volume: &dyn WritableVolume, made: &NodeAttr, caller: &Caller) -> Result<()> {
         let WriteCall::Create { at, flags, file, .. } = self.request.call else { return Ok(()) };
         let path = at.path();
         let at = NodePath { path: &path, expected: Some(made.identity) };
-        let opened = self.volume.open(at, flags.without(MADE).bits(), caller)?;
+        let opened = volume.open(at, flags.without(MADE).bits(), caller)?;
         self.add_object(file, OpenObject::File(opened.into()))
     }
 
@@ -350,13 +388,13 @@ impl ServedWrite<'_> {
     }
 
     fn try_execute(&self) -> Result<WriteAnswer> {
-        let volume = self.volume;
+        let Some(volume) = self.volume else { return self.execute_on_path() };
         let request = self.request;
         let call = request.call;
         let caller = request.caller.to_caller();
         let mark = request.marked.then(|| request.id.mark());
         if request.again
-            && let Some(answer) = self.find_answer(&caller)?
+            && let Some(answer) = self.find_answer(volume, &caller)?
         {
             return Ok(answer);
         }
@@ -379,7 +417,7 @@ impl ServedWrite<'_> {
             WriteCall::Open { at, flags, file } => {
                 self.keep_open(file, flags, volume.open(at, flags.bits(), &caller)?)?
             }
-            WriteCall::OpenAgain { at, flags, file } => self.open_again(at, flags, file, &caller)?,
+            WriteCall::OpenAgain { at, flags, file } => self.open_again(volume, at, flags, file, &caller)?,
             WriteCall::Create { at, flags, mode, file } => {
                 let created = volume.create_marked(at, flags.bits(), mode, &caller, mark)?;
                 self.add_object(file, OpenObject::File(created.file.into()))?;
@@ -414,8 +452,10 @@ impl ServedWrite<'_> {
             }
             WriteCall::FindGrant { at, family, range, kind } => {
                 // The owner's number means nothing to other mounts.
-                WriteAnswer::Grants(self.find_grants(at, &FileLock { family, owner: 0, range, kind }))
+                let lock = FileLock { family, owner: 0, range, kind };
+                WriteAnswer::Grants(self.known_grants(at.expected, &lock, Instant::now()))
             }
+            WriteCall::OpenPath { .. } | WriteCall::FindPathLock { .. } => self.execute_on_path()?,
             WriteCall::Close { opened_below, files } => {
                 // Closing a second time changes nothing.
                 files.iter().for_each(|file| self.session.close_object(file, opened_below));
@@ -425,13 +465,13 @@ impl ServedWrite<'_> {
                 Some(OpenObject::Directory(directory)) => {
                     WriteAnswer::Names(directory.read(from, max.clamp(1, NAMES_MAX) as usize, attrs, &caller)?)
                 }
-                Some(OpenObject::File(_)) => failed(EBADF, "it is no directory"),
+                Some(_) => failed(EBADF, "it is no directory"),
                 None => WriteAnswer::UnknownFile,
             },
             WriteCall::Sync { file, data_only } => self.sync_object(file, data_only)?,
             WriteCall::StatOpen { file } | WriteCall::SetAttrOpen { file, .. } | WriteCall::AttrOpen { file, .. } => {
                 let Some(open) = self.session.open_object(file) else { return Ok(WriteAnswer::UnknownFile) };
-                self.execute_on_object(&call, open.object(), &caller)?
+                self.execute_on_object(&call, open.object()?, &caller)?
             }
             WriteCall::Read { file, .. }
             | WriteCall::Write { file, .. }
@@ -450,6 +490,7 @@ impl ServedWrite<'_> {
     /// Opens a file that the mount had open in a lost process.
     fn open_again(
         &self,
+        volume: &dyn WritableVolume,
         at: NodePath<'_>,
         flags: OpenFlags,
         file: u64,
@@ -458,26 +499,62 @@ impl ServedWrite<'_> {
         // The mount lost its connections and found this process again: the file's locks stay.
         match self.file(file)? {
             Some(open) => Ok(WriteAnswer::Attr(open.stat()?)),
-            None => self.keep_open(file, flags, self.volume.open(at, flags.bits(), caller)?),
+            None => self.keep_open(file, flags, volume.open(at, flags.bits(), caller)?),
         }
     }
 
     fn sync_object(&self, file: u64, data_only: bool) -> Result<WriteAnswer> {
         let Some(open) = self.session.open_object(file) else { return Ok(WriteAnswer::UnknownFile) };
-        open.object().sync(data_only)?;
+        open.object()?.sync(data_only)?;
         Ok(WriteAnswer::Done)
     }
 
-    fn find_grants(&self, at: NodePath<'_>, lock: &FileLock) -> KnownGrants {
-        self.known_grants(at.expected, lock, Instant::now())
+    /// A call about a path of a bucket, or on the open paths of a mount.
+    fn execute_on_path(&self) -> Result<WriteAnswer> {
+        let table = &self.service.path_locks;
+        let session = self.request.id.session;
+        let volume = self.request.volume.0;
+        Ok(match self.request.call {
+            WriteCall::OpenPath { at, file, reserves } => {
+                // The mount lost its connections and found this process again: the locks stay.
+                if self.session.open_object(file).is_none() {
+                    let owner = PathOwner { session, file };
+                    let opened = OpenPath::open(table, volume, at.path, owner, reserves)?;
+                    self.add_object(file, OpenObject::Path(Arc::new(opened)))?;
+                }
+                WriteAnswer::Done
+            }
+            WriteCall::FindPathLock { at, family, range, kind } => {
+                // The owner's number means nothing to other mounts.
+                let lock = FileLock { family, owner: 0, range, kind };
+                let held = table.find_conflict_of_others(volume, at.path, session, &lock);
+                let known = self.known_grants(Some(lock_identity(volume, at.path)), &lock, Instant::now());
+                WriteAnswer::Grants(KnownGrants { held, ..known })
+            }
+            WriteCall::SetLock { file, family, owner, range, kind } => {
+                let Some(OpenObject::Path(path)) = self.session.open_object(file) else {
+                    return Ok(WriteAnswer::UnknownFile);
+                };
+                let lock = FileLock { family, owner, range, kind };
+                let of = (kind != LockKind::Unlock).then(|| path.lock_identity());
+                self.set_lock(file, of, &lock, || path.set(&lock))?
+            }
+            WriteCall::StatOpen { file } if self.session.open_object(file).is_none() => WriteAnswer::UnknownFile,
+            WriteCall::Close { opened_below, files } => {
+                files.iter().for_each(|file| self.session.close_object(file, opened_below));
+                WriteAnswer::Done
+            }
+            _ => WriteAnswer::Done,
+        })
     }
 
     /// What is known of locks of other mounts that exclude this one.
     fn known_grants(&self, of: Option<FileIdentity>, lock: &FileLock, now: Instant) -> KnownGrants {
-        let last = of.and_then(|of| self.grants.last_of_others(of, self.request.id.session, lock, now));
+        let last = of.and_then(|of| self.service.grants.last_of_others(of, self.request.id.session, lock, now));
         KnownGrants {
             last_us: last.map(|at| as_micros(now.saturating_duration_since(at))),
-            up_us: as_micros(self.grants.up_time(now)),
+            up_us: as_micros(self.service.grants.up_time(now)),
+            held: None,
         }
     }
 
@@ -547,26 +624,34 @@ impl ServedWrite<'_> {
             }
             WriteCall::SetLock { file: number, family, owner, range, kind } => {
                 let lock = FileLock { family, owner, range, kind };
-                if kind == LockKind::Unlock {
-                    file.set_lock(&lock, caller)?;
-                    return Ok(WriteAnswer::Done);
-                }
-                if !request.again {
-                    self.grants.check_settled(Instant::now())?;
-                }
-                let of = file.stat()?.identity;
-                file.set_lock(&lock, caller)?;
-                self.session.note_lock(number);
-                let now = Instant::now();
-                let answer = if request.again {
-                    WriteAnswer::Grants(self.known_grants(Some(of), &lock, now))
-                } else {
-                    WriteAnswer::Done
-                };
-                self.grants.note_grant(of, request.id.session, &lock, now);
-                answer
+                let of = (kind != LockKind::Unlock).then(|| file.stat().map(|attr| attr.identity)).transpose()?;
+                self.set_lock(number, of, &lock, || file.set_lock(&lock, caller))?
             }
             _ => failed(EIO, "no call on an open file"),
         })
+    }
+    /// Sets by `set` a lock of the file `of`, or removes a lock where there is none to remember.
+    fn set_lock(
+        &self,
+        number: u64,
+        of: Option<FileIdentity>,
+        lock: &FileLock,
+        set: impl FnOnce() -> Result<()>,
+    ) -> Result<WriteAnswer> {
+        let Some(of) = of else {
+            set()?;
+            return Ok(WriteAnswer::Done);
+        };
+        let request = self.request;
+        if !request.again {
+            self.service.grants.check_settled(Instant::now())?;
+        }
+        set()?;
+        self.session.note_lock(number);
+        let now = Instant::now();
+        let answer =
+            if request.again { WriteAnswer::Grants(self.known_grants(Some(of), lock, now)) } else { WriteAnswer::Done };
+        self.service.grants.note_grant(of, request.id.session, lock, now);
+        Ok(answer)
     }
 }

@@ -1,13 +1,15 @@
 //! The sessions of mounts that write: the answers that were given, until the mount has them, and its open files. It
 //! knows neither the source nor the wire.
 
+use crate::path_locks::OpenPath;
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use spurline_proto::LOCK_TIMES;
-use spurline_types::errno::EMFILE;
+use spurline_types::errno::{EBADF, EMFILE};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{WritableDirectory, WritableFile, WritableObject};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Limit of sessions: one per mount.
@@ -24,21 +26,29 @@ const CLOSED_MAX: usize = 4096;
 pub(crate) enum OpenObject {
     File(Arc<dyn WritableFile>),
     Directory(Arc<dyn WritableDirectory>),
+    /// The locks of an object that the mount writes itself.
+    Path(Arc<OpenPath>),
 }
 
 impl OpenObject {
     /// The calls that files and directories have in common.
-    pub fn object(&self) -> &dyn WritableObject {
+    ///
+    /// # Errors
+    /// `EBADF` for a path without bytes.
+    pub fn object(&self) -> Result<&dyn WritableObject> {
         match self {
-            OpenObject::File(file) => &**file,
-            OpenObject::Directory(directory) => &**directory,
+            OpenObject::File(file) => Ok(&**file),
+            OpenObject::Directory(directory) => Ok(&**directory),
+            OpenObject::Path(_) => Err(Error::new(ErrorKind::Io(EBADF), "it was opened for locks only")),
         }
     }
 
     /// Releases the locks that were set through it.
     fn release_locks(&self) {
-        if let OpenObject::File(file) = self {
-            file.release_locks();
+        match self {
+            OpenObject::File(file) => file.release_locks(),
+            OpenObject::Path(path) => path.release(),
+            OpenObject::Directory(_) => {}
         }
     }
 }
@@ -99,6 +109,7 @@ pub(crate) struct WriteSession {
     closed: Mutex<HashMap<u64, u64>>,
     /// The files that were locked since they were opened.
     locked: Mutex<HashSet<u64>>,
+    uses_source: AtomicBool,
 }
 
 impl WriteSession {
@@ -110,7 +121,18 @@ impl WriteSession {
             files: RwLock::default(),
             closed: Mutex::default(),
             locked: Mutex::default(),
+            uses_source: AtomicBool::new(false),
         }
+    }
+
+    /// The mount uses the source here.
+    pub fn note_source(&self) {
+        self.uses_source.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the mount has used no file of the source here: a mount that writes objects itself has locks of paths only.
+    pub fn has_no_source(&self) -> bool {
+        !self.uses_source.load(Ordering::Relaxed)
     }
 
     /// A lock was set through this file.
@@ -297,7 +319,6 @@ impl WriteSessions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
     #[test]

@@ -1,18 +1,17 @@
 //! An open file of a bucket, as the interface of writable volumes has it. The bytes are those of [`OpenObject`].
 
-use super::locks::CarriedLocks;
-use super::names::path_identity;
 use super::object::OpenObject;
 use super::volume::BucketFiles;
+use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::locks::{LAST_BYTE, LockOwner};
 use spurline_volume::writes::{
-    AttrChange, Caller, FileIdentity, FileLock, LockConflict, NodeAttr, OpenAttrCall, WritableFile, WritableObject,
-    WritePlace,
+    AttrChange, Caller, FileIdentity, FileLock, LockConflict, LockKind, LockRange, NodeAttr, OpenAttrCall,
+    WritableFile, WritableObject, WritePlace,
 };
 use std::any::Any;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Access modes of `open(2)`.
 const ACCESS_MODE: u32 = libc::O_ACCMODE as u32;
@@ -24,10 +23,8 @@ pub(super) struct BucketFile {
     files: Arc<BucketFiles>,
     object: Arc<OpenObject>,
     flags: u32,
-    /// The locks of a mount that uses a node; a lone mount keeps its own.
-    locks: Option<CarriedLocks>,
-    /// Requests that publish the object.
-    publishing: AtomicUsize,
+    /// The owners of locks among mounts that were set through this file.
+    lock_owners: Mutex<Vec<LockOwner>>,
 }
 
 impl BucketFile {
@@ -36,8 +33,7 @@ impl BucketFile {
     /// # Errors
     /// Those of the local file system.
     pub fn open(files: &Arc<BucketFiles>, object: Arc<OpenObject>, flags: u32) -> Result<BucketFile> {
-        let locks = files.options.mount.map(|mount| CarriedLocks::new(&files.locks, mount));
-        let file = BucketFile { files: Arc::clone(files), object, flags, locks, publishing: AtomicUsize::new(0) };
+        let file = BucketFile { files: Arc::clone(files), object, flags, lock_owners: Mutex::default() };
         if file.writes() {
             file.object.add_writer();
             if flags & libc::O_TRUNC as u32 != 0 {
@@ -55,16 +51,25 @@ impl BucketFile {
         self.files.open_attr(&self.object)
     }
 
+    /// The owner of a lock, be it released or not.
+    fn note_lock_owner(&self, owner: LockOwner) {
+        let mut owners = self.lock_owners.lock();
+        if !owners.contains(&owner) {
+            owners.push(owner);
+        }
+    }
+
     fn publish(&self) -> Result<()> {
-        self.publishing.fetch_add(1, Ordering::AcqRel);
-        let published = self.object.publish();
-        self.publishing.fetch_sub(1, Ordering::AcqRel);
-        published
+        self.object.publish()
     }
 }
 
 impl Drop for BucketFile {
     fn drop(&mut self) {
+        for LockOwner { family, number: owner } in self.lock_owners.lock().drain(..) {
+            let range = LockRange { start: 0, end: LAST_BYTE };
+            self.object.end_lock(&FileLock { family, owner, range, kind: LockKind::Unlock });
+        }
         if self.writes() {
             self.object.remove_writer();
         }
@@ -77,6 +82,7 @@ impl WritableObject for BucketFile {
     }
 
     fn set_attr(&self, set: &AttrChange, _caller: &Caller) -> Result<NodeAttr> {
+        self.object.check_locks()?;
         if let Some(len) = set.size {
             self.object.set_len(len)?;
         }
@@ -108,6 +114,7 @@ impl WritableObject for BucketFile {
 
 impl WritableFile for BucketFile {
     fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
+        self.object.check_locks()?;
         self.object.read(offset, dst)
     }
 
@@ -118,6 +125,7 @@ impl WritableFile for BucketFile {
         data: &[u8],
         lose_privileges: Option<&Caller>,
     ) -> Result<usize> {
+        self.object.check_locks_to_write()?;
         if lose_privileges.is_some() {
             self.object.lose_privileges();
         }
@@ -134,6 +142,7 @@ impl WritableFile for BucketFile {
     }
 
     fn allocate(&self, mode: u32, offset: u64, len: u64, _caller: &Caller) -> Result<()> {
+        self.object.check_locks()?;
         let keeps_size = mode & libc::FALLOC_FL_KEEP_SIZE as u32 != 0;
         let end = offset.saturating_add(len);
         match mode & !(libc::FALLOC_FL_KEEP_SIZE as u32) {
@@ -188,33 +197,17 @@ impl WritableFile for BucketFile {
     }
 
     fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>> {
-        Ok(self.locks.as_ref().and_then(|locks| locks.find_conflict(&self.object.path(), lock)))
+        self.object.find_lock_of_others(lock)
     }
 
     fn set_lock(&self, lock: &FileLock, _caller: &Caller) -> Result<()> {
-        match &self.locks {
-            Some(locks) => locks.set(&self.object.path(), lock),
-            None => Err(Error::new(ErrorKind::Io(libc::ENOLCK), "a bucket has no locks; the mount keeps its own")),
-        }
+        self.note_lock_owner(lock.owner());
+        self.object.set_lock(lock, &|| self.files.refresh(&self.object))
     }
 
-    fn release_locks(&self) {
-        self.locks.iter().for_each(CarriedLocks::release);
-    }
-
-    fn note_closed(&self) {
-        if self.publishing.load(Ordering::Acquire) > 0 {
-            self.object.note_outdated();
-        }
-    }
-
-    fn lock_identity(&self) -> Result<FileIdentity> {
-        Ok(path_identity(&self.object.path()))
-    }
-
-    fn refresh(&self) -> Result<NodeAttr> {
-        self.files.refresh(&self.object)?;
-        self.stat()
+    fn adopt_lock(&self, lock: &FileLock, _descriptor: Option<OwnedFd>) {
+        self.note_lock_owner(lock.owner());
+        self.object.adopt_lock(lock);
     }
 
     fn publishes_at_flush(&self) -> bool {
@@ -229,16 +222,8 @@ impl WritableFile for BucketFile {
         self.object.discard();
     }
 
-    fn is_outdated(&self) -> bool {
-        self.object.is_outdated()
-    }
-
     fn new_identity(&self) -> Option<FileIdentity> {
         Some(self.object.identity())
-    }
-
-    fn pending_number(&self) -> u64 {
-        self.object.pending_number()
     }
 
     fn reopen(&self, flags: u32, _caller: &Caller) -> Result<Box<dyn WritableFile>> {

@@ -15,7 +15,6 @@ mod file;
 mod file_attrs;
 mod found;
 mod last_known;
-mod locks;
 mod names;
 mod new_files;
 mod object;
@@ -75,8 +74,6 @@ pub struct BucketWriteOptions {
     pub staging_max: u64,
     /// The source's prefix with a trailing slash, or empty.
     pub(crate) root: String,
-    /// The number of the mount whose changes these are, in a node: that mount publishes them, and an end of its files drops them.
-    pub(crate) mount: Option<u64>,
 }
 
 impl BucketWriteOptions {
@@ -99,7 +96,6 @@ impl BucketWriteOptions {
             staging_dir: None,
             staging_max: u64::MAX,
             root: String::new(),
-            mount: None,
         }
     }
 

@@ -7,6 +7,7 @@ use super::names::path_of;
 use super::object::OpenObject;
 use super::volume::{BucketFiles, exists};
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::path_locks::LockedPath;
 use spurline_volume::writes::NamePath;
 use std::sync::Arc;
 
@@ -25,9 +26,12 @@ impl BucketFiles {
     /// `Io(EEXIST)` for an exclusive creation when there is one; the store's.
     pub fn make_file(&self, at: &NamePath<'_>, exclusive: bool, new: FileAttrs) -> Result<Arc<OpenObject>> {
         let path = path_of(at);
+        // Before the look at the store: the mount that has the name makes the object.
+        let reserved = self.context.path_locks.get().filter(|_| exclusive);
+        let reserved = reserved.map(|locks| locks.reserve(&path)).transpose()?;
         loop {
             let start = self.absences.begin_lookup(&path);
-            if let Some(object) = self.make_file_at(&path, exclusive, &new, start)? {
+            if let Some(object) = self.make_file_at(&path, exclusive, &new, reserved.as_ref(), start)? {
                 return Ok(object);
             }
         }
@@ -40,6 +44,7 @@ impl BucketFiles {
         path: &[u8],
         exclusive: bool,
         new: &FileAttrs,
+        reserved: Option<&Arc<dyn LockedPath>>,
         start: LookupStart,
     ) -> Result<Option<Arc<OpenObject>>> {
         let step = self.context.next_step();
@@ -53,18 +58,12 @@ impl BucketFiles {
         if let Some(object) = open.find(path).filter(|object| object.is_changed()) {
             return if exclusive { Err(exists(path)) } else { Ok(Some(object)) };
         }
-        let mut making = self.making.lock();
-        if exclusive && making.find(path).is_some_and(|other| other.is_changed()) {
-            return Err(exists(path));
-        }
         // After the looks at open files: a file is noted as published before it counts as unchanged.
         if exclusive && self.absences.has_publications_since(path, start) {
             return Ok(None);
         }
         let object = self.new_object(path.to_vec(), OpenedNode::New(new.clone()));
-        let object = Arc::new(if exclusive { object.made_exclusively() } else { object });
-        making.insert(path.to_vec(), &object);
-        drop(making);
+        let object = Arc::new(if exclusive { object.made_exclusively(reserved.cloned()) } else { object });
         open.insert(path.to_vec(), &object);
         Ok(Some(object))
     }

@@ -12,9 +12,11 @@ mod attrs;
 mod below;
 mod following;
 mod kept;
+mod locked;
 
 pub(super) use kept::KeptFile;
 use kept::KeptObject;
+use locked::ObjectLocks;
 
 use super::BucketWriteOptions;
 use super::absences::RecentAbsences;
@@ -35,8 +37,9 @@ use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, ObjectAttr, ObjectRef, Result};
 use spurline_volume::Volume;
 use spurline_volume::kept_files::KeptFiles;
+use spurline_volume::path_locks::{LockedPath, PathLocks};
 use spurline_volume::repeated::ChangeMark;
-use spurline_volume::writes::{FileIdentity, PendingVersion};
+use spurline_volume::writes::FileIdentity;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -81,14 +84,14 @@ struct ObjectFacts {
     mtime_is_set: bool,
     /// Removed or replaced by this process, or its changes were dropped: nothing is published any more.
     removed: bool,
-    /// Another open file of the mount has taken the place of this file in the process, whose changes may be out of date.
-    outdated: bool,
     /// Another writer has changed the object; every later call that publishes fails with this.
     conflict: Option<Error>,
     /// Bytes of a program are missing: nothing is published until they are cut off.
     lost_write: Option<LostWrite>,
     /// A program's call has reported that the changes until now could not be published.
     failure_reported: bool,
+    /// A lock was lost, and the changes were dropped: reads fail as well.
+    changes_dropped: bool,
 }
 
 /// A write that the local disk had no space for.
@@ -110,10 +113,10 @@ impl ObjectFacts {
             attrs_changed: false,
             mtime_is_set: false,
             removed: false,
-            outdated: false,
             conflict: None,
             lost_write: None,
             failure_reported: false,
+            changes_dropped: false,
         }
     }
 
@@ -164,6 +167,8 @@ pub(super) struct ObjectContext {
     pub ending: EndingFiles,
     /// Where open files outlive this process.
     pub kept_files: OnceLock<Arc<dyn KeptFiles>>,
+    /// The locks and new names of the mounts of a group; a lone mount has none.
+    pub path_locks: OnceLock<Arc<dyn PathLocks>>,
     /// Looks at objects and changes of these, in their order.
     pub steps: AtomicU64,
 }
@@ -191,8 +196,6 @@ pub(super) struct OpenObject {
     unpublished: FileIdentity,
     /// Open files that write.
     writers: AtomicUsize,
-    /// The number of the pending version, by the mount.
-    pending_number: u64,
     /// A new file that no other writer may have made.
     is_exclusive: bool,
     /// Bytes of the parts that the store has of the next publication, as of the last part that was sent.
@@ -200,6 +203,7 @@ pub(super) struct OpenObject {
     facts: Mutex<ObjectFacts>,
     /// Locked before `facts`.
     changes: Mutex<ObjectChanges>,
+    locks: ObjectLocks,
     /// Behind `changes`: the keeper drops the local file last.
     kept: Option<KeptObject>,
 }
@@ -228,12 +232,12 @@ impl OpenObject {
         OpenObject {
             context,
             unpublished,
-            pending_number: 0,
             is_exclusive: false,
             sent_bytes: Arc::default(),
             writers: AtomicUsize::new(0),
             facts: Mutex::new(facts),
             changes: Mutex::new(changes),
+            locks: ObjectLocks::default(),
             kept: None,
         }
     }
@@ -259,27 +263,13 @@ impl OpenObject {
         self.writers.load(Ordering::SeqCst) > 0
     }
 
-    /// The same object, for the next pending version; `unpublished` is the identity of a new file before the publication.
-    pub fn continuing(self, pending: PendingVersion, unpublished: FileIdentity) -> OpenObject {
-        let mut continued = self;
-        continued.pending_number = pending.next;
-        // Whether the file was made so is not known here.
-        continued.is_exclusive = !pending.follows;
-        continued.unpublished = unpublished;
-        continued
-    }
-
-    /// The same new file, made with `O_EXCL`.
-    pub fn made_exclusively(self) -> OpenObject {
+    /// The same new file, made with `O_EXCL`, whose name is reserved among mounts.
+    pub fn made_exclusively(self, reserved: Option<Arc<dyn LockedPath>>) -> OpenObject {
         let mut made = self;
         made.is_exclusive = true;
+        reserved.into_iter().for_each(|reserved| made.lock_by(reserved));
         made.keep_state_now();
         made
-    }
-
-    /// The number of the pending version.
-    pub fn pending_number(&self) -> u64 {
-        self.pending_number
     }
 
     /// The path that leads to the file, or has led to it.
@@ -349,6 +339,7 @@ impl OpenObject {
         self.keep_state(&changes);
         drop(changes);
         self.abort(upload);
+        self.give_up_name();
     }
 
     /// Drops the changes. The name leads to the published object, if there is one, and the next open begins there.
@@ -362,7 +353,7 @@ impl OpenObject {
         // It is of the old name.
         let upload = changes.upload.take();
         let mut facts = self.facts.lock();
-        facts.path = path;
+        facts.path = path.clone();
         if !facts.attrs_changed {
             facts.file_attrs = found.file_attrs();
         }
@@ -373,6 +364,7 @@ impl OpenObject {
         self.keep_state(&changes);
         drop(changes);
         self.abort(upload);
+        self.follow_locks(&path);
     }
 
     /// Reads up to `dst.len()` bytes from `offset`; fewer mean the end of the file.
@@ -637,6 +629,7 @@ impl OpenObject {
         drop(facts);
         self.check_conflict()?;
         self.check_lost_write()?;
+        self.confirm_locks()?;
         if !bytes_changed {
             return self.store_attrs(&mut changes);
         }
@@ -651,12 +644,6 @@ impl OpenObject {
         }
         if self.continue_failed(&changes) {
             return self.send_all(&mut changes);
-        }
-        if self.is_published_by_mount() {
-            // By a process that had the file before, after the mount has continued it here: the mount continues above that version.
-            drop(changes);
-            self.note_outdated();
-            return Err(conflict);
         }
         tracing::error!("{conflict}");
         self.facts.lock().conflict = Some(conflict.clone());
@@ -727,6 +714,7 @@ impl OpenObject {
         facts.found_at = self.context.next_step();
         facts.len = len;
         facts.changed = false;
+        self.locks.get().iter().for_each(|locked| locked.note_published());
         self.sent_bytes.store(0, Ordering::Relaxed);
         facts.attrs_changed
     }
@@ -797,6 +785,8 @@ impl OpenObject {
             PartState::Sending { .. } => None,
         });
         let parts: Vec<UploadedPart> = parts.collect();
+        // The parts may have taken long.
+        self.confirm_locks()?;
         let object = NewObject { key: &upload.key, attributes: &upload.attributes, condition };
         self.keep_sending(&upload.attributes);
         let completed = self.context.requests.complete(&object, &upload.upload, &parts).await;
@@ -847,8 +837,8 @@ impl OpenObject {
 
 impl Drop for OpenObject {
     fn drop(&mut self) {
-        // Pages of a memory map can come after the last close. A mount that uses a node publishes these pages itself.
-        if self.context.options.mount.is_none() && self.has_unpublished() {
+        // Pages of a memory map can come after the last close.
+        if self.has_unpublished() {
             self.publish_at_end();
         }
         let upload = self.changes.lock().upload.take();

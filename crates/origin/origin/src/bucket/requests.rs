@@ -139,28 +139,9 @@ pub(super) fn new_mark() -> String {
     format!("{:016x}{:016x}", random(), random())
 }
 
-/// The mark of a change: the mark of the request, or a mark that begins with the number of the mount.
-pub(super) fn mark_of(mount: Option<u64>, request: Option<ChangeMark>) -> String {
-    match (request, mount) {
-        (Some(mark), _) => format!("{:032x}", mark.0),
-        (None, Some(mount)) => format!("{mount:016x}{:016x}", random()),
-        (None, None) => new_mark(),
-    }
-}
-
-/// The mark of a publication of a new file, which begins with the numbers of the mount and of the file.
-pub(super) fn mark_of_new_file(mount: u64, file: u64) -> String {
-    format!("{mount:016x}{file:016x}{:016x}", random())
-}
-
-/// Whether a change of this mount has made an object.
-pub(super) fn is_made_by(attributes: &ObjectAttributes, mount: u64) -> bool {
-    mark_in(attributes).is_some_and(|mark| mark.starts_with(&format!("{mount:016x}")))
-}
-
-/// Whether a publication of this new file has made an object.
-pub(super) fn is_made_by_file(attributes: &ObjectAttributes, mount: u64, file: u64) -> bool {
-    mark_in(attributes).is_some_and(|mark| mark.starts_with(&format!("{mount:016x}{file:016x}")))
+/// The mark of a change: the mark of the request, or a new one.
+pub(super) fn mark_of(request: Option<ChangeMark>) -> String {
+    request.map_or_else(new_mark, |mark| format!("{:032x}", mark.0))
 }
 
 /// The time of a request with all repetitions.

@@ -40,7 +40,7 @@ pub(super) use kept::{DrawnAppend, node_hash};
 pub(super) use numbers::ChangeNumber;
 use numbers::ChangeNumbers;
 use parking_lot::Mutex;
-use proof::{ProvenProcesses, check_version};
+use proof::ProvenProcesses;
 use spurline_proto::{
     AnswerBody as _, ChangeId, NodeRequest, OpenFlags, WireCaller, WriteAnswer, WriteCall, WriteRequest,
 };
@@ -290,6 +290,8 @@ pub(crate) struct WriteCalls {
     goes_on: bool,
     /// The changes that earlier processes may have sent without an answer.
     repeatable: Vec<u64>,
+    /// All calls are about locks and names of paths, for which processes need no directory.
+    about_paths: bool,
 }
 
 impl WriteCalls {
@@ -310,10 +312,16 @@ impl WriteCalls {
             kept,
             goes_on: start.processes > 0,
             proofs: ProvenProcesses::default(),
+            about_paths: false,
             squash,
             touched: Mutex::default(),
             closes: CloseQueue::default(),
         }
+    }
+
+    /// Calls about the locks and names of paths only.
+    pub fn about_paths(client: Arc<GroupClient>, kept: Option<Arc<dyn KeptClient>>) -> WriteCalls {
+        WriteCalls { about_paths: true, ..WriteCalls::new(client, None, kept) }
     }
 
     /// The deadline of a program's call that begins now.
@@ -407,7 +415,7 @@ impl WriteCalls {
             WriteCall::Open { flags, .. } | WriteCall::OpenAgain { flags, .. } => {
                 flags.has_any(OpenFlags::ACCESS | OpenFlags::TRUNCATE)
             }
-            WriteCall::OpenDirectory { .. } => false,
+            WriteCall::OpenDirectory { .. } | WriteCall::OpenPath { .. } => false,
             _ => true,
         };
         if changes {
@@ -460,6 +468,12 @@ impl WriteCalls {
         let peers = (0..view.members().len()).map(|index| view.peer(index as u32));
         let others = peers.filter(|peer| *peer.name() != *home.node);
         others.filter(|peer| peer.is_up() || *peer.name() != *lost.node).map(|peer| peer.name().into()).collect()
+    }
+
+    /// The names of all nodes.
+    pub fn all_nodes(&self) -> Vec<Arc<str>> {
+        let view = self.client.members().snapshot();
+        view.members().iter().map(|member| Arc::from(&*member.name)).collect()
     }
 
     /// How long a node had been away at the last attempt to connect; none for a node that answers.
@@ -554,6 +568,7 @@ impl PendingCall<'_> {
             | WriteCall::Create { file, .. }
             | WriteCall::CreateUnnamed { file, .. }
             | WriteCall::OpenDirectory { file, .. }
+            | WriteCall::OpenPath { file, .. }
             | WriteCall::Reopen { file, .. } => file,
             _ => return,
         };
@@ -672,7 +687,7 @@ impl PendingCall<'_> {
         let answered = peer.attempt_write(near, only, until, &mut |lease, until| {
             let welcome = lease.welcome();
             instance = welcome.instance;
-            check_version(welcome).map_err(CallError::Answered)?;
+            calls.check_version(welcome).map_err(CallError::Answered)?;
             if proven_only && !calls.is_trusted(instance) {
                 *unproven = Some(instance);
                 let why = format!("node {} has not proved to have the same directory", welcome.node);

@@ -4,7 +4,7 @@
 use super::{CallDeadline, CallTarget, HomeProcess, RequestContext, WriteCalls, attr_of, settle_answer};
 use crate::peer::GroupPeer;
 use parking_lot::{Mutex, RwLock};
-use spurline_proto::{MIN_WRITE_VERSION, NumberList, WelcomeAnswer, WriteCall};
+use spurline_proto::{MIN_STORE_VERSION, MIN_WRITE_VERSION, NumberList, WelcomeAnswer, WriteCall};
 use spurline_sys::random;
 use spurline_types::errno::ENOENT;
 use spurline_types::{Error, ErrorKind, Result};
@@ -40,26 +40,27 @@ impl ProvenProcesses {
     }
 }
 
-/// Checks that a node understands changes of this release.
-///
-/// # Errors
-/// `Unsupported` when it is older.
-pub(crate) fn check_version(welcome: &WelcomeAnswer) -> Result<()> {
-    if welcome.version >= MIN_WRITE_VERSION {
-        return Ok(());
-    }
-    let why = format!(
-        "node {} speaks protocol version {}, and writes of this mount need {MIN_WRITE_VERSION}: the node's release is older; \
-         upgrade spurline on its host, or mount without --rw",
-        welcome.node, welcome.version
-    );
-    Err(Error::new(ErrorKind::Unsupported, why))
-}
-
 impl WriteCalls {
+    /// Checks that a node understands the calls of this release.
+    ///
+    /// # Errors
+    /// `Unsupported` when it is older.
+    pub(crate) fn check_version(&self, welcome: &WelcomeAnswer) -> Result<()> {
+        let needed = if self.about_paths { MIN_STORE_VERSION } else { MIN_WRITE_VERSION };
+        if welcome.version >= needed {
+            return Ok(());
+        }
+        let why = format!(
+            "node {} speaks protocol version {}, and writes of this mount need {needed}: the node's release is older; \
+             upgrade spurline on its host, or mount without --rw",
+            welcome.node, welcome.version
+        );
+        Err(Error::new(ErrorKind::Unsupported, why))
+    }
+
     /// Whether requests may go to this process.
     pub(crate) fn is_trusted(&self, instance: u64) -> bool {
-        self.proofs.contains(instance) || !self.needs_proofs()
+        self.about_paths || self.proofs.contains(instance) || !self.needs_proofs()
     }
 
     /// A lone node needs no proof, unless it has to know first which changes may come again.
@@ -78,7 +79,7 @@ impl WriteCalls {
             let peer = view.peer(index as u32);
             let until = Instant::now() + self.client.patience().absence;
             let reached = peer.tcp_pool().checkout(until);
-            let instance = reached.map(|lease| check_version(lease.welcome()).map(|()| lease.welcome().instance));
+            let instance = reached.map(|lease| self.check_version(lease.welcome()).map(|()| lease.welcome().instance));
             match instance {
                 // It is proved when it is back.
                 Err(error) if !lone => {

@@ -33,15 +33,24 @@ impl OpenFiles {
 
     /// Closes an open object on its node soon; at once if it holds locks.
     pub fn close_soon(&self, opened: &OpenFile) {
+        if opened.has_locks() {
+            return self.close_now(opened);
+        }
         self.remove_open(opened.number());
         let home = opened.mark_closed(self);
-        if !opened.has_locks() && self.calls.is_kept() {
+        if self.calls.is_kept() {
             // The session goes on: a file whose close is not reported stays open at the node.
             self.calls.close_numbers(&home, &[opened.number()]);
-        } else if !opened.has_locks() {
+        } else {
             self.calls.close_soon(home, opened.number());
-        } else if !self.calls.close_locked(&home, opened.number(), self.calls.begin()) {
-            // The next owner of the locks waits for it.
+        }
+    }
+
+    /// Closes an open object on its node: the next owner of the locks, or of a name, waits for that.
+    pub fn close_now(&self, opened: &OpenFile) {
+        self.remove_open(opened.number());
+        let home = opened.mark_closed(self);
+        if !self.calls.close_locked(&home, opened.number(), self.calls.begin()) {
             self.calls.close_later(&home, &[opened.number()]);
         }
     }

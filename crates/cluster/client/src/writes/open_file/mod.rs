@@ -12,6 +12,7 @@
 mod closing;
 mod grace;
 mod moving;
+mod path_locks;
 mod registry;
 mod sending;
 mod state;
@@ -25,6 +26,7 @@ use super::calls::{
 use grace::LockGrace;
 use moving::VainSearch;
 use parking_lot::{Mutex, MutexGuard, RwLock};
+pub use path_locks::GroupPathLocks;
 pub(crate) use registry::OpenFiles;
 use spurline_proto::{WriteAnswer, WriteCall};
 use spurline_sys::O_DIRECT;
@@ -32,11 +34,13 @@ use spurline_types::errno::EIO;
 use spurline_types::open_flags::{O_ACCMODE, O_APPEND, O_DSYNC};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::kept_client::HeldFile;
+use spurline_volume::locks::LockOwner;
+use spurline_volume::path_locks::KeepPlace;
 use spurline_volume::writes::{Caller, FileIdentity, FileLock, LockKind, NodeAttr, OpenAttrCall};
 use state::{FileAction, FileMachine, FileOutcome, SettleTime};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 /// How often an open file moves to another process within one call.
 pub(super) const MOVES_PER_CALL_MAX: usize = 16;
@@ -69,8 +73,10 @@ pub(super) struct FilePlace {
 /// An open file or directory as the nodes know it.
 pub(crate) struct OpenFile {
     number: u64,
-    /// `None` for a directory.
+    /// `None` for a directory, and for a path.
     flags: Option<u32>,
+    /// It is a path without bytes, which is open for locks.
+    is_path: bool,
     caller: Caller,
     /// Its path now, and the object.
     place: Mutex<FilePlace>,
@@ -94,6 +100,8 @@ pub(crate) struct OpenFile {
     has_earlier_bytes: AtomicBool,
     /// The record that shows where it is; 0 for none.
     record: Mutex<u32>,
+    /// Gets where it is, in place of a record.
+    keep: OnceLock<KeepPlace>,
 }
 
 impl OpenFile {
@@ -119,6 +127,7 @@ impl OpenFile {
         OpenFile {
             number,
             flags: None,
+            is_path: false,
             caller: caller.clone(),
             place: Mutex::new(place),
             machine: Mutex::new(FileMachine::new(home)),
@@ -132,6 +141,7 @@ impl OpenFile {
             used: AtomicBool::new(false),
             has_earlier_bytes: AtomicBool::new(false),
             record: Mutex::new(0),
+            keep: OnceLock::new(),
         }
     }
 
@@ -144,7 +154,11 @@ impl OpenFile {
     /// For the next process of this client.
     fn note_held(&self, files: &OpenFiles) {
         let record = self.record.lock();
-        files.calls.note_held(*record, &self.held());
+        let held = self.held();
+        files.calls.note_held(*record, &held);
+        if let Some(keep) = self.keep.get() {
+            keep(&held);
+        }
     }
 
     /// Where it is, for the next process of this client.
@@ -294,6 +308,16 @@ impl OpenFile {
         self.has_locks.load(Ordering::Relaxed)
     }
 
+    /// The locks of all owners.
+    pub fn all_locks(&self) -> Vec<FileLock> {
+        self.machine.lock().all_locks()
+    }
+
+    /// The locks of an owner.
+    pub fn locks_of(&self, owner: LockOwner) -> Vec<FileLock> {
+        self.machine.lock().locks_of(owner)
+    }
+
     /// The time of a request whose answer confirms the locks.
     pub fn begin_confirm(&self) -> Option<Instant> {
         self.has_locks().then(Instant::now)
@@ -304,6 +328,11 @@ impl OpenFile {
         if let Some(sent) = sent {
             self.machine.lock().confirm(sent, home);
         }
+    }
+
+    /// Whether the process has answered a request that was sent within this time.
+    fn was_confirmed_within(&self, time: Duration) -> bool {
+        self.machine.lock().confirmed().is_some_and(|confirmed| confirmed.elapsed() < time)
     }
 
     /// Notes a lock that `home` granted to a request of the time `sent`. False if the file has moved since.

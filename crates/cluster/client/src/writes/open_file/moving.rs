@@ -234,6 +234,9 @@ impl OpenFile {
                     "node {node} was started meanwhile, and does not know what it granted before"
                 )));
             }
+            if grants.held.is_some() {
+                return Ok(Some(format!("another mount has the lock at node {node}")));
+            }
             let Some(last_us) = grants.last_us else { return Ok(None) };
             let ago = Duration::from_micros(last_us);
             match since.map_or(Some(false), |since| was_granted_before(ago, since, asked..answered)) {
@@ -259,9 +262,10 @@ impl OpenFile {
         deadline: CallDeadline,
     ) -> Option<String> {
         let FilePlace { path, identity: expected } = self.place.lock().clone();
-        expected?;
-        let at = NodePath { path: &path, expected };
-        let call = WriteCall::FindGrant { at, family: lock.family, range: lock.whole_if_flock(), kind: lock.kind };
+        if expected.is_none() && !self.is_path {
+            return None;
+        }
+        let call = self.find_call(NodePath { path: &path, expected }, lock);
         let root = Caller::default();
         let lost = self.home();
         for node in files.calls.other_nodes(next, &lost) {
@@ -342,6 +346,7 @@ impl OpenFile {
                 let flags = OpenFlags::new(flags & !(O_CREAT | O_EXCL | O_TRUNC));
                 WriteCall::OpenAgain { at, flags, file: self.number }
             }
+            None if self.is_path => WriteCall::OpenPath { at, file: self.number, reserves: false },
             None => WriteCall::OpenDirectory { at, file: self.number },
         };
         self.change_anyway(files, path, call, deadline)
@@ -511,7 +516,7 @@ mod tests {
     fn a_process_that_was_started_after_the_last_answer_of_the_lost_one_does_not_know_all_grants() {
         let confirmed = Instant::now();
         let answered = confirmed + Duration::from_millis(700);
-        let grants = |up_ms: u64| KnownGrants { last_us: None, up_us: 1000 * up_ms };
+        let grants = |up_ms: u64| KnownGrants { last_us: None, up_us: 1000 * up_ms, held: None };
         assert!(has_run_since(grants(701), Some(confirmed), answered));
         assert!(!has_run_since(grants(700), Some(confirmed), answered));
         assert!(!has_run_since(grants(9000), None, answered));

@@ -76,6 +76,15 @@ impl OpenFiles {
         self.start_closing()
     }
 
+    /// As [`OpenFiles::start`], where nothing but paths is opened.
+    ///
+    /// # Errors
+    /// As [`OpenFiles::start`].
+    pub fn start_locks(&self) -> Result<()> {
+        self.start_renewal()?;
+        self.start_closing()
+    }
+
     /// Keeps the sessions and locks on nodes that have files open, although nothing happens to them.
     fn start_renewal(&self) -> Result<()> {
         let this = Weak::clone(&self.this);

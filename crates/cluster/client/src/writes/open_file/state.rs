@@ -280,6 +280,11 @@ impl FileMachine {
         self.locks.iter().map(|known| known.lock).collect()
     }
 
+    /// The locks of an owner.
+    pub fn locks_of(&self, owner: LockOwner) -> Vec<FileLock> {
+        self.locks.iter().map(|known| known.lock).filter(|lock| lock.owner() == owner).collect()
+    }
+
     #[cfg(test)]
     pub fn state(&self) -> FileState {
         self.state

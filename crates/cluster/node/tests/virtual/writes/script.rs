@@ -6,7 +6,6 @@ use super::source::SharedSource;
 use crate::world::Dice;
 use spurline_net_sim::{FaultRates, RailMode};
 use spurline_types::ErrorKind;
-use spurline_volume::capabilities::LockScope;
 use spurline_volume::writes::*;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -359,9 +358,6 @@ fn keep_sessions(cluster: &WriteCluster) -> Vec<Box<dyn WritableFile>> {
     let numbers = cluster.mounts.iter().flat_map(|mount| (0..KEPT_FILES).map(move |number| (mount, number)));
     let kept = numbers.map(|(mount, number)| {
         let file = open_file(mount, &format!("kept-{}-{number}", mount.number));
-        if mount.writes.capabilities().locks == LockScope::Mount {
-            return file;
-        }
         let range = LockRange { start: 0, end: 9 };
         let lock = FileLock { family: LockFamily::Posix, owner: 1, range, kind: LockKind::Write };
         while let Err(error) = file.set_lock(&lock, &Caller::default()) {

@@ -18,7 +18,9 @@ use crate::s3_wire::bare_etag;
 use crate::write_backend::ObjectAttributes;
 use serde::{Deserialize, Serialize};
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, Result};
+use spurline_volume::kept_client::HeldFile;
 use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
+use spurline_volume::path_locks::KeepPlace;
 use spurline_volume::writes::FileIdentity;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -29,7 +31,7 @@ use std::time::SystemTime;
 /// The place of an open file's changes, where they outlive this process.
 pub(super) struct KeptObject {
     files: Arc<dyn KeptFiles>,
-    log: ChangeLog,
+    log: Arc<ChangeLog>,
     number: u64,
     /// The keeper has a local file.
     has_bytes: AtomicBool,
@@ -44,6 +46,12 @@ impl Drop for KeptObject {
 impl KeptObject {
     fn bytes_key(&self) -> KeptFileKey {
         KeptFileKey::ChangedBytes(self.number)
+    }
+
+    /// Keeps where the path of the file is open for locks.
+    pub fn place_keeper(&self) -> KeepPlace {
+        let log = Arc::clone(&self.log);
+        Box::new(move |held| log.append(&LogEntry::Locked(KeptPlace::of(held))))
     }
 
     fn keep_bytes(&self, file: BorrowedFd<'_>) {
@@ -72,6 +80,25 @@ enum LogEntry {
         mark: String,
     },
     Upload(KeptUpload),
+    Locked(KeptPlace),
+}
+
+/// Where the path of the file is open for locks.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct KeptPlace {
+    number: u64,
+    node: u64,
+    process: u64,
+}
+
+impl KeptPlace {
+    fn of(held: &HeldFile) -> KeptPlace {
+        KeptPlace { number: held.number, node: held.node, process: held.process }
+    }
+
+    fn held(self) -> HeldFile {
+        HeldFile { number: self.number, node: self.node, process: self.process, closing: false }
+    }
 }
 
 /// An upload under way.
@@ -141,6 +168,7 @@ struct KeptState {
     bytes: Option<KeptBytes>,
     failed_marks: VecDeque<String>,
     upload: Option<KeptUpload>,
+    locked: Option<KeptPlace>,
     /// The mark of the publication that was sent last, if nothing was changed since.
     #[serde(skip)]
     sent: Option<String>,
@@ -165,6 +193,7 @@ impl KeptState {
                 self.sent = Some(mark);
             }
             LogEntry::Upload(upload) => self.upload = Some(upload),
+            LogEntry::Locked(place) => self.locked = Some(place),
         }
     }
 }
@@ -228,6 +257,7 @@ impl OpenObject {
         match ChangeLog::create() {
             Ok(log) => {
                 let number = file_number(&self.unpublished);
+                let log = Arc::new(log);
                 let kept = KeptObject { files: Arc::clone(files), log, number, has_bytes: AtomicBool::new(false) };
                 let mut object = self;
                 object.kept = Some(kept);
@@ -266,7 +296,11 @@ impl OpenObject {
         }
         let mut object = OpenObject::with_changes(context, unpublished, facts, changes);
         object.is_exclusive = state.is_exclusive;
+        let log = Arc::new(log);
         object.kept = Some(KeptObject { files: Arc::clone(files), log, number, has_bytes: AtomicBool::new(has_bytes) });
+        if let (Some(place), Some(locks)) = (state.locked, object.context.path_locks.get()) {
+            object.lock_by(locks.adopt(&object.path(), &place.held()));
+        }
         if let Some(KeptUpload { key, id, record }) = state.upload {
             object.abort_earlier(key, id, record);
         }
@@ -343,6 +377,7 @@ impl OpenObject {
             bytes,
             failed_marks: changes.failed_marks.clone(),
             upload,
+            locked: self.locks.get().map(|locked| KeptPlace::of(&locked.held())),
             sent: None,
         }
     }

@@ -102,15 +102,14 @@ impl SimSource for BucketSource {
         let location = SourceLocation::parse(BUCKET_URL)?;
         let _held = origin.shared_buckets.open_over(&location, &origin, Arc::clone(&stats), store)?;
         let reads = Arc::clone(volume) as _;
-        Ok(WritableBucket::open(BUCKET_URL, &origin, write_options(), reads, Arc::default(), stats)?)
+        let bucket = WritableBucket::open(BUCKET_URL, &origin, write_options(), reads, Arc::default(), stats)?;
+        bucket.share_paths(volume.open_path_locks(None)?);
+        Ok(bucket)
     }
 
     /// After the grace period, a node that can't be asked keeps no locks.
     fn longest_partition(&self) -> Duration {
-        match self.writer {
-            BucketWriter::Node => LOCK_TIMES.grace - LOCK_TIMES.lock_renewal,
-            BucketWriter::Mount => Duration::MAX,
-        }
+        LOCK_TIMES.grace - LOCK_TIMES.lock_renewal
     }
 }
 

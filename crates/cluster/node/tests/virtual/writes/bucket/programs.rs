@@ -9,7 +9,6 @@ use crate::world::Dice;
 use spurline_types::errno::{EEXIST, ENOENT, ESTALE};
 use spurline_types::open_flags::{O_EXCL, O_RDWR, O_TRUNC};
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::capabilities::LockScope;
 use spurline_volume::locks::LAST_BYTE;
 use spurline_volume::writes::*;
 use std::sync::atomic::Ordering;
@@ -87,10 +86,6 @@ impl<'a> BucketProgram<'a> {
 
     /// Reads the counter under a lock, and publishes the next value.
     fn count(&mut self) {
-        // The kernel of a mount that writes by itself keeps its locks.
-        if self.base.volume().capabilities().locks == LockScope::Mount {
-            return;
-        }
         let Some(open) = self.open_counter() else { return };
         let owner = self.base.number as u64 + 1;
         let range = LockRange { start: 0, end: LAST_BYTE };

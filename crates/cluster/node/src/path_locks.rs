@@ -1,0 +1,243 @@
+//! Locks of objects, and names of new objects, of the mounts that write a bucket themselves: a bucket has none. Objects are known by their
+//! paths, since a change makes another object. Knows no other node, and waits for nothing.
+//!
+//! | a name of a new object | until |
+//! |---|---|
+//! | is reserved for a mount that makes the object with `O_EXCL` | the mount closes the path, or its session ends |
+//! | | this node has sent a request that has made the object: the store knows the name from then on |
+
+use parking_lot::Mutex;
+use spurline_types::errno::{EAGAIN, EEXIST};
+use spurline_types::{Error, ErrorKind, ObjectId, Result};
+use spurline_volume::locks::{KnownLock, KnownLocks, LockOwner};
+use spurline_volume::writes::{FileIdentity, FileLock, LockConflict, LockKind};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A path of a volume.
+type VolumePath = (u32, Vec<u8>);
+
+/// The locks of a path, by the sessions of the mounts.
+type MountLocks = HashMap<u64, KnownLocks>;
+
+/// The open path of a mount that a new name is reserved for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PathOwner {
+    /// The session of the mount.
+    pub session: u64,
+    /// The number that the mount gave to the open path.
+    pub file: u64,
+}
+
+/// The locks and the new names of all mounts.
+#[derive(Default)]
+pub(crate) struct PathLocks {
+    locks: Mutex<HashMap<VolumePath, MountLocks>>,
+    names: Mutex<HashMap<VolumePath, PathOwner>>,
+}
+
+/// The identity by which grants of a path are remembered.
+pub(crate) fn lock_identity(volume: u32, path: &[u8]) -> FileIdentity {
+    let mut bytes = [0; FileIdentity::LEN];
+    let hash = ObjectId::from_text("path", path, "").0.to_le_bytes();
+    bytes[..hash.len()].copy_from_slice(&hash);
+    bytes[hash.len()..][..size_of::<u32>()].copy_from_slice(&volume.to_le_bytes());
+    FileIdentity::new(bytes, false)
+}
+
+impl PathLocks {
+    /// A lock of another mount that is in the way of `lock`.
+    pub fn find_conflict_of_others(
+        &self,
+        volume: u32,
+        path: &[u8],
+        session: u64,
+        lock: &FileLock,
+    ) -> Option<LockConflict> {
+        find_conflict_of_others(self.locks.lock().get(&(volume, path.to_vec()))?, session, lock)
+    }
+
+    /// A mount has made the object of this path.
+    pub fn note_made(&self, volume: u32, path: &[u8]) {
+        let mut names = self.names.lock();
+        if !names.is_empty() {
+            names.remove(&(volume, path.to_vec()));
+        }
+    }
+
+    /// Sets or removes a lock. Whether its owner has locks of the path afterwards.
+    ///
+    /// # Errors
+    /// `EAGAIN` while another lock is in the way.
+    fn set(&self, at: &VolumePath, session: u64, lock: &FileLock) -> Result<bool> {
+        let mut locks = self.locks.lock();
+        let mounts = locks.entry(at.clone()).or_default();
+        let own = mounts.get(&session).and_then(|known| known.find_conflict(lock));
+        let is_free = own.or_else(|| find_conflict_of_others(mounts, session, lock)).is_none();
+        let known = mounts.entry(session).or_default();
+        if is_free {
+            known.set_range(KnownLock { lock: *lock, pid: 0 });
+        }
+        let has_locks = known.has_owner(lock.owner());
+        drop_empty(&mut locks, at);
+        if is_free {
+            return Ok(has_locks);
+        }
+        Err(Error::new(ErrorKind::Io(EAGAIN), "another program has the lock"))
+    }
+
+    fn remove_owner(&self, at: &VolumePath, session: u64, owner: LockOwner) {
+        let mut locks = self.locks.lock();
+        if let Some(known) = locks.get_mut(at).and_then(|mounts| mounts.get_mut(&session)) {
+            known.remove_owner(owner);
+        }
+        drop_empty(&mut locks, at);
+    }
+
+    /// # Errors
+    /// `EEXIST` while another mount has the name.
+    fn reserve_name(&self, at: &VolumePath, owner: PathOwner) -> Result<()> {
+        let mut names = self.names.lock();
+        // The programs of one mount are told apart by the mount.
+        if names.entry(at.clone()).or_insert(owner).session != owner.session {
+            return Err(Error::new(ErrorKind::Io(EEXIST), "another mount is making the file"));
+        }
+        Ok(())
+    }
+
+    fn release_name(&self, at: &VolumePath, owner: PathOwner) {
+        let mut names = self.names.lock();
+        if names.get(at) == Some(&owner) {
+            names.remove(at);
+        }
+    }
+}
+
+fn find_conflict_of_others(mounts: &MountLocks, session: u64, lock: &FileLock) -> Option<LockConflict> {
+    mounts.iter().filter(|(other, _)| **other != session).find_map(|(_, known)| known.find_exclusion(lock))
+}
+
+fn drop_empty(locks: &mut HashMap<VolumePath, MountLocks>, at: &VolumePath) {
+    let Some(mounts) = locks.get_mut(at) else { return };
+    mounts.retain(|_, known| !known.is_empty());
+    if mounts.is_empty() {
+        locks.remove(at);
+    }
+}
+
+/// A path that a mount has open: the locks and the reserved name end with this.
+pub(crate) struct OpenPath {
+    table: Arc<PathLocks>,
+    at: VolumePath,
+    owner: PathOwner,
+    lock_owners: Mutex<Vec<LockOwner>>,
+}
+
+impl OpenPath {
+    /// Opens a path; with `reserves`, as the only mount that makes the object.
+    ///
+    /// # Errors
+    /// `EEXIST` while another mount has reserved the name.
+    pub fn open(
+        table: &Arc<PathLocks>,
+        volume: u32,
+        path: &[u8],
+        owner: PathOwner,
+        reserves: bool,
+    ) -> Result<OpenPath> {
+        let at = (volume, path.to_vec());
+        if reserves {
+            table.reserve_name(&at, owner)?;
+        }
+        Ok(OpenPath { table: Arc::clone(table), at, owner, lock_owners: Mutex::default() })
+    }
+
+    /// As [`lock_identity`].
+    pub fn lock_identity(&self) -> FileIdentity {
+        lock_identity(self.at.0, &self.at.1)
+    }
+
+    /// Sets or removes a lock.
+    ///
+    /// # Errors
+    /// `EAGAIN` while another lock is in the way.
+    pub fn set(&self, lock: &FileLock) -> Result<()> {
+        let owner = lock.owner();
+        let mut owners = self.lock_owners.lock();
+        let has_locks = self.table.set(&self.at, self.owner.session, lock)?;
+        owners.retain(|known| *known != owner);
+        if has_locks {
+            owners.push(owner);
+        }
+        Ok(())
+    }
+
+    /// Releases the locks and the name.
+    pub fn release(&self) {
+        for owner in self.lock_owners.lock().drain(..) {
+            self.table.remove_owner(&self.at, self.owner.session, owner);
+        }
+        self.table.release_name(&self.at, self.owner);
+    }
+}
+
+impl Drop for OpenPath {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_volume::locks::LAST_BYTE;
+    use spurline_volume::writes::{LockFamily, LockRange};
+
+    fn lock(kind: LockKind, start: u64, end: u64) -> FileLock {
+        FileLock { family: LockFamily::Posix, owner: 1, range: LockRange { start, end }, kind }
+    }
+
+    fn open(table: &Arc<PathLocks>, session: u64, path: &[u8], reserves: bool) -> Result<OpenPath> {
+        OpenPath::open(table, 7, path, PathOwner { session, file: session + 100 }, reserves)
+    }
+
+    #[test]
+    fn mounts_exclude_each_other_although_their_owners_have_the_same_number() {
+        let table = Arc::<PathLocks>::default();
+        let one = open(&table, 1, b"a", false).unwrap();
+        let other = open(&table, 2, b"a", false).unwrap();
+        let all = lock(LockKind::Write, 0, LAST_BYTE);
+        one.set(&lock(LockKind::Write, 0, 9)).unwrap();
+        assert_eq!(other.set(&all).unwrap_err().kind(), ErrorKind::Io(EAGAIN));
+        let held = |volume, session| table.find_conflict_of_others(volume, b"a", session, &all).is_some();
+        assert!(held(7, 2) && held(7, 3) && !held(7, 1) && !held(8, 2));
+        open(&table, 2, b"b", false).unwrap().set(&all).unwrap();
+        other.set(&lock(LockKind::Write, 10, 19)).unwrap();
+        one.set(&lock(LockKind::Unlock, 0, 4)).unwrap();
+        assert!(other.set(&lock(LockKind::Write, 0, 4)).is_ok());
+        assert!(other.set(&lock(LockKind::Write, 0, 5)).is_err());
+        one.release();
+        other.set(&all).unwrap();
+        drop(other);
+        assert!(table.locks.lock().is_empty());
+    }
+
+    #[test]
+    fn a_new_name_has_one_mount_until_the_object_is_made_or_given_up() {
+        let table = Arc::<PathLocks>::default();
+        let one = open(&table, 1, b"a", true).unwrap();
+        assert_eq!(open(&table, 2, b"a", true).err().unwrap().kind(), ErrorKind::Io(EEXIST));
+        assert!(open(&table, 2, b"a", false).is_ok(), "locks are not reserved");
+        drop(one);
+        let other = open(&table, 2, b"a", true).unwrap();
+        table.note_made(8, b"a");
+        assert!(open(&table, 1, b"a", true).is_err(), "the object is another volume's");
+        table.note_made(7, b"a");
+        let one = open(&table, 1, b"a", true).unwrap();
+        // The name has passed on: the end of the one before does not count.
+        drop(other);
+        assert!(open(&table, 2, b"a", true).is_err());
+        drop(one);
+        assert!(table.names.lock().is_empty());
+    }
+}

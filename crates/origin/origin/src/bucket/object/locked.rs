@@ -1,0 +1,180 @@
+//! The locks of an open file among the mounts of a group, and the reserved name of a new file. A lock that another mount may have had is
+//! lost: the file fails until the lock is released, and changes are dropped, since the other mount may have read the object. Knows no
+//! node.
+
+use super::OpenObject;
+use parking_lot::Mutex;
+use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::path_locks::LockedPath;
+use spurline_volume::writes::{FileLock, LockConflict, LockKind};
+use std::sync::Arc;
+
+const CHANGES_DROPPED: &str =
+    "the lock of this file was lost with a node, and the changes under it are not published: open the file again";
+
+/// The path of a file, while it is open for locks.
+#[derive(Default)]
+pub(super) struct ObjectLocks {
+    path: Mutex<Option<Arc<dyn LockedPath>>>,
+    /// Held while the path is opened.
+    opening: Mutex<()>,
+}
+
+impl ObjectLocks {
+    pub fn get(&self) -> Option<Arc<dyn LockedPath>> {
+        self.path.lock().clone()
+    }
+
+    pub fn set(&self, path: Option<Arc<dyn LockedPath>>) {
+        // The earlier one is closed after the lock.
+        let _earlier = std::mem::replace(&mut *self.path.lock(), path);
+    }
+}
+
+impl OpenObject {
+    /// Sets or removes a lock; `refresh` reads what the last owner has published. What was changed under a lock is published before
+    /// others get it.
+    ///
+    /// # Errors
+    /// As [`LockedPath::set`]; those of a publication, and then the lock stays, unless the changes are lost for good.
+    pub fn set_lock(&self, lock: &FileLock, refresh: &dyn Fn() -> Result<()>) -> Result<()> {
+        let locked = match self.locks.get() {
+            Some(locked) => locked,
+            None if lock.kind == LockKind::Unlock => return Ok(()),
+            None => self.open_path()?,
+        };
+        let lets_others_in = lock.lets_others_in(&locked.locks_of(lock.owner()));
+        let published = if lets_others_in { self.publish() } else { Ok(()) };
+        if published.is_err() && !self.has_failed() {
+            return published;
+        }
+        if lock.kind != LockKind::Unlock {
+            return locked.set(lock, refresh);
+        }
+        locked.remove(lock)?;
+        published
+    }
+
+    /// Releases a lock whose open file has ended.
+    pub fn end_lock(&self, lock: &FileLock) {
+        let Some(locked) = self.locks.get() else { return };
+        let held = locked.locks_of(lock.owner());
+        if held.is_empty() {
+            return;
+        }
+        let published = if lock.lets_others_in(&held) { self.publish() } else { Ok(()) };
+        if let Err(error) = locked.remove(lock).and(published) {
+            tracing::debug!("a lock of an open file that has ended: {error}");
+        }
+    }
+
+    /// A lock of another mount that is in the way.
+    ///
+    /// # Errors
+    /// Those of the nodes.
+    pub fn find_lock_of_others(&self, lock: &FileLock) -> Result<Option<LockConflict>> {
+        let locks = self.context.path_locks.get();
+        locks.map_or(Ok(None), |locks| locks.find_conflict(&self.path(), lock))
+    }
+
+    /// Continues with a lock that a process before has set.
+    pub fn adopt_lock(&self, lock: &FileLock) {
+        match self.locks.get() {
+            Some(locked) => locked.adopt_lock(lock),
+            None => {
+                tracing::warn!("a lock of '/{}' ended with the process before", String::from_utf8_lossy(&self.path()))
+            }
+        }
+    }
+
+    /// The path for locks, opened at the first lock.
+    fn open_path(&self) -> Result<Arc<dyn LockedPath>> {
+        let _one = self.locks.opening.lock();
+        if let Some(locked) = self.locks.get() {
+            return Ok(locked);
+        }
+        let Some(locks) = self.context.path_locks.get() else {
+            return Err(Error::new(ErrorKind::Io(libc::ENOLCK), "a bucket has no locks; the mount keeps its own"));
+        };
+        let locked = locks.open(&self.path())?;
+        self.lock_by(Arc::clone(&locked));
+        Ok(locked)
+    }
+
+    /// The file has its locks, and a reserved name, by this path.
+    pub(super) fn lock_by(&self, locked: Arc<dyn LockedPath>) {
+        if let Some(kept) = &self.kept {
+            locked.keep_place(kept.place_keeper());
+        }
+        self.locks.set(Some(locked));
+    }
+
+    /// The file has another path: the locks are set there.
+    pub(super) fn follow_locks(&self, path: &[u8]) {
+        let _one = self.locks.opening.lock();
+        let Some(locked) = self.locks.get() else { return };
+        if !locked.has_locks() {
+            return self.locks.set(None);
+        }
+        // The locks are lost if that fails.
+        match locked.follow(path) {
+            Ok(followed) => self.lock_by(followed),
+            Err(error) => tracing::warn!("'/{}' has no locks: {error}", String::from_utf8_lossy(path)),
+        }
+    }
+
+    /// A new file was removed: other mounts may make the name.
+    pub(super) fn give_up_name(&self) {
+        if self.is_new() {
+            self.locks.set(None);
+        }
+    }
+
+    /// Fails while a lock of the file is known to be lost; changes are dropped then.
+    ///
+    /// # Errors
+    /// `EIO`, for changes that are dropped at every later call.
+    pub fn check_locks(&self) -> Result<()> {
+        self.check_dropped()?;
+        let Some(locked) = self.locks.get() else { return Ok(()) };
+        locked.check().inspect_err(|_| {
+            if self.has_unpublished() {
+                self.drop_changes();
+            }
+        })
+    }
+
+    /// As [`OpenObject::check_locks`], for a write: the refused bytes are missing in all that follows.
+    ///
+    /// # Errors
+    /// As [`OpenObject::check_locks`].
+    pub fn check_locks_to_write(&self) -> Result<()> {
+        self.check_locks().inspect_err(|_| self.drop_changes())
+    }
+
+    /// As [`OpenObject::check_locks`], before a publication: by a present answer of a node.
+    pub(super) fn confirm_locks(&self) -> Result<()> {
+        let Some(locked) = self.locks.get() else { return Ok(()) };
+        locked.confirm().map_err(|error| self.check_locks().err().unwrap_or(error))
+    }
+
+    fn drop_changes(&self) {
+        let mut facts = self.facts.lock();
+        if !facts.changes_dropped {
+            tracing::warn!("'/{}': {CHANGES_DROPPED}", String::from_utf8_lossy(&facts.path));
+            facts.changes_dropped = true;
+            facts.conflict = Some(Error::new(ErrorKind::Io(libc::EIO), CHANGES_DROPPED));
+        }
+    }
+
+    fn check_dropped(&self) -> Result<()> {
+        let facts = self.facts.lock();
+        facts.conflict.clone().filter(|_| facts.changes_dropped).map_or(Ok(()), Err)
+    }
+
+    /// Whether the changes will not be published.
+    fn has_failed(&self) -> bool {
+        let facts = self.facts.lock();
+        facts.conflict.is_some() || facts.lost_write.is_some()
+    }
+}
