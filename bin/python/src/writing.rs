@@ -127,7 +127,11 @@ impl PutFile {
     pub fn create(open: &OpenSource, path: &[u8], holder: NameHolder) -> Result<PutFile, CallFailure> {
         let files = open.files()?;
         let path = normal_path(path);
-        if open.publishes() { Self::create_object(open, &*files, path, holder) } else { Self::create_first(&*files, path) }
+        if open.publishes() {
+            Self::create_object(open, &*files, path, holder)
+        } else {
+            Self::create_first(&*files, path)
+        }
     }
 
     /// Opens the object of a name anew, without its bytes: others see these until the close.

@@ -28,8 +28,8 @@ use spurline_origin::{
 };
 use spurline_proto::{
     AnswerBody as _, MAX_WRITE, MIN_STORE_VERSION, NodeRequest, StoreAnswer, StoreAttributes, StoreBody, StoreBytes,
-    StoreCall, StoreCondition, StoreObject, StoreRequest, StoreRetry, StoreSettings, StoreSource, TextList, UploadParts,
-    WelcomeAnswer,
+    StoreCall, StoreCondition, StoreObject, StoreRequest, StoreRetry, StoreSettings, StoreSource, TextList,
+    UploadParts, WelcomeAnswer,
 };
 use spurline_sys::random;
 use spurline_transport::CallError;

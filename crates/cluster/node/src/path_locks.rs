@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use spurline_types::errno::{EAGAIN, EEXIST};
 use spurline_types::{Error, ErrorKind, ObjectId, Result};
 use spurline_volume::locks::{KnownLock, KnownLocks, LockOwner};
-use spurline_volume::writes::{FileIdentity, FileLock, LockConflict, LockKind};
+use spurline_volume::writes::{FileIdentity, FileLock, LockConflict};
 use std::collections::HashMap;
 use std::sync::Arc;
 

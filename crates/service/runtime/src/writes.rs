@@ -7,7 +7,9 @@ use spurline_config::{BucketWrites, Fault, VolumeConfig, WritesConfig};
 use spurline_observe::documents::{
     FileByteCount, FileReads, LOCKS_OF_GROUP, LOCKS_OF_MOUNT, LOCKS_OF_SOURCE, SourceAbilities, WritesBehind,
 };
-use spurline_origin::{BucketWriteOptions, OriginOptions, SourceLocation, SourceScheme, Squash, WritableBucket, WritableSource};
+use spurline_origin::{
+    BucketWriteOptions, OriginOptions, SourceLocation, SourceScheme, Squash, WritableBucket, WritableSource,
+};
 use spurline_proto::{StoreOwner, StoreSettings};
 use spurline_types::open_flags::O_RDONLY;
 use spurline_types::units::human_bytes;

@@ -15,8 +15,8 @@ use spurline_types::open_flags::O_APPEND;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::kept_client::HeldFile;
 use spurline_volume::writes::{
-    AttrChange, CacheVersion, Caller, FileLock, ListedName, LockConflict, LockKind, NodeAttr,
-    OpenAttrCall, WritableDirectory, WritableFile, WritableObject, WritePlace,
+    AttrChange, CacheVersion, Caller, FileLock, ListedName, LockConflict, LockKind, NodeAttr, OpenAttrCall,
+    WritableDirectory, WritableFile, WritableObject, WritePlace,
 };
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -106,7 +106,6 @@ impl RemoteFile {
         self.opened.bytes.raise_end(offset + data.len() as u64);
         Ok(())
     }
-
 }
 
 /// Opens an open file once more.

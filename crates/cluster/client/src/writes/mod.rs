@@ -37,8 +37,8 @@ use spurline_volume::delayed::{DelayedWrites, WriteLosses};
 use spurline_volume::kept_client::{HeldFile, KeptClient};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_volume::writes::{
-    CacheVersion, Caller, Change, CreatedFile, FileIdentity, KnownNames, NamePath, NodeAttr, NodePath,
-    SourceSpace, WritableDirectory, WritableFile, WritableVolume,
+    CacheVersion, Caller, Change, CreatedFile, FileIdentity, KnownNames, NamePath, NodeAttr, NodePath, SourceSpace,
+    WritableDirectory, WritableFile, WritableVolume,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -261,6 +261,10 @@ impl GroupWrites {
 }
 
 impl DelayedWrites for GroupWrites {
+    fn publishes(&self) -> bool {
+        false
+    }
+
     fn unsent_files(&self) -> Vec<(String, u64)> {
         self.files.unsent_files()
     }

@@ -4,7 +4,6 @@
 use super::file_attrs::{FileAttrs, file_time};
 use super::found::{FoundNode, FoundObject, found_object};
 use super::names::{KEY_MAX, identity_of, key_of, node_attr, path_of};
-use super::object::OpenObject;
 use super::rename_folder::{FolderRename, RenameEnd, RenamedCopy, complete_renames};
 use super::rename_record::{RenameRecord, RenamedObject};
 use super::requests::{BucketRequests, NewObject, is_marked_as, mark_of, marked_as};
@@ -68,7 +67,7 @@ impl BucketFiles {
             Some(FoundNode::Object(found)) => self.version_condition(found.attr.etag),
         };
         if let FoundNode::Changed(object) = old {
-            publish_renamed(&object)?;
+            object.publish()?;
         }
         self.rename_file(&old_path, &new_path, &condition, &mark)
     }

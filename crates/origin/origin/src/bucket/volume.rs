@@ -31,7 +31,8 @@ use spurline_volume::kept_files::KeptFiles;
 use spurline_volume::path_locks::PathLocks;
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, outcome_by_names};
 use spurline_volume::writes::{
-    Caller, Change, CreatedFile, FileIdentity, FileLock, LockConflict, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SourceSpace, WritableDirectory, WritableFile, WritableVolume,
+    Caller, Change, CreatedFile, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SourceSpace,
+    WritableDirectory, WritableFile, WritableVolume,
 };
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

@@ -36,7 +36,7 @@ use crate::placement::{FIRST_HOLDERS, WantedBlock};
 use crate::remote::{GroupClient, SCRATCH};
 use close_queue::CloseQueue;
 pub(super) use close_queue::FailedClose;
-pub(super) use kept::{DrawnAppend, node_hash};
+pub(super) use kept::node_hash;
 pub(super) use numbers::ChangeNumber;
 use numbers::ChangeNumbers;
 use parking_lot::Mutex;
@@ -51,8 +51,8 @@ use spurline_types::{Error, ErrorKind, ObjectId, Result, RetryAdvice};
 use spurline_volume::kept_client::{ClientStart, KeptClient};
 use spurline_volume::writes::{Caller, FileIdentity, NodeAttr};
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Attempts on one node before the next.

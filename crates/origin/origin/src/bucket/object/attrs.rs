@@ -1,7 +1,7 @@
 //! Owner, mode, times and extended attributes of an open file: published with the bytes, or by a copy of the object within the store.
 //! Knows no bytes.
 
-use super::{ObjectChanges, OpenObject, file_number};
+use super::{ObjectChanges, OpenObject};
 use crate::bucket::file_attrs::{FileAttrs, check_space, file_time, forget_old_bytes};
 use crate::bucket::names::content_type_of;
 use crate::bucket::requests::{NewObject, mark_of, marked, marked_as, new_mark};

@@ -78,7 +78,6 @@ impl OpenObject {
         facts.found_at = self.context.next_step();
         true
     }
-
 }
 
 impl ObjectChanges {

@@ -1,4 +1,5 @@
-//! A written bucket on virtual time: the real bucket layer in each node, over a store in memory whose requests fail as a seed draws.
+//! A written bucket on virtual time: the real writer in each mount, and nodes that send its requests to a store in memory, which fail as a
+//! seed draws.
 //!
 //! Each version of an object is one that a program has published, or a stranger has written, whole. What a close, a sync or the
 //! release of a lock has acknowledged is there. Nothing replaces the change of a stranger, an exclusive creation has one winner,
@@ -9,7 +10,7 @@ mod programs;
 mod script;
 mod store;
 
-use super::hosts::{MountWrites, SimSource, SourceOfProcess, WRITE_MEMORY_BYTES};
+use super::hosts::{MountWrites, SimSource, SourceOfProcess};
 use super::seeds::{SeededTest, run_in_process, seed_of_process};
 use super::{run_here, run_seeds};
 use crate::world::Dice;
@@ -31,13 +32,6 @@ const BUCKET_URL: &str = "s3://bucket";
 /// Space for changed bytes of a node.
 const STAGING_BYTES: u64 = 256 << 20;
 
-/// The writer of each mount sends its own requests, through the nodes.
-const STORE_TEST: SeededTest = SeededTest {
-    name: "writes::bucket::a_bucket_written_by_mounts_has_what_was_published_through_all_trouble",
-    filter: "a_bucket_written_by_mounts",
-    seeds: 12,
-};
-
 const BUCKET_TEST: SeededTest = SeededTest {
     name: "writes::bucket::a_bucket_has_what_was_published_through_all_trouble",
     filter: "a_bucket_has",
@@ -47,16 +41,6 @@ const BUCKET_TEST: SeededTest = SeededTest {
 /// A bucket that nodes serve.
 struct BucketSource {
     store: SimStore,
-    writer: BucketWriter,
-}
-
-/// Where the files of a bucket are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum BucketWriter {
-    /// In a node, which keeps the open files.
-    Node,
-    /// In the mount, whose requests nodes send to the store.
-    Mount,
 }
 
 impl SimSource for BucketSource {
@@ -93,9 +77,6 @@ impl SimSource for BucketSource {
     }
 
     fn open_mount(&self, volume: &Arc<GroupVolume>) -> Result<Arc<dyn MountWrites>> {
-        if self.writer == BucketWriter::Node {
-            return Ok(volume.open_writes(None, WRITE_MEMORY_BYTES)?);
-        }
         let origin = OriginOptions { net_threads: 1, ..OriginOptions::default() };
         let stats = Arc::<Stats>::default();
         let store = Box::new(volume.open_store(origin.timeout)?);
@@ -175,23 +156,14 @@ fn a_bucket_has_what_was_published_through_all_trouble() {
     run_seeds(BUCKET_TEST);
 }
 
-/// The same seeds and faults, while the writer of a bucket is in the mount.
-#[test]
-fn a_bucket_written_by_mounts_has_what_was_published_through_all_trouble() {
-    if let Some(seed) = seed_of_process() {
-        return run_here(seed, script::run_over_store);
-    }
-    run_seeds(STORE_TEST);
-}
-
 #[test]
 fn a_seed_of_a_bucket_runs_the_same_way_again() {
     if !spurline_vtime::can_fix_addresses() {
         println!("SKIP: this system does not let a program choose that its addresses are not random");
         return;
     }
-    for (test, seed) in [(BUCKET_TEST, 9551), (BUCKET_TEST, 9556), (STORE_TEST, 9551)] {
-        let first = run_in_process(test, seed, false);
-        assert_eq!(run_in_process(test, seed, false), first, "seed {seed} of {}", test.name);
+    for seed in [9551, 9556] {
+        let first = run_in_process(BUCKET_TEST, seed, false);
+        assert_eq!(run_in_process(BUCKET_TEST, seed, false), first, "seed {seed}");
     }
 }

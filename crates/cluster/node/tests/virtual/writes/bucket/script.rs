@@ -3,10 +3,10 @@
 use super::super::hosts::WriteCluster;
 use super::super::programs::{Shared, StopOnPanic, locked};
 use super::super::script::{SOURCE_TROUBLE, WriteScript, draw_plan, run_programs};
+use super::BucketSource;
 use super::models::{BucketModel, DOCUMENT_COUNT};
 use super::programs::BucketProgram;
 use super::store::SimStore;
-use super::{BucketSource, BucketWriter};
 use crate::world::Dice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,17 +15,8 @@ use std::time::{Duration, Instant};
 /// Longest time until nothing is open any more after all programs have ended.
 const CLOSED_AFTER: Duration = Duration::from_secs(400);
 
-/// One run whose files are written in nodes. `events` outlives it.
+/// One run. `events` outlives it.
 pub fn run(seed: u64, events: &Arc<Shared>) {
-    run_written_by(BucketWriter::Node, seed, events);
-}
-
-/// One run whose files are written in mounts.
-pub fn run_over_store(seed: u64, events: &Arc<Shared>) {
-    run_written_by(BucketWriter::Mount, seed, events);
-}
-
-fn run_written_by(writer: BucketWriter, seed: u64, events: &Arc<Shared>) {
     let mut dice = Dice::new(seed);
     let mut plan = draw_plan(&mut dice, 0);
     // The host of a node keeps nothing that its power could take away.
@@ -35,7 +26,7 @@ fn run_written_by(writer: BucketWriter, seed: u64, events: &Arc<Shared>) {
         plan.kinds = vec![SOURCE_TROUBLE];
     }
     let store = SimStore::new(seed, events);
-    let source = Arc::new(BucketSource { store: store.clone(), writer });
+    let source = Arc::new(BucketSource { store: store.clone() });
     *locked(&events.began) = Some(Instant::now());
     let cluster = WriteCluster::start(source, plan.nodes, plan.mounts, 0);
     let shared = &**events;
