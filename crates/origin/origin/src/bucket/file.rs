@@ -40,6 +40,7 @@ impl BucketFile {
         let file = BucketFile { files: Arc::clone(files), object, flags, locks, publishing: AtomicUsize::new(0) };
         if file.writes() {
             file.object.add_writer();
+            file.files.context.holders.add(&file.object);
             if flags & libc::O_TRUNC as u32 != 0 {
                 file.object.set_len(0)?;
             }
