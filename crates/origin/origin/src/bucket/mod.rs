@@ -26,6 +26,7 @@ mod rename;
 mod rename_folder;
 pub(crate) mod rename_record;
 pub(crate) mod requests;
+mod spilled;
 mod staged;
 mod unpublished;
 mod upload_record;
@@ -72,6 +73,8 @@ pub struct BucketWriteOptions {
     pub staging_dir: Option<PathBuf>,
     /// Most bytes of these files together.
     pub staging_max: u64,
+    /// Length of the first parts of an upload.
+    pub part_len: u64,
     /// The source's prefix with a trailing slash, or empty.
     pub(crate) root: String,
 }
@@ -95,8 +98,13 @@ impl BucketWriteOptions {
             known_names_max: 0,
             staging_dir: None,
             staging_max: u64::MAX,
+            part_len: part_upload::FIRST_PART,
             root: String::new(),
         }
+    }
+
+    fn part_lengths(&self) -> part_upload::PartLengths {
+        part_upload::PartLengths { first: self.part_len }
     }
 
     /// How folders are renamed.

@@ -676,12 +676,12 @@ fn unchangeable() -> Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::{AwsCredentials, OriginOptions, SourceLocation};
     use spurline_testkit::{ACCESS_KEY, ChaosProxy, PartAssembly, ProxyFault, S3Server, SECRET_KEY};
 
-    fn options_for(server: &S3Server) -> OriginOptions {
+    pub fn options_for(server: &S3Server) -> OriginOptions {
         OriginOptions {
             endpoint: Some(server.endpoint()),
             credentials: Some(AwsCredentials {

@@ -499,6 +499,7 @@ impl WritableBucket {
             published,
             times: PublishedTimes::default(),
             space: Arc::new(StagingSpace::new(options.staging_max)),
+            holders: Arc::default(),
             absences: Arc::default(),
             known: Arc::new(LastKnown::new(options.known_names_max)),
             ending: EndingFiles::default(),

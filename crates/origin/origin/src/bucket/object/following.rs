@@ -99,7 +99,8 @@ fn follow(changes: &mut ObjectChanges, facts: &mut ObjectFacts, found: FoundObje
     if is_known {
         changes.attributes = found.attributes;
     } else {
-        *changes = ObjectChanges { attributes: found.attributes, ..ObjectChanges::default() };
+        let spilling = std::mem::take(&mut changes.spilling);
+        *changes = ObjectChanges { attributes: found.attributes, spilling, ..ObjectChanges::default() };
         facts.len = found.attr.size;
         facts.published = Some(found.attr);
     }

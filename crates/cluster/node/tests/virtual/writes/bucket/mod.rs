@@ -29,8 +29,12 @@ use std::time::Duration;
 use store::{SimStore, StoreAccess, StoreFaults};
 
 const BUCKET_URL: &str = "s3://bucket";
-/// Space for changed bytes of a node.
+/// Space for changed bytes of a node or of a mount, in runs where it is never short.
 const STAGING_BYTES: u64 = 256 << 20;
+/// Space in the other runs, for the bytes of a few writes.
+const SHORT_STAGING_BYTES: u64 = 72 << 10;
+/// Length of the first parts of uploads there.
+const SHORT_PARTS: u64 = 16 << 10;
 
 const BUCKET_TEST: SeededTest = SeededTest {
     name: "writes::bucket::a_bucket_has_what_was_published_through_all_trouble",
@@ -41,6 +45,8 @@ const BUCKET_TEST: SeededTest = SeededTest {
 /// A bucket that nodes serve.
 struct BucketSource {
     store: SimStore,
+    /// Local space is short: parts of open files are moved to the store.
+    short_space: bool,
 }
 
 impl SimSource for BucketSource {
@@ -60,6 +66,7 @@ impl SimSource for BucketSource {
             store: self.store.clone(),
             process,
             options,
+            write_options: self.write_options(),
             published: Arc::default(),
             stats,
             _held: held,
@@ -83,7 +90,7 @@ impl SimSource for BucketSource {
         let location = SourceLocation::parse(BUCKET_URL)?;
         let _held = origin.shared_buckets.open_over(&location, &origin, Arc::clone(&stats), store)?;
         let reads = Arc::clone(volume) as _;
-        let bucket = WritableBucket::open(BUCKET_URL, &origin, write_options(), reads, Arc::default(), stats)?;
+        let bucket = WritableBucket::open(BUCKET_URL, &origin, self.write_options(), reads, Arc::default(), stats)?;
         bucket.share_paths(volume.open_path_locks(None)?);
         Ok(bucket)
     }
@@ -100,10 +107,16 @@ impl MountWrites for WritableBucket {
     }
 }
 
-fn write_options() -> BucketWriteOptions {
-    let mut options = BucketWriteOptions::new(0, 0);
-    options.staging_max = STAGING_BYTES;
-    options
+impl BucketSource {
+    fn write_options(&self) -> BucketWriteOptions {
+        let mut options = BucketWriteOptions::new(0, 0);
+        options.staging_max = STAGING_BYTES;
+        if self.short_space {
+            options.staging_max = SHORT_STAGING_BYTES;
+            options.part_len = SHORT_PARTS;
+        }
+        options
+    }
 }
 
 /// The bucket as a process of a node has it.
@@ -111,6 +124,7 @@ struct BucketOfProcess {
     store: SimStore,
     process: u64,
     options: OriginOptions,
+    write_options: BucketWriteOptions,
     published: Arc<PublishedBytes>,
     stats: Arc<Stats>,
     _held: HeldBucket,
@@ -129,7 +143,7 @@ impl SourceOfProcess for BucketOfProcess {
         let opened = WritableBucket::open(
             BUCKET_URL,
             &self.options,
-            write_options(),
+            self.write_options.clone(),
             Arc::clone(reads),
             published,
             Arc::clone(&self.stats),

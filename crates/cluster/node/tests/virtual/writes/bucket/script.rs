@@ -14,6 +14,10 @@ use std::time::{Duration, Instant};
 
 /// Longest time until nothing is open any more after all programs have ended.
 const CLOSED_AFTER: Duration = Duration::from_secs(400);
+/// A length that takes several parts.
+const LARGE_DOCUMENT: usize = 9 << 20;
+/// The same in a run with short space.
+const LONGEST_IN_SHORT_SPACE: usize = 200_000;
 
 /// One run. `events` outlives it.
 pub fn run(seed: u64, events: &Arc<Shared>) {
@@ -26,12 +30,13 @@ pub fn run(seed: u64, events: &Arc<Shared>) {
         plan.kinds = vec![SOURCE_TROUBLE];
     }
     let store = SimStore::new(seed, events);
-    let source = Arc::new(BucketSource { store: store.clone() });
+    let short_space = seed.is_multiple_of(3);
+    let source = Arc::new(BucketSource { store: store.clone(), short_space });
     *locked(&events.began) = Some(Instant::now());
     let cluster = WriteCluster::start(source, plan.nodes, plan.mounts, 0);
     let shared = &**events;
-    shared.tell(format_args!("{plan:?}"));
-    let model = BucketModel::new(store);
+    shared.tell(format_args!("{plan:?}, short space: {short_space}"));
+    let model = BucketModel::new(store, if short_space { LONGEST_IN_SHORT_SPACE } else { LARGE_DOCUMENT });
     let script = WriteScript::new(dice, &cluster, shared, &plan);
     let start_program = |number, mount: &_, dice| BucketProgram::new(number, mount, shared, &model, dice).run();
     let mut kept = Vec::new();
@@ -103,5 +108,7 @@ fn check_end(cluster: &WriteCluster, shared: &Shared, model: &BucketModel) {
     }
     let keys = model.store.keys().len();
     let outages = shared.outages.load(Ordering::Relaxed);
+    let (spilled, left) = model.store.count_below(".spurline-part-");
+    shared.tell(format_args!("{spilled} objects with parts of open files, {left} left"));
     shared.tell(format_args!("{keys} keys, {} values of the counter, {outages} outages", counter.acknowledged()));
 }

@@ -266,6 +266,13 @@ impl SimStore {
         state.keys.keys().filter(|key| state.find(key).is_some()).cloned().collect()
     }
 
+    /// The number of objects that were made below a prefix, and of those that are left.
+    pub fn count_below(&self, prefix: &str) -> (usize, usize) {
+        let state = self.state.lock();
+        let made: Vec<_> = state.keys.keys().filter(|key| key.starts_with(prefix)).collect();
+        (made.len(), made.iter().filter(|key| state.find(key).is_some()).count())
+    }
+
     /// A stranger writes an object.
     pub fn put_as_stranger(&self, key: &str, bytes: Vec<u8>) {
         let etag = etag_of(&bytes);
