@@ -86,6 +86,8 @@ pub(crate) fn open_writes(
         let mut options = bucket_options(&writes, staging_dir, config.budget.total);
         setup::keep_known_names(&mut options, &config.under, config.budget.metadata_bytes);
         options.conditions_known = kept.is_some_and(|kept| kept.goes_on);
+        // The nodes have the bytes that they send.
+        options.fills_cache = volume.remote.is_none();
         let source = open_bucket_writes(config, options, volume, stats)?;
         // All files have the same owner, so no caller acts as itself.
         let behind: Option<Arc<dyn DelayedWrites>> = Some(Arc::clone(&source) as _);

@@ -73,6 +73,8 @@ pub struct BucketWriteOptions {
     pub staging_dir: Option<PathBuf>,
     /// Most bytes of these files together.
     pub staging_max: u64,
+    /// The cache fills blocks of new objects from these files ([`PublishingOrigin`]).
+    pub fills_cache: bool,
     /// The source's prefix with a trailing slash, or empty.
     pub(crate) root: String,
     /// The number of the mount whose changes these are, in a node: that mount publishes them, and an end of its files drops them.
@@ -98,6 +100,7 @@ impl BucketWriteOptions {
             known_names_max: 0,
             staging_dir: None,
             staging_max: u64::MAX,
+            fills_cache: true,
             root: String::new(),
             mount: None,
         }

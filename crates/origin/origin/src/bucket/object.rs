@@ -733,7 +733,7 @@ impl OpenObject {
 
     /// The bytes that were just published are read from the local file.
     fn keep_hot(&self, staged: Option<StagedBytes>) {
-        if let (Some(staged), Some(object)) = (staged, self.object()) {
+        if let (Some(staged), Some(object)) = (staged.filter(|_| self.context.options.fills_cache), self.object()) {
             self.context.published.insert(&object, staged);
             let blocks = object.size.div_ceil(self.context.reads.block_size());
             self.context.reads.prefetch(&object, 0..u32::try_from(blocks).unwrap_or(u32::MAX), HOT_PIECE);

@@ -102,7 +102,9 @@ impl SimSource for BucketSource {
         let location = SourceLocation::parse(BUCKET_URL)?;
         let _held = origin.shared_buckets.open_over(&location, &origin, Arc::clone(&stats), store)?;
         let reads = Arc::clone(volume) as _;
-        Ok(WritableBucket::open(BUCKET_URL, &origin, write_options(), reads, Arc::default(), stats)?)
+        let mut options = write_options();
+        options.fills_cache = false;
+        Ok(WritableBucket::open(BUCKET_URL, &origin, options, reads, Arc::default(), stats)?)
     }
 
     /// After the grace period, a node that can't be asked keeps no locks.

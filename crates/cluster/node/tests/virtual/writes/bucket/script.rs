@@ -35,6 +35,9 @@ fn run_written_by(writer: BucketWriter, seed: u64, events: &Arc<Shared>) {
         plan.kinds = vec![SOURCE_TROUBLE];
     }
     let store = SimStore::new(seed, events);
+    if writer == BucketWriter::Mount {
+        store.make_ends_slow();
+    }
     let source = Arc::new(BucketSource { store: store.clone(), writer });
     *locked(&events.began) = Some(Instant::now());
     let cluster = WriteCluster::start(source, plan.nodes, plan.mounts, 0);
