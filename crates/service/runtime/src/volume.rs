@@ -263,7 +263,7 @@ fn open_from_group(
         follower: Some(Arc::new(follower)),
         _keeper: monitor?,
         buckets: SharedBuckets::default(),
-        published: Arc::new(PublishedBytes::keeping_none()),
+        published: Arc::default(),
         has_blocks: true,
         fresh: FreshDirs::default(),
     })

@@ -93,6 +93,8 @@ pub(crate) fn open_writes(
         let mut options = bucket_options(&writes, staging_dir, config.budget.total);
         setup::keep_known_names(&mut options, &config.under, config.budget.metadata_bytes);
         options.conditions_known = kept.as_ref().is_some_and(|kept| kept.goes_on);
+        // The nodes have the bytes that they send.
+        options.fills_cache = volume.remote.is_none();
         let source = open_bucket_writes(config, options, &origin, store, volume, stats)?;
         if let Some(nodes) = &volume.remote {
             source.share_paths(nodes.open_path_locks(kept.map(|kept| kept.client))?);

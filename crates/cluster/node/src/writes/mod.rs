@@ -80,7 +80,7 @@ impl WriteService {
         &self.sessions
     }
 
-    pub fn path_locks(&self) -> &PathLocks {
+    pub fn path_locks(&self) -> &Arc<PathLocks> {
         &self.path_locks
     }
 }

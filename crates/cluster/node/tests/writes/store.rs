@@ -291,7 +291,8 @@ fn open_writer(url: &str, volume: &Arc<GroupVolume>) -> Arc<WritableBucket> {
     let store = volume.open_store(REQUEST_TIME).unwrap();
     let location = SourceLocation::parse(url).unwrap();
     let held = origin.shared_buckets.open_over(&location, &origin, Arc::clone(&stats), Box::new(store)).unwrap();
-    let options = BucketWriteOptions::new(0, 0);
+    let mut options = BucketWriteOptions::new(0, 0);
+    options.fills_cache = false;
     let reads = Arc::clone(volume) as _;
     let writer = WritableBucket::open(url, &origin, options, reads, Arc::default(), stats).unwrap();
     drop(held);

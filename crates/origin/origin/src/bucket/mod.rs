@@ -75,6 +75,8 @@ pub struct BucketWriteOptions {
     pub staging_max: u64,
     /// Length of the first parts of an upload.
     pub part_len: u64,
+    /// The cache fills blocks of new objects from these files ([`PublishingOrigin`]).
+    pub fills_cache: bool,
     /// The source's prefix with a trailing slash, or empty.
     pub(crate) root: String,
 }
@@ -99,6 +101,7 @@ impl BucketWriteOptions {
             staging_dir: None,
             staging_max: u64::MAX,
             part_len: part_upload::FIRST_PART,
+            fills_cache: true,
             root: String::new(),
         }
     }

@@ -738,8 +738,8 @@ impl OpenObject {
 
     /// The bytes that were just published are read from the local file, unless local space was too short for all of them.
     fn keep_hot(&self, staged: Option<StagedBytes>) {
-        let staged = staged.filter(|staged| staged.spilled_parts().is_empty());
-        if let (Some(staged), Some(object)) = (staged, self.object()) {
+        let is_kept = |staged: &StagedBytes| self.context.options.fills_cache && staged.spilled_parts().is_empty();
+        if let (Some(staged), Some(object)) = (staged.filter(is_kept), self.object()) {
             self.context.published.insert(&object, staged);
             let blocks = object.size.div_ceil(self.context.reads.block_size());
             self.context.reads.prefetch(&object, 0..u32::try_from(blocks).unwrap_or(u32::MAX), HOT_PIECE);

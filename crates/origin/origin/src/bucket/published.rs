@@ -22,29 +22,18 @@ struct PublishedList {
 }
 
 /// The local files of the objects that were published last.
+#[derive(Default)]
 pub struct PublishedBytes {
     list: Mutex<PublishedList>,
-    max_bytes: u64,
-}
-
-impl Default for PublishedBytes {
-    fn default() -> Self {
-        PublishedBytes { list: Mutex::default(), max_bytes: BYTES_MAX }
-    }
 }
 
 impl PublishedBytes {
-    /// Keeps nothing, where the cache of other processes has the bytes.
-    pub fn keeping_none() -> PublishedBytes {
-        PublishedBytes { list: Mutex::default(), max_bytes: 0 }
-    }
-
     /// Keeps the bytes of an object; those of the oldest ones go.
     pub(super) fn insert(&self, object: &ObjectRef, staged: StagedBytes) {
         let mut list = self.list.lock();
         list.bytes += staged.len();
         list.objects.push_back((object.id, Arc::new(staged)));
-        while list.objects.len() > OBJECTS_MAX || list.bytes > self.max_bytes {
+        while list.objects.len() > OBJECTS_MAX || list.bytes > BYTES_MAX {
             let Some((_, oldest)) = list.objects.pop_front() else { return };
             list.bytes -= oldest.len();
         }

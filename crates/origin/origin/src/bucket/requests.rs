@@ -18,7 +18,7 @@ use crate::retry::RetryState;
 use crate::shared_buckets::SharedBucket;
 use crate::write_backend::{
     AnswerProgress, CopySource, ObjectAttributes, ObjectBody, ObjectWriteBackend, StoredObject, UploadedPart,
-    WriteCondition,
+    WriteCondition, assembly_time, transfer_time,
 };
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -34,17 +34,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The attribute with the mark of the change that made an object.
 const MARK: &str = "spurline-op";
-/// The time of a request grows with its bytes by this rate, in bytes per second.
-const LEAST_RATE: u64 = 1 << 20;
 
 /// A request with more bytes has a single attempt while its connection lives: on a slow link the bytes take longer than an answer.
 const RESENT_MAX: u64 = 128 << 10;
 
 /// A request that took this long and was repeated is logged with the last failure.
 const LONG_PAUSE: Duration = Duration::from_secs(10);
-
-/// The time for the end of an upload grows with its parts by this time: stores assemble thousands of parts in minutes.
-const TIME_PER_PART: Duration = Duration::from_millis(250);
 
 /// Largest object that one request copies, as S3 has it.
 const COPY_MAX: u64 = 5 << 30;
@@ -216,9 +211,8 @@ impl BucketRequests {
 
     /// The time of a request with `len` bytes that the store answers at once.
     fn time_of(&self, len: u64) -> RequestTime {
-        let transfer = Duration::from_secs(len / LEAST_RATE);
         RequestTime {
-            deadline: self.read_deadline() + transfer,
+            deadline: self.read_deadline() + transfer_time(len),
             first_attempt: (len <= RESENT_MAX).then(|| self.bucket.config.resend_after()),
         }
     }
@@ -239,7 +233,7 @@ impl BucketRequests {
 
     /// The time of a copy of `len` bytes within the store.
     fn time_of_copy(&self, len: u64) -> RequestTime {
-        self.time_of_work(Duration::from_secs(len / LEAST_RATE))
+        self.time_of_work(transfer_time(len))
     }
 
     /// Sends a request until the store answers it.
@@ -282,7 +276,7 @@ impl BucketRequests {
         let mut repeated = 0;
         loop {
             let until = time.end_of_attempt(repeated);
-            let failure = match self.await_answer(until, progress, send(backend)).await {
+            let failure = match progress.await_answer(until, self.bucket.config.timeout, send(backend)).await {
                 Some(Ok(answer)) => {
                     self.note_pause(what, begun, repeated, last_failure.as_ref());
                     return Ok(answer);
@@ -322,23 +316,6 @@ impl BucketRequests {
                 "{what} took {seconds:.0} s and was sent {} times; the last failure was: {failure}",
                 repeated + 1
             );
-        }
-    }
-
-    /// The answer to an attempt; `None` when the deadline has passed, and the time of a request since the last byte of the answer.
-    async fn await_answer<T>(
-        &self,
-        deadline: Instant,
-        progress: &AnswerProgress,
-        mut attempt: BoxFuture<'_, T>,
-    ) -> Option<T> {
-        let mut until = deadline;
-        loop {
-            if let Ok(answer) = tokio::time::timeout_at(until.into(), &mut attempt).await {
-                return Some(answer);
-            }
-            let longer = progress.last_bytes().map(|at| at + self.bucket.config.timeout);
-            until = longer.filter(|longer| *longer > until)?;
         }
     }
 
@@ -653,11 +630,6 @@ impl BucketRequests {
             _ => Ok(()),
         }
     }
-}
-
-/// The time in which a store makes an object of parts.
-fn assembly_time(parts: usize) -> Duration {
-    TIME_PER_PART * parts as u32
 }
 
 /// Why a change has no result.

@@ -29,7 +29,7 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(75);
 const PEER_SILENCE: Duration = Duration::from_secs(2);
 /// Memory of a mount for written bytes: little, so that syncs have to make room.
 pub const WRITE_MEMORY_BYTES: u64 = 512 << 10;
-const NODE_BLOCKS: u64 = 16;
+const NODE_BLOCKS: u64 = 640;
 /// As the default of `--nconnect`.
 const RAIL_CHANNELS: usize = 4;
 /// As the pauses before a failed rail is tried again, and until a rail that returned is used.

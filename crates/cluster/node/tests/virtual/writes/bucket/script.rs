@@ -30,6 +30,7 @@ pub fn run(seed: u64, events: &Arc<Shared>) {
         plan.kinds = vec![SOURCE_TROUBLE];
     }
     let store = SimStore::new(seed, events);
+    store.make_ends_slow();
     let short_space = seed.is_multiple_of(3);
     let source = Arc::new(BucketSource { store: store.clone(), short_space });
     *locked(&events.began) = Some(Instant::now());
