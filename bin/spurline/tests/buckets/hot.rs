@@ -46,7 +46,7 @@ impl HotRig {
     fn mount(&self, name: &str) -> Mount {
         let at = self.world.dir(name);
         let mut command = self.world.command(&["mount", &source(), at.to_str().unwrap(), "--rw"]);
-        self.world.mount_at(command.args(["--registry", &self.registry, "--writer-in-mount"]), &at)
+        self.world.mount_at(command.args(["--registry", &self.registry]), &at)
     }
 
     /// Waits until the nodes have all blocks of a file.

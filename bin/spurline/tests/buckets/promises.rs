@@ -159,9 +159,8 @@ fn a_node_that_goes_on_after_a_stop_replaces_nothing() {
     mount.unmount();
 }
 
-/// The mount has no extended attributes to set them again elsewhere.
 #[test]
-fn extended_attributes_that_are_not_published_are_lost_with_their_node_and_nothing_is_published() {
+fn extended_attributes_that_are_not_published_survive_a_lost_node() {
     let Some(mut rig) = NodesRig::start_with(1, &["--object-attrs"]) else { return };
     let mount = rig.mount("mnt", &[]);
     let file = File::create(mount.path("file")).unwrap();
@@ -171,32 +170,11 @@ fn extended_attributes_that_are_not_published_are_lost_with_their_node_and_nothi
     rig.nodes[0].process.kill();
     let endpoint = rig.server.endpoint();
     rig.nodes[0] = rig.node(0, port, &endpoint);
-    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::EIO));
-    assert_eq!(file.write_all_at(b"more", 0).unwrap_err().raw_os_error(), Some(libc::EIO));
+    file.write_all_at(b"more", 5).unwrap();
     drop(file);
-    assert!(rig.server.bytes(BUCKET, "p/file").is_none());
+    assert_eq!(rig.server.bytes(BUCKET, "p/file").unwrap(), b"bytesmore");
+    let mut value = [0; 16];
+    let len = rustix::fs::getxattr(mount.path("file"), c"user.name", &mut value).unwrap();
+    assert_eq!(&value[..len], b"value");
     mount.unmount();
-}
-
-/// The node's disk for changed bytes is smaller than a file.
-#[test]
-fn a_node_with_little_space_publishes_a_long_file_whole() {
-    if !can_mount() {
-        return;
-    }
-    let world = World::new();
-    let disk = world.dir("node-cache-0");
-    let memory = TmpFs::mount(&disk, "size=40m");
-    let rig = NodesRig::start_in(world, 1);
-    let mount = rig.mount("mnt", &[]);
-    let text = bytes(2, 90 * MIB);
-    let mut file = File::create(mount.path("long")).unwrap();
-    text.chunks(MIB).for_each(|piece| file.write_all(piece).unwrap());
-    file.sync_all().unwrap();
-    drop(file);
-    assert!(rig.server.bytes(BUCKET, "p/long").unwrap() == text);
-    mount.unmount();
-    // The folder of the test is removed with the rig.
-    drop(memory);
-    drop(rig);
 }

@@ -1,6 +1,6 @@
 //! A written bucket, alone and through nodes, goes on after the end of the mount's process.
 
-use crate::nodes::{BUCKET, NodesRig, WRITERS};
+use crate::nodes::{BUCKET, NodesRig};
 use crate::objects::BucketRig;
 use rustix::process::Signal;
 use spurline_rig::file_locks::{add_one, open};
@@ -161,13 +161,9 @@ fn writers_of_a_bucket_go_on_when_the_process_of_their_mount_dies() {
 
 #[test]
 fn writers_of_a_bucket_through_nodes_go_on_when_the_process_of_their_mount_dies() {
-    WRITERS.iter().for_each(|writer| write_through_nodes_beside_ends(writer));
-}
-
-fn write_through_nodes_beside_ends(writer: &[&str]) {
     let Some(rig) = NodesRig::start_with(2, &[]) else { return };
-    let mount = rig.mount("mnt", &[&["--recover", "--attr-cache", "100ms"], writer].concat());
-    let other = rig.mount("other", &[&["--attr-cache", "0s"], writer].concat());
+    let mount = rig.mount("mnt", &["--recover", "--attr-cache", "100ms"]);
+    let other = rig.mount("other", &["--attr-cache", "0s"]);
     let rounds = write_beside_ends(&rig.world, &mount.at, &[&mount.at, &other.at]);
     unmount_kept(&rig.world, mount);
     other.unmount();
