@@ -57,14 +57,6 @@ impl NodesRig {
         Some(rig.with_nodes(count, endpoint))
     }
 
-    /// In a folder that is there.
-    pub fn start_in(world: World, count: usize) -> NodesRig {
-        let server = S3Server::in_memory().unwrap();
-        server.create_bucket(BUCKET);
-        let endpoint = server.endpoint();
-        NodesRig { server, nodes: Vec::new(), world, node_words: &[] }.with_nodes(count, &endpoint)
-    }
-
     fn with_nodes(mut self, count: usize, endpoint: &str) -> NodesRig {
         for number in 0..count {
             let node = self.node(number, 0, endpoint);

@@ -6,10 +6,8 @@ use crate::objects::BucketRig;
 use rustix::fs::{FileType, Mode, XattrFlags, fsetxattr, mknodat};
 use rustix::process::Signal;
 use spurline_rig::world::*;
-use spurline_rig::writable_group::TmpFs;
 use spurline_testkit::{ChaosProxy, ProxyFault, S3Server};
 use std::fs::{self, File, OpenOptions};
-use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::time::Duration;
 

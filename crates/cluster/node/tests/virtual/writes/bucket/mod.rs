@@ -90,7 +90,8 @@ impl SimSource for BucketSource {
         let location = SourceLocation::parse(BUCKET_URL)?;
         let _held = origin.shared_buckets.open_over(&location, &origin, Arc::clone(&stats), store)?;
         let reads = Arc::clone(volume) as _;
-        let options = BucketWriteOptions { fills_cache: false, ..self.write_options() };
+        let mut options = self.write_options();
+        options.fills_cache = false;
         let bucket = WritableBucket::open(BUCKET_URL, &origin, options, reads, Arc::default(), stats)?;
         bucket.share_paths(volume.open_path_locks(None)?);
         Ok(bucket)
