@@ -11,7 +11,6 @@ use spurline_proto::WriteCall;
 use spurline_types::errno::EAGAIN;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::{Caller, FileLock, LockKind};
-use std::time::Instant;
 
 impl OpenFiles {
     /// Sets or removes a lock that the process of the file keeps.
@@ -33,7 +32,7 @@ impl OpenFiles {
         }
         let deadline = self.calls.begin();
         loop {
-            let begun = Instant::now();
+            let attempt = opened.begin_lock();
             let home = self.set_at_process(opened, lock, caller, deadline)?;
             if let Err(error) = self.complete_lock(opened, lock, deadline) {
                 self.give_back(opened, lock, caller);
@@ -48,7 +47,7 @@ impl OpenFiles {
                     "another program of this mount has the lock, at another node",
                 ));
             }
-            if opened.note_granted(lock, begun, &home) {
+            if opened.note_granted(lock, attempt, &home) {
                 return Ok(());
             }
             drop(granting);
