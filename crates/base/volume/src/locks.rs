@@ -73,7 +73,7 @@ impl FileLock {
         locks && self.family == wanted.family && !apart && !shared
     }
 
-    /// Whether this request lets other owners see what was written under `held`, the locks of its owner.
+    /// Whether this request lets other owners see bytes that were written under `held`, the locks of the same owner.
     pub fn lets_others_in(&self, held: &[FileLock]) -> bool {
         let range = self.whole_if_flock();
         let mut written = held.iter().filter(|held| held.kind == LockKind::Write);

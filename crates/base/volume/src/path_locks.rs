@@ -37,7 +37,8 @@ pub trait PathLocks: Send + Sync {
 
 /// A path that is open for locks, until this is dropped.
 pub trait LockedPath: Send + Sync {
-    /// Sets a lock, after `refresh`: what the last owner of the lock has published is read then, or the lock is given back.
+    /// Sets a lock, and then calls `refresh`, which reads the object that the last owner has published. If that fails, the lock is given
+    /// back. `refresh` may be called several times.
     ///
     /// # Errors
     /// `EAGAIN` while another lock is in the way; `Throttled` while a mount may reclaim such a lock after the loss of a node; `EIO` while

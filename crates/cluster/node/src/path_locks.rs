@@ -98,7 +98,7 @@ impl PathLocks {
     /// `EEXIST` while another mount has the name.
     fn reserve_name(&self, at: &VolumePath, owner: PathOwner) -> Result<()> {
         let mut names = self.names.lock();
-        // The programs of one mount are told apart by the mount.
+        // The mount excludes its own programs.
         if names.entry(at.clone()).or_insert(owner).session != owner.session {
             return Err(Error::new(ErrorKind::Io(EEXIST), "another mount is making the file"));
         }
@@ -191,7 +191,7 @@ impl Drop for OpenPath {
 mod tests {
     use super::*;
     use spurline_volume::locks::LAST_BYTE;
-    use spurline_volume::writes::{LockFamily, LockRange};
+    use spurline_volume::writes::{LockFamily, LockKind, LockRange};
 
     fn lock(kind: LockKind, start: u64, end: u64) -> FileLock {
         FileLock { family: LockFamily::Posix, owner: 1, range: LockRange { start, end }, kind }

@@ -21,7 +21,6 @@ use spurline_volume::writes::{
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// From `linux/falloc.h`: the only mode that changes no bytes.
 const FALLOC_FL_KEEP_SIZE: u32 = 1;
@@ -330,13 +329,13 @@ impl WritableFile for RemoteFile {
         }
         let deadline = self.files.calls.begin();
         loop {
-            let begun = Instant::now();
+            let attempt = self.opened.begin_lock();
             let sent = call_open(&self.files, &self.opened, OpenCall::query(&call, caller, deadline))?;
             done(settle_answer(sent.answer)?)?;
             if lock.kind == LockKind::Unlock {
                 return Ok(());
             }
-            if self.opened.note_granted(lock, begun, &sent.home) {
+            if self.opened.note_granted(lock, attempt, &sent.home) {
                 return Ok(());
             }
             self.files.close_left(&self.opened, &sent.home, deadline);

@@ -408,10 +408,7 @@ impl ServedWrite<'_> {
             WriteCall::Stat(at) => WriteAnswer::Attr(volume.stat(at, &caller)?),
             WriteCall::Lookup(at) => WriteAnswer::Attr(volume.lookup(at, &caller)?),
             WriteCall::ReadLink(at) => WriteAnswer::Bytes(volume.readlink(at, &caller)?),
-            WriteCall::Access(at, mask) => {
-                volume.access(at, mask, &caller)?;
-                WriteAnswer::Done
-            }
+            WriteCall::Access(at, mask) => volume.access(at, mask, &caller).map(|()| WriteAnswer::Done)?,
             WriteCall::GetXattr(at, name) => WriteAnswer::Bytes(volume.get_xattr(at, name, &caller)?),
             WriteCall::ListXattr(at) => WriteAnswer::Bytes(volume.list_xattr(at, &caller)?),
             WriteCall::Open { at, flags, file } => {
@@ -445,7 +442,6 @@ impl ServedWrite<'_> {
                 let attr = volume.change_marked(&change, &caller, mark)?;
                 attr.map_or(WriteAnswer::Done, WriteAnswer::Attr)
             }
-            WriteCall::Renew => WriteAnswer::Done,
             WriteCall::KeepAnswers { changes } => {
                 self.session.keep_answers(changes.iter());
                 WriteAnswer::Done
@@ -453,14 +449,12 @@ impl ServedWrite<'_> {
             WriteCall::FindGrant { at, family, range, kind } => {
                 // The owner's number means nothing to other mounts.
                 let lock = FileLock { family, owner: 0, range, kind };
-                WriteAnswer::Grants(self.known_grants(at.expected, &lock, Instant::now()))
+                self.find_grants(at.expected, &lock, None)
             }
-            WriteCall::OpenPath { .. } | WriteCall::FindPathLock { .. } => self.execute_on_path()?,
-            WriteCall::Close { opened_below, files } => {
-                // Closing a second time changes nothing.
-                files.iter().for_each(|file| self.session.close_object(file, opened_below));
-                WriteAnswer::Done
-            }
+            WriteCall::OpenPath { .. }
+            | WriteCall::FindPathLock { .. }
+            | WriteCall::Close { .. }
+            | WriteCall::Renew => self.execute_on_path()?,
             WriteCall::ReadDirectory { file, from, max, attrs } => match self.session.open_object(file) {
                 Some(OpenObject::Directory(directory)) => {
                     WriteAnswer::Names(directory.read(from, max.clamp(1, NAMES_MAX) as usize, attrs, &caller)?)
@@ -509,7 +503,7 @@ impl ServedWrite<'_> {
         Ok(WriteAnswer::Done)
     }
 
-    /// A call about a path of a bucket, or on the open paths of a mount.
+    /// A call that needs no file of the source: see [`is_about_paths`].
     fn execute_on_path(&self) -> Result<WriteAnswer> {
         let table = &self.service.path_locks;
         let session = self.request.id.session;
@@ -528,8 +522,7 @@ impl ServedWrite<'_> {
                 // The owner's number means nothing to other mounts.
                 let lock = FileLock { family, owner: 0, range, kind };
                 let held = table.find_conflict_of_others(volume, at.path, session, &lock);
-                let known = self.known_grants(Some(lock_identity(volume, at.path)), &lock, Instant::now());
-                WriteAnswer::Grants(KnownGrants { held, ..known })
+                self.find_grants(Some(lock_identity(volume, at.path)), &lock, held)
             }
             WriteCall::SetLock { file, family, owner, range, kind } => {
                 let Some(OpenObject::Path(path)) = self.session.open_object(file) else {
@@ -541,11 +534,16 @@ impl ServedWrite<'_> {
             }
             WriteCall::StatOpen { file } if self.session.open_object(file).is_none() => WriteAnswer::UnknownFile,
             WriteCall::Close { opened_below, files } => {
+                // Closing a second time changes nothing.
                 files.iter().for_each(|file| self.session.close_object(file, opened_below));
                 WriteAnswer::Done
             }
             _ => WriteAnswer::Done,
         })
+    }
+
+    fn find_grants(&self, of: Option<FileIdentity>, lock: &FileLock, held: Option<LockConflict>) -> WriteAnswer {
+        WriteAnswer::Grants(KnownGrants { held, ..self.known_grants(of, lock, Instant::now()) })
     }
 
     /// What is known of locks of other mounts that exclude this one.

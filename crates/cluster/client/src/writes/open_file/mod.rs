@@ -37,7 +37,7 @@ use spurline_volume::kept_client::HeldFile;
 use spurline_volume::locks::LockOwner;
 use spurline_volume::path_locks::KeepPlace;
 use spurline_volume::writes::{Caller, FileIdentity, FileLock, LockKind, NodeAttr, OpenAttrCall};
-use state::{FileAction, FileMachine, FileOutcome, SettleTime};
+use state::{FileAction, FileMachine, FileOutcome, LockAttempt, SettleTime};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -335,11 +335,16 @@ impl OpenFile {
         self.machine.lock().confirmed().is_some_and(|confirmed| confirmed.elapsed() < time)
     }
 
-    /// Notes a lock that `home` granted to a request of the time `sent`. False if the file has moved since.
-    pub fn note_granted(&self, lock: &FileLock, sent: Instant, home: &HomeProcess) -> bool {
+    /// A request for a lock is about to be sent.
+    pub fn begin_lock(&self) -> LockAttempt {
+        self.machine.lock().begin_lock(Instant::now())
+    }
+
+    /// Notes a lock that `home` granted. False if the file has begun to move since the attempt.
+    pub fn note_granted(&self, lock: &FileLock, attempt: LockAttempt, home: &HomeProcess) -> bool {
         let mut machine = self.machine.lock();
-        machine.confirm(sent, home);
-        let granted = machine.note_granted(lock, sent, home);
+        machine.confirm(attempt.sent, home);
+        let granted = machine.note_granted(lock, attempt, home);
         self.has_locks.store(machine.has_locks(), Ordering::Relaxed);
         granted
     }

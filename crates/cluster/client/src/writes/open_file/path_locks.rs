@@ -4,7 +4,7 @@
 //! 1. **Set.** The process of the file sets a new lock, unless another mount has the lock there.
 //! 2. **Comparison** with the locks that other processes keep: as nodes join, are cut off and leave, two mounts can have one path at
 //!    two processes. Each sets its lock first and then looks at the other process, so that either finds the other's lock.
-//! 3. **Refresh.** The caller reads what the last owner of the lock has published.
+//! 3. **Refresh.** The caller reads the object that the last owner of the lock has published.
 //!
 //! A lock that fails in step 2 or 3 is given back.
 
@@ -26,6 +26,8 @@ use std::time::{Duration, Instant};
 
 /// Locks with an answer of this age are another mount's at the earliest when as much time again has passed.
 const CONFIRMED_FOR: Duration = Duration::from_millis(LOCK_TIMES.grace.as_millis() as u64 / 2);
+/// A node that has heard nothing for longer may have closed the path, and have given the lock to another mount.
+const GRANTED_FOR: Duration = Duration::from_millis(LOCK_TIMES.locks_idle.as_millis() as u64 / 2);
 /// For how long, and how often, a lock is set under a new path while mounts reclaim locks of a lost node.
 const FOLLOW_WAIT: Duration = Duration::from_millis(LOCK_TIMES.grace.as_millis() as u64 * 2);
 const FOLLOW_PAUSE: Duration = Duration::from_millis(100);
@@ -118,7 +120,7 @@ impl LockedPath for RemotePath {
         let root = Caller::default();
         let deadline = files.calls.begin();
         loop {
-            let begun = Instant::now();
+            let attempt = opened.begin_lock();
             let home = files.set_at_process(opened, lock, &root, deadline)?;
             let completed = match files.find_lock_elsewhere(opened, lock, deadline) {
                 Ok(Some(_)) => Err(Error::new(ErrorKind::Io(EAGAIN), "another mount has the lock, at another node")),
@@ -129,10 +131,17 @@ impl LockedPath for RemotePath {
                 files.give_back(opened, lock, &root);
                 return completed;
             }
-            if opened.note_granted(lock, begun, &home) {
+            if attempt.sent.elapsed() < GRANTED_FOR && opened.note_granted(lock, attempt, &home) {
                 return Ok(());
             }
             files.close_left(opened, &home, deadline);
+            if deadline.is_over(Instant::now()) {
+                files.give_back(opened, lock, &root);
+                return Err(Error::new(
+                    ErrorKind::Throttled,
+                    "the object could not be read in time that was written under the lock",
+                ));
+            }
         }
     }
 
@@ -216,7 +225,7 @@ impl OpenFile {
         OpenFile { is_path: true, ..OpenFile::new_directory(number, place, &Caller::default(), home) }
     }
 
-    /// The call by which another node tells of its locks and grants.
+    /// The call by which another node shows its locks and grants.
     pub(super) fn find_call<'a>(&self, at: NodePath<'a>, lock: &FileLock) -> WriteCall<'a> {
         if self.is_path {
             return find_path_call(at, lock);

@@ -239,6 +239,14 @@ pub(crate) struct FileOutcome {
     pub next: Option<HomeProcess>,
 }
 
+/// A request for a lock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LockAttempt {
+    pub sent: Instant,
+    /// How often the file had begun to move before.
+    pub moves: u64,
+}
+
 /// An open file.
 #[derive(Debug)]
 pub(crate) struct FileMachine {
@@ -251,6 +259,8 @@ pub(crate) struct FileMachine {
     confirmed: Option<Instant>,
     settled: SettleTime,
     moving: Option<FileMove>,
+    /// How often the file has begun to move.
+    moves: u64,
 }
 
 impl FileMachine {
@@ -263,7 +273,13 @@ impl FileMachine {
             confirmed: None,
             settled: SettleTime::Unknown,
             moving: None,
+            moves: 0,
         }
+    }
+
+    /// A request for a lock is about to be sent.
+    pub fn begin_lock(&self, now: Instant) -> LockAttempt {
+        LockAttempt { sent: now, moves: self.moves }
     }
 
     /// The process that has it, or had it last.
@@ -327,14 +343,14 @@ impl FileMachine {
         }
     }
 
-    /// Process `home` granted a lock to a request of the time `sent`. False if the file has moved since: the lock was not among
-    /// those that moved with it.
-    pub fn note_granted(&mut self, lock: &FileLock, sent: Instant, home: &HomeProcess) -> bool {
-        if self.home != *home {
+    /// Process `home` granted a lock. False if the file has begun to move since the attempt, be it to the same process: the lock was not
+    /// among those that were set there.
+    pub fn note_granted(&mut self, lock: &FileLock, attempt: LockAttempt, home: &HomeProcess) -> bool {
+        if self.home != *home || self.moves != attempt.moves {
             return false;
         }
         self.locks.set_range(KnownLock { lock: *lock, pid: 0 });
-        self.locked_since.get_or_insert(sent);
+        self.locked_since.get_or_insert(attempt.sent);
         true
     }
 
@@ -377,6 +393,7 @@ impl FileMachine {
         if self.home != *lost {
             return false;
         }
+        self.moves += 1;
         self.enter(FileEvent::ProcessLost);
         if self.state != FileState::Gone {
             // A move that another call began goes on.
@@ -648,7 +665,7 @@ mod tests {
     /// A file with a lock that its process 1 confirmed at `start`.
     fn locked(start: Instant) -> FileMachine {
         let mut file = FileMachine::new(process(1));
-        assert!(file.note_granted(&lock(LockKind::Write), start, &process(1)));
+        assert!(file.note_granted(&lock(LockKind::Write), file.begin_lock(start), &process(1)));
         file.confirm(start, &process(1));
         file
     }
@@ -664,6 +681,17 @@ mod tests {
         assert_eq!(outcome.actions, [EnterNext, CloseLeft, Resend]);
         assert_eq!((outcome.left, file.home(), file.next_step(now)), (Some(process(1)), &process(2), MoveStep::Done));
         assert_eq!(file.settled(), SettleTime::Entered, "no new lock before it is known when the loss was seen");
+    }
+
+    #[test]
+    fn a_lock_that_is_granted_while_the_file_is_opened_again_is_requested_again() {
+        let start = Instant::now();
+        let mut file = FileMachine::new(process(1));
+        let attempt = file.begin_lock(start);
+        file.begin_move(&process(1), TERMS);
+        file.note_opened(process(1), start);
+        assert!(!file.note_granted(&lock(LockKind::Write), attempt, &process(1)));
+        assert!(file.note_granted(&lock(LockKind::Write), file.begin_lock(start), &process(1)));
     }
 
     #[test]

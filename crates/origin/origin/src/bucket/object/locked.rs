@@ -32,8 +32,8 @@ impl ObjectLocks {
 }
 
 impl OpenObject {
-    /// Sets or removes a lock; `refresh` reads what the last owner has published. What was changed under a lock is published before
-    /// others get it.
+    /// Sets or removes a lock; `refresh` reads the object that the last owner has published. Changes are published before other owners
+    /// get the lock.
     ///
     /// # Errors
     /// As [`LockedPath::set`]; those of a publication, and then the lock stays, unless the changes are lost for good.
