@@ -18,7 +18,6 @@ pub const BUCKET: &str = "bucket";
 /// The kernel's transports.
 const TRANSPORTS: [&[&str]; 2] = [&["--fuse-io", "dev"], &["--fuse-io", "uring"]];
 
-
 /// A bucket in memory, and nodes that change it.
 pub struct NodesRig {
     pub server: S3Server,

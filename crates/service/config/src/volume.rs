@@ -161,7 +161,7 @@ impl RawVolume {
             readahead: reader.kernel.and_then(|fuse| fuse.readahead),
             processors: host.processors as u64,
             rdma: !alone && self.net.wants_rdma(),
-            origin: alone,
+            origin: alone || writes.is_some() && self.source.scheme() != "file",
             writes: !alone && writes.is_some(),
             s3: reader.s3,
         };
