@@ -28,8 +28,9 @@ settings! {
         pub rename_limit: u64 = 10_000,
         /// Abort uploads to a bucket that killed mounts have left behind when they are this old
         ///
-        /// With --rw, or --writable of a node, at the start. Uploads of other programs are never touched. A file of
-        /// another mount whose upload is aborted although it is still open is uploaded again when it is closed.
+        /// With --rw at the start, or --writable of a node at the start and every hour. Uploads of other programs are
+        /// never touched. A file of another mount whose upload is aborted although it is still open is uploaded again
+        /// when it is closed.
         #[arg(long, value_name = "TIME")]
         pub abort_uploads_after: Duration = parse_duration("1d"),
         /// Keep owner, mode, times, symbolic links and extended attributes in the metadata of a bucket's objects

@@ -35,6 +35,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+/// How often a node looks for what mounts have left behind in buckets.
+const LEFTOVERS_INTERVAL: Duration = Duration::from_secs(3600);
+
 /// Time limit for storing another weight in the registry; the client waits a little longer.
 const WEIGHT_STORE_TIMEOUT: Duration = Duration::from_secs(8);
 
@@ -202,7 +205,7 @@ fn open_service(
     let origin_stats = Arc::clone(stats);
     let buckets = buckets.clone();
     let published = Arc::<PublishedBytes>::default();
-    let changes = config.writes.map(|writes| NodeChanges {
+    let changes = config.writes.map(|writes| Arc::new(NodeChanges {
         options: {
             let mut options = bucket_options(&writes, config.cache.dirs.first().cloned(), config.budget.total);
             setup::keep_known_names(&mut options, &under, limits.name_bytes);
@@ -212,7 +215,7 @@ fn open_service(
         published: Arc::clone(&published),
         stats: Arc::clone(stats),
         writes,
-    });
+    }));
     let is_written = changes.is_some();
     let open = Box::new(move |source: &str| {
         let origin = setup::open_under(source, &within, &under, limits, &origin_stats, &buckets)?;
@@ -232,6 +235,7 @@ fn open_service(
             settings,
             Box::new(move |source| SourceRequests::open(source, &origin, Arc::clone(&stats))),
         );
+        remove_leftovers(&changes, sources)?;
         node.accept_writes(Box::new(move |volume| changes.open(volume)));
         expire_sessions(&node)?;
         tracing::info!("changes are taken from mounts with --rw");
@@ -282,8 +286,14 @@ impl NodeChanges {
             let opened = open_node_directory(source, &self.writes);
             return opened.map(drop).map_err(|error| unwritable(error, "leave --writable out"));
         }
-        let checked = WritableBucket::check(source, &self.origin, self.options.clone(), Arc::clone(&self.stats));
-        checked.map_err(|error| unwritable_bucket(error, "--writable"))
+        self.check_bucket(source, false).map_err(|error| unwritable_bucket(error, "--writable"))
+    }
+
+    /// Completes or removes what mounts have left behind in a bucket, whose conditions are tried unless these are known.
+    fn check_bucket(&self, source: &str, conditions_known: bool) -> spurline_types::Result<()> {
+        let mut options = self.options.clone();
+        options.conditions_known = conditions_known;
+        WritableBucket::check(source, &self.origin, options, Arc::clone(&self.stats))
     }
 
     /// Opens a source for changes, which is read through `volume`.
@@ -488,6 +498,23 @@ fn expire_sessions(node: &Arc<CacheNode>) -> Result<(), Fault> {
             node.expire_write_sessions();
             drop(node);
             std::thread::sleep(LOCK_TIMES.session_check);
+        }
+    });
+    spawned.map(drop).map_err(|e| Error::io("can't start a thread", &e).into())
+}
+
+/// Completes renames and removes uploads that mounts have left behind in buckets, also while no mount writes. The start has done so.
+fn remove_leftovers(changes: &Arc<NodeChanges>, sources: Vec<String>) -> Result<(), Fault> {
+    let changes = Arc::downgrade(changes);
+    let spawned = std::thread::Builder::new().name("leftovers".into()).spawn(move || {
+        loop {
+            std::thread::sleep(LEFTOVERS_INTERVAL);
+            let Some(changes) = changes.upgrade() else { return };
+            for source in sources.iter().filter(|source| !is_directory(source)) {
+                if let Err(error) = changes.check_bucket(source, true) {
+                    tracing::warn!("{source}: what mounts have left behind stays: {error}");
+                }
+            }
         }
     });
     spawned.map(drop).map_err(|e| Error::io("can't start a thread", &e).into())
