@@ -123,7 +123,8 @@ impl PartUpload {
                 }
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => {
-                    self.is_gone |= error.kind() == ErrorKind::NotFound;
+                    // What a changed part was copied from may be removed.
+                    self.is_gone |= error.kind() == ErrorKind::NotFound && !changed;
                     tracing::debug!("part {number} of '{}' is sent again: {error}", self.key);
                     self.failure = Some(error);
                 }

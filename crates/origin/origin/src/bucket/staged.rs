@@ -24,7 +24,7 @@ const SMALL_FILE_MIN: u64 = 4 << 10;
 /// Memory for all small files, those that were just published included.
 const SMALL_FILES_BYTES: u64 = 16 << 20;
 /// Space is short while less than a quarter is free, and less than this.
-const SHORT_SPACE: u64 = 256 << 20;
+const SHORT_SPACE: u64 = 64 << 20;
 
 /// The space for changed bytes of all files.
 pub(super) struct StagingSpace {
