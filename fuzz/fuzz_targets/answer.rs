@@ -2,7 +2,7 @@
 #![no_main]
 use libfuzzer_sys::fuzz_target;
 use spurline_proto::{
-    AnswerBody, CapacityAnswer, ChallengeAnswer, RangesDone, StoreAnswer, TokenProof, UploadParts, WelcomeAnswer, WriteAnswer,
+    AnswerBody, CapacityAnswer, ChallengeAnswer, RangesDone, SentParts, StoreAnswer, TokenProof, UploadParts, WelcomeAnswer, WriteAnswer,
     decode_error,
 };
 use spurline_types::{ObjectAttr, ListPage};
@@ -17,7 +17,7 @@ fn check<T: AnswerBody>(bytes: &[u8]) {
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((kind, body)) = bytes.split_first() else { return };
-    match kind % 11 {
+    match kind % 12 {
         0 => check::<ObjectAttr>(body),
         1 => check::<ListPage>(body),
         2 => check::<CapacityAnswer>(body),
@@ -28,6 +28,7 @@ fuzz_target!(|bytes: &[u8]| {
         7 => check::<WriteAnswer>(body),
         8 => check::<StoreAnswer>(body),
         9 => check::<UploadParts>(body),
+        10 => check::<SentParts>(body),
         _ => drop(decode_error(u16::from(*kind), body)),
     }
 });

@@ -8,6 +8,7 @@ use crate::range_reads::{AbandonedMemory, RangeReads, RangeTuple, closed_failure
 use crate::settings::ClientSettings;
 use crate::source_paths::{find_path, normal_path};
 use crate::writing::{PutFile, WritingFile, make_folders, put_files};
+use crate::writing_names::NameHolder;
 use parking_lot::Mutex;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
@@ -322,8 +323,7 @@ impl NativeClient {
     /// Starts a file that gets the name `path` by the commit.
     fn create(&self, py: Python<'_>, path: Vec<u8>) -> PyResult<WritingFile> {
         let parts = self.parts()?;
-        let files = parts.open.files()?;
-        let started = parts.run(py, move |_: &OpenSource| PutFile::create(&*files, &path))?;
+        let started = parts.run(py, move |open: &OpenSource| PutFile::create(open, &path, NameHolder::File))?;
         Ok(WritingFile::new(Arc::downgrade(&parts.open), started))
     }
 

@@ -14,6 +14,7 @@ mod range_reads;
 mod settings;
 mod source_paths;
 mod writing;
+mod writing_names;
 
 use pyo3::prelude::*;
 

@@ -3,6 +3,7 @@
 
 use crate::failure::CallFailure;
 use crate::settings::ClientSettings;
+use crate::writing_names::WritingNames;
 use rustix::io::Errno;
 use spurline_config::{CacheSize, HostLimits, WritesConfig};
 use spurline_fs::FileService;
@@ -28,6 +29,7 @@ enum OpenKind {
 pub(crate) struct OpenSource {
     opened: OpenKind,
     pub stats: Arc<Stats>,
+    names: Arc<WritingNames>,
     /// The last to be dropped.
     folder: Option<CacheFolder>,
 }
@@ -113,7 +115,7 @@ impl OpenSource {
             volume.keep_directories();
             OpenKind::Reading(volume)
         };
-        Ok(OpenSource { opened, stats, folder })
+        Ok(OpenSource { opened, stats, folder, names: Arc::default() })
     }
 
     fn open_volume(&self) -> &OpenVolume {
@@ -144,6 +146,16 @@ impl OpenSource {
             }
             OpenKind::Writing(files) => Ok(files.service()),
         }
+    }
+
+    /// Whether a file appears whole at its close, as an object does.
+    pub fn publishes(&self) -> bool {
+        matches!(&self.opened, OpenKind::Writing(files) if files.publishes())
+    }
+
+    /// The names that files are written under.
+    pub fn writing_names(&self) -> &Arc<WritingNames> {
+        &self.names
     }
 
     /// Closes the source; waits until nodes have written bytes durably.

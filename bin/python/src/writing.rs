@@ -1,11 +1,12 @@
 //! Files that are written: under a temporary name first, and renamed when whole, so that a reader finds the old file
-//! or the new one. Knows the file service, and no volumes.
+//! or the new one. A source whose files appear whole at the close needs no temporary name. Knows the file service, and no volumes.
 
 use crate::client::ClientParts;
 use crate::failure::CallFailure;
 use crate::open_source::OpenSource;
 use crate::range_reads::{buffer_of_bytes, closed_failure};
 use crate::source_paths::normal_path;
+use crate::writing_names::{HeldName, NameHolder};
 use parking_lot::Mutex;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
@@ -102,22 +103,60 @@ pub(crate) fn rename_path(
     files.rename(old, new, flags.bits(), &caller()).map_err(|error| CallFailure::from(error).of_path(&from))
 }
 
-/// A file under the first name, open for writing.
+/// How a file gets the name.
+enum NameStep {
+    /// By a rename of this path.
+    Rename { first_path: Vec<u8> },
+    /// At the close, whole.
+    Close { is_new: bool, _held: HeldName },
+}
+
+/// A file that is open for writing.
 pub(crate) struct PutFile {
     path: Vec<u8>,
-    first_path: Vec<u8>,
+    step: NameStep,
     file: HandleRef,
     written: u64,
 }
 
 impl PutFile {
-    /// Makes the file beside `path`, whose folder has to be there.
+    /// Makes the file for `path`, whose folder has to be there.
     ///
     /// # Errors
-    /// Failures of the source.
-    pub fn create(files: &dyn FileService, path: &[u8]) -> Result<PutFile, CallFailure> {
-        static NEXT_FIRST_NAME: AtomicU64 = AtomicU64::new(0);
+    /// Failures of the source; `EBUSY` for an object that another file of the client writes.
+    pub fn create(open: &OpenSource, path: &[u8], holder: NameHolder) -> Result<PutFile, CallFailure> {
+        let files = open.files()?;
         let path = normal_path(path);
+        if open.publishes() {
+            Self::create_object(open, &*files, path, holder)
+        } else {
+            Self::create_first(&*files, path)
+        }
+    }
+
+    /// Opens the object of a name anew, without its bytes: others see these until the close.
+    fn create_object(
+        open: &OpenSource,
+        files: &dyn FileService,
+        path: Vec<u8>,
+        holder: NameHolder,
+    ) -> Result<PutFile, CallFailure> {
+        let (folder, name) = split_name(&path)?;
+        let held = open.writing_names().hold(&path, holder)?;
+        let found = folder_at(files, folder, MissingFolders::Fail)?;
+        let known = found.lookup(name, &caller()).map_err(|error| CallFailure::from(error).of_path(&path))?;
+        let is_new = known.is_none();
+        let flags = (OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY).bits();
+        let how = CreateMode { flags, mode: S_IFREG | NEW_FILE_MODE };
+        let made = files.create(found.ino(), name, how, &caller(), &KernelSide::default());
+        let (entry, opened) = made.map_err(|error| CallFailure::from(error).of_path(&path))?;
+        let file = HandleRef { ino: entry.ino, fh: opened.fh };
+        Ok(PutFile { step: NameStep::Close { is_new, _held: held }, path, file, written: 0 })
+    }
+
+    /// Makes a file beside the path.
+    fn create_first(files: &dyn FileService, path: Vec<u8>) -> Result<PutFile, CallFailure> {
+        static NEXT_FIRST_NAME: AtomicU64 = AtomicU64::new(0);
         let (folder, _) = split_name(&path)?;
         let found = folder_at(files, folder, MissingFolders::Fail)?;
         let number = NEXT_FIRST_NAME.fetch_add(1, Ordering::Relaxed);
@@ -134,7 +173,8 @@ impl PutFile {
             first_path.push(b'/');
         }
         first_path.extend(first_name);
-        Ok(PutFile { path, first_path, file: HandleRef { ino: entry.ino, fh: opened.fh }, written: 0 })
+        let file = HandleRef { ino: entry.ino, fh: opened.fh };
+        Ok(PutFile { step: NameStep::Rename { first_path }, path, file, written: 0 })
     }
 
     /// Appends bytes.
@@ -159,26 +199,58 @@ impl PutFile {
     /// # Errors
     /// Failures of the source, and with [`RenameFlags::NOREPLACE`] `EEXIST`; the file is removed then.
     pub fn commit(self, files: &dyn FileService, sync: bool, flags: RenameFlags) -> Result<(), CallFailure> {
+        let first_path = match &self.step {
+            NameStep::Rename { first_path } => first_path,
+            NameStep::Close { is_new: false, .. } if flags.contains(RenameFlags::NOREPLACE) => {
+                self.drop_object(files);
+                return Err(CallFailure::new(Errno::EXIST, "the name is taken").of_path(&self.path));
+            }
+            NameStep::Close { .. } => return self.publish(files),
+        };
         let closed = self.close(files, sync);
-        let renamed = closed.and_then(|()| rename_path(files, &self.first_path, &self.path, flags));
+        let renamed = closed.and_then(|()| rename_path(files, first_path, &self.path, flags));
         renamed.map_err(|failure| {
-            let _ = remove_name(files, &self.first_path, false);
+            let _ = remove_name(files, first_path, false);
             failure.of_path(&self.path)
         })
+    }
+
+    /// Closes the file: the name leads to these bytes then, durably.
+    fn publish(&self, files: &dyn FileService) -> Result<(), CallFailure> {
+        if let Err(error) = files.fsync(self.file, false) {
+            self.drop_object(files);
+            return Err(self.failed(error));
+        }
+        self.end(files).map_err(|error| self.failed(error))
+    }
+
+    /// Closes the file without its bytes: the name leads to the object before.
+    fn drop_object(&self, files: &dyn FileService) {
+        let _ = files.discard(self.file);
+        let _ = self.end(files);
+    }
+
+    fn end(&self, files: &dyn FileService) -> Result<(), FsError> {
+        let released = files.release(self.file.fh);
+        files.forget(self.file.ino, 1);
+        released
     }
 
     fn close(&self, files: &dyn FileService, sync: bool) -> Result<(), CallFailure> {
         let synced = if sync { without_unserved(files.fsync(self.file, false)) } else { Ok(()) };
         let flushed = without_unserved(files.flush(self.file, 0, &caller()));
-        let released = files.release(self.file.fh);
-        files.forget(self.file.ino, 1);
-        synced.and(flushed).and(released).map_err(|error| self.failed(error))
+        synced.and(flushed).and(self.end(files)).map_err(|error| self.failed(error))
     }
 
-    /// Closes and removes the file.
+    /// Closes the file; the name leads to what was there before.
     pub fn abort(self, files: &dyn FileService) {
-        let _ = self.close(files, false);
-        let _ = remove_name(files, &self.first_path, false);
+        match &self.step {
+            NameStep::Close { .. } => self.drop_object(files),
+            NameStep::Rename { first_path } => {
+                let _ = self.close(files, false);
+                let _ = remove_name(files, first_path, false);
+            }
+        }
     }
 
     fn failed(&self, error: FsError) -> CallFailure {
@@ -299,7 +371,7 @@ impl BufferBytes {
 
 fn put_file(open: &OpenSource, path: &[u8], bytes: &[u8], sync: bool) -> Result<(), CallFailure> {
     let files = open.files()?;
-    let mut file = PutFile::create(&*files, path)?;
+    let mut file = PutFile::create(open, path, NameHolder::Put)?;
     match file.write(&*files, bytes) {
         Ok(()) => file.commit(&*files, sync, RenameFlags::empty()),
         Err(failure) => {

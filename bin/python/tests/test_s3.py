@@ -88,3 +88,50 @@ def test_a_fork_in_the_middle_of_a_read_is_refused_in_the_child(bucket):
     next(reads)
     assert in_child(is_refused) == 0
     assert len(list(reads)) == 19
+
+
+@pytest.fixture(params=["alone", "group"])
+def written(request, tmp_path):
+    if request.param == "group":
+        settings = {"registry": os.environ["SPURLINE_TEST_REGISTRY"]}
+    else:
+        settings = {"endpoint_url": ENDPOINT, "region": "us-east-1", "cache_dir": tmp_path / "cache", "memory": "64M"}
+    with spurline.open("s3://bucket/data", writable=True, **settings) as client:
+        client.folder = f"written-{request.param}-{request.function.__name__}"
+        client.makedirs(client.folder)
+        yield client
+
+
+def test_an_object_is_written_whole(written, bucket):
+    name = f"{written.folder}/file"
+    data = bytes(range(256)) * (1 << 16)
+    with written.open(name, "wb") as file:
+        assert file.write(data[: 9 << 20]) == 9 << 20 and file.write(data[9 << 20 :]) == 7 << 20
+        assert not bucket.exists(name)
+    assert bucket.read_bytes(name) == data and written.read_bytes(name) == data
+    written.put_many({name: b"small", f"{written.folder}/other": b"", f"{written.folder}/third": data[:1000]})
+    assert written.read_bytes(name) == b"small" and sorted(written.listdir(written.folder)) == ["file", "other", "third"]
+    with pytest.raises(FileExistsError):
+        with written.open(name, "xb") as file:
+            file.write(b"another")
+    with written.open(f"{written.folder}/new", "xb") as file:
+        file.write(b"new")
+    assert written.read_bytes(name) == b"small" and written.read_bytes(f"{written.folder}/new") == b"new"
+    written.remove(name)
+    assert not written.exists(name)
+
+
+def test_a_file_that_is_given_up_leaves_the_old_object(written):
+    name = f"{written.folder}/file"
+    written.put_many({name: b"old"})
+    with pytest.raises(RuntimeError):
+        with written.open(name, "wb") as file:
+            file.write(b"new" * (4 << 20))
+            raise RuntimeError
+    assert written.read_bytes(name) == b"old"
+    with written.open(name, "wb") as file:
+        file.write(b"first")
+        with pytest.raises(OSError) as refused:
+            written.put_many({name: b"second"})
+        assert refused.value.errno == errno.EBUSY
+    assert written.read_bytes(name) == b"first"

@@ -2,8 +2,8 @@
 //! without a limit.
 
 use crate::objects::{BUCKET, BucketRig};
-use rustix::mount::MountFlags;
 use spurline_rig::world::*;
+use spurline_rig::writable_group::TmpFs;
 use spurline_testkit::{ChaosProxy, ProxyFault};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -135,43 +135,104 @@ fn a_store_that_fails_is_an_error_in_time_and_the_object_stays() {
 }
 
 /// Without space for changed bytes, on a disk or in memory, the write fails, close fails, and nothing is published.
+/// Flags for a disk of 40 MB, and for 100 MB of memory.
+fn on_small_disk(disk: &str) -> [&str; 4] {
+    ["--cache-dir", disk, "--free-space-ratio", "0.01"]
+}
+
+const IN_MEMORY: [&str; 4] = ["--cache-size", "0", "--buffer-size", "100M"];
+
+#[test]
+fn a_file_longer_than_local_space_is_whole() {
+    let Some(rig) = BucketRig::start() else { return };
+    let disk = rig.world.dir("disk");
+    let memory = TmpFs::mount(&disk, "size=40m");
+    for (name, flags) in [("on-disk", on_small_disk(disk.to_str().unwrap())), ("in-memory", IN_MEMORY)] {
+        let mount = rig.mount_with_flags(name, &flags);
+        write_beyond_space(&rig, &mount, name);
+        mount.unmount();
+        assert_eq!((rig.server.open_uploads(), records(&rig)), (0, 0), "{name}");
+    }
+    drop(memory);
+}
+
+/// Writes a file that is longer than local space, reads and changes the middle, cuts the file off, and makes it longer.
+fn write_beyond_space(rig: &BucketRig, mount: &Mount, name: &str) {
+    let mut text = bytes(2, 150 * MIB);
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(mount.path(name)).unwrap();
+    for (number, piece) in text.chunks(MIB).enumerate() {
+        file.write_all_at(piece, (number * MIB) as u64).unwrap();
+    }
+    let spilled = rig.server.keys(BUCKET).iter().filter(|key| key.contains(".spurline-part-")).count();
+    assert!(spilled > 2, "{name}: {spilled} parts were moved to the store");
+    let shown: Vec<_> = fs::read_dir(&mount.at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(
+        shown.iter().all(|shown| !shown.to_string_lossy().starts_with('.'))
+            && rig.object(&format!("p/{name}")).is_none(),
+        "{name}: {shown:?}"
+    );
+    let mut change = |at: usize, piece: &[u8]| {
+        file.write_all_at(piece, at as u64).unwrap();
+        text[at..at + piece.len()].copy_from_slice(piece);
+    };
+    change(110 * MIB + 5, b"changed");
+    change(119 * MIB + 3, &bytes(3, 18 * MIB));
+    change(7, b"the first part");
+    for len in [141 * MIB + 9, 143 * MIB] {
+        file.set_len(len as u64).unwrap();
+        text.resize(len, 0);
+    }
+    // From this mount, and not from the kernel's cache.
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    for at in [0, 20 * MIB, 109 * MIB, 118 * MIB, 141 * MIB] {
+        let mut found = vec![0; 2 * MIB];
+        file.read_exact_at(&mut found, at as u64).unwrap();
+        assert!(found == text[at..at + 2 * MIB], "{name}: at {at}");
+    }
+    drop(file);
+    assert!(rig.object(&format!("p/{name}")).unwrap() == text, "{name}");
+    assert!(mount.read(name) == text, "{name}");
+    // The space is free again.
+    fs::write(mount.path(name), bytes(4, 12 * MIB)).unwrap();
+    assert!(rig.object(&format!("p/{name}")).unwrap() == bytes(4, 12 * MIB), "{name}");
+}
+
+/// Where no byte fits, and no part is left that could make room.
 #[test]
 fn a_full_disk_publishes_nothing() {
     let Some(rig) = BucketRig::start() else { return };
     let disk = rig.world.dir("disk");
-    let options = Some(c"size=40m");
-    rustix::mount::mount("tmpfs", &disk, "tmpfs", MountFlags::empty(), options).unwrap();
-    let disk_text = disk.to_str().unwrap().to_owned();
-    let on_disk: &[&str] = &["--cache-dir", &disk_text, "--free-space-ratio", "0.01"];
-    let in_memory: &[&str] = &["--cache-size", "0", "--buffer-size", "100M"];
-    for (name, flags) in [("disk-full", on_disk), ("memory-full", in_memory)] {
-        let mount = rig.mount_with_flags(name, flags);
-        fs::write(mount.path("whole"), bytes(1, 12 * MIB)).unwrap();
-        let mut file = File::create(mount.path("cut")).unwrap();
-        let piece = bytes(2, MIB);
-        let failed = (0..200).find_map(|_| file.write_all(&piece).err()).expect("there is no space for 200 MiB");
-        assert_eq!(failed.raw_os_error(), Some(libc::ENOSPC), "{name}");
-        assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::ENOSPC), "{name}");
-        drop(file);
-        assert!(mount.process().log().contains("nothing of its changes is published"), "{name}");
-        assert!(rig.object("p/cut").is_none(), "{name}");
-        // Afterwards there is space again.
-        let whole = bytes(3, 12 * MIB);
-        eventually("the space of the lost file is free", || fs::write(mount.path("whole"), &whole).is_ok());
-        assert!(!mount.path("cut").exists());
-        assert!(rig.object("p/whole").unwrap() == bytes(3, 12 * MIB), "{name}");
-        // A file that is cut off before the lost bytes is published again.
-        let mut file = File::create(mount.path("cut")).unwrap();
-        assert!((0..200).any(|_| file.write_all(&piece).is_err()), "{name}");
-        file.set_len(MIB as u64).unwrap();
-        file.sync_all().unwrap();
-        drop(file);
-        assert!(rig.object("p/cut").unwrap() == piece, "{name}");
-        fs::remove_file(mount.path("cut")).unwrap();
-        mount.unmount();
-        assert_eq!(rig.server.open_uploads(), 0, "{name}");
-    }
-    detach(&disk);
+    let memory = TmpFs::mount(&disk, "size=40m");
+    let mount = rig.mount_with_flags("mnt", &on_small_disk(disk.to_str().unwrap()));
+    let filler = disk.join("filler");
+    let mut filling = File::create(&filler).unwrap();
+    while filling.write_all(&bytes(1, 4096)).is_ok() {}
+    let mut file = File::create(mount.path("cut")).unwrap();
+    let piece = bytes(2, MIB);
+    file.write_all(&piece[..5000]).unwrap();
+    let failed = file.write_all(&piece).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(libc::ENOSPC));
+    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    drop(file);
+    assert!(mount.process().log().contains("nothing of its changes is published"));
+    assert!(rig.object("p/cut").is_none());
+    // A file that is cut off before the lost bytes is published again.
+    let mut file = File::create(mount.path("again")).unwrap();
+    file.write_all(&piece[..5000]).unwrap();
+    assert!(file.write_all(&piece).is_err());
+    file.set_len(5000).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    assert!(rig.object("p/again").unwrap() == piece[..5000]);
+    // Afterwards there is space again.
+    fs::remove_file(&filler).unwrap();
+    drop(filling);
+    let whole = bytes(3, 12 * MIB);
+    fs::write(mount.path("whole"), &whole).unwrap();
+    assert!(rig.object("p/whole").unwrap() == whole);
+    mount.unmount();
+    assert_eq!((rig.server.open_uploads(), records(&rig)), (0, 0));
+    drop(memory);
 }
 
 /// Beyond the cache times of the mount.

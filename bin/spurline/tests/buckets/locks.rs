@@ -1,7 +1,7 @@
 //! Locks of a bucket's files between mounts that use the same nodes: exclusion, waits, bytes that were written under a lock,
 //! and lost nodes.
 
-use crate::nodes::{BUCKET, NodesRig, WRITERS};
+use crate::nodes::{BUCKET, NodesRig};
 use rustix::fs::FlockOperation;
 use spurline_rig::file_locks::*;
 use spurline_rig::world::*;
@@ -20,14 +20,10 @@ fn number_in(rig: &NodesRig, name: &str) -> u64 {
 
 #[test]
 fn locks_of_a_bucket_hold_between_mounts() {
-    WRITERS.iter().for_each(|writer| lock_between_mounts(writer));
-}
-
-fn lock_between_mounts(writer: &[&str]) {
     const ADDED_BY_THREAD: u64 = 8;
     let Some(rig) = NodesRig::start_with(2, &[]) else { return };
-    let one = rig.mount("one", &[&["--fuse-io", "dev"], writer].concat());
-    let two = rig.mount("two", &[&["--fuse-io", "uring"], writer].concat());
+    let one = rig.mount("one", &["--fuse-io", "dev"]);
+    let two = rig.mount("two", &["--fuse-io", "uring"]);
     for name in ["a", "b", "c"] {
         check_exclusion(&one.path(name), &two.path(name));
     }
@@ -91,13 +87,9 @@ fn check_renamed(one: &Mount, two: &Mount, name: &str) {
 /// Two mounts can have a file at two nodes: the first one opened its files before the second node was there.
 #[test]
 fn a_lock_at_another_node_is_found() {
-    WRITERS.iter().for_each(|writer| lock_at_two_nodes(writer));
-}
-
-fn lock_at_two_nodes(writer: &[&str]) {
     let Some(rig) = NodesRig::start_with(2, &[]) else { return };
-    let one = rig.mount_of(&rig.nodes[..1], "one", writer);
-    let two = rig.mount("two", writer);
+    let one = rig.mount_of(&rig.nodes[..1], "one", &[]);
+    let two = rig.mount("two", &[]);
     let names: Vec<String> = (0..6).map(|n| format!("f{n}")).collect();
     let held: Vec<File> = names.iter().map(|name| open(&one.path(name))).collect();
     let others: Vec<File> = names.iter().map(|name| open(&two.path(name))).collect();
@@ -122,13 +114,9 @@ fn lock_at_two_nodes(writer: &[&str]) {
 /// Files with locks move to the next node with them, and with what was written under the locks.
 #[test]
 fn locks_of_a_bucket_outlive_a_lost_node() {
-    WRITERS.iter().for_each(|writer| lose_node_with_locks(writer));
-}
-
-fn lose_node_with_locks(writer: &[&str]) {
     let Some(mut rig) = NodesRig::start_with(2, &[]) else { return };
-    let one = rig.mount("one", writer);
-    let two = rig.mount("two", writer);
+    let one = rig.mount("one", &[]);
+    let two = rig.mount("two", &[]);
     let names: Vec<String> = (0..6).map(|n| format!("f{n}")).collect();
     let held: Vec<File> = names.iter().map(|name| open(&one.path(name))).collect();
     let others: Vec<File> = names.iter().map(|name| open(&two.path(name))).collect();
@@ -161,12 +149,8 @@ fn lose_node_with_locks(writer: &[&str]) {
 /// Both nodes are lost at once: the next ones do not know which locks they had granted.
 #[test]
 fn a_lost_lock_of_a_bucket_publishes_nothing() {
-    WRITERS.iter().for_each(|writer| lose_locks(writer));
-}
-
-fn lose_locks(writer: &[&str]) {
     let Some(mut rig) = NodesRig::start_with(2, &[]) else { return };
-    let mount = rig.mount("one", writer);
+    let mount = rig.mount("one", &[]);
     let changed = open(&mount.path("changed"));
     let unchanged = open(&mount.path("unchanged"));
     for file in [&changed, &unchanged] {
@@ -226,13 +210,9 @@ fn wait_for_turns(turns: &[AtomicUsize], is_over: impl Fn() -> bool) {
 /// Two mounts count under a lock while a node is lost: no update is lost, and no call fails.
 #[test]
 fn a_counter_in_a_bucket_survives_a_lost_node() {
-    WRITERS.iter().for_each(|writer| count_beside_lost_node(writer));
-}
-
-fn count_beside_lost_node(writer: &[&str]) {
     let Some(mut rig) = NodesRig::start_with(2, &[]) else { return };
-    let one = rig.mount("one", writer);
-    let two = rig.mount("two", writer);
+    let one = rig.mount("one", &[]);
+    let two = rig.mount("two", &[]);
     let names = ["n0", "n1", "n2"];
     let ended = AtomicBool::new(false);
     let turns = names.map(|_| AtomicUsize::new(0));

@@ -4,6 +4,7 @@
 mod attrs;
 mod faults;
 mod handles;
+mod hot;
 mod locks;
 mod nodes;
 mod objects;

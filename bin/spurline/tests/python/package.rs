@@ -125,7 +125,7 @@ fn survives_a_killed_node() {
 }
 
 #[test]
-fn reads_a_bucket() {
+fn reads_and_writes_a_bucket() {
     let Some(python) = python() else { return };
     let world = World::new();
     let server = S3Server::in_memory().unwrap();
@@ -137,7 +137,16 @@ fn reads_a_bucket() {
     }
     let endpoint = server.endpoint();
     let source = world.dir("source");
-    let variables = [("SPURLINE_TEST_SOURCE", source.to_str().unwrap()), ("SPURLINE_TEST_ENDPOINT", endpoint.as_str())];
+    let words = ["node", "--writable", "--source", "s3://bucket/data", "--endpoint-url", &endpoint];
+    let mut command = world.command(&words);
+    command.arg("--cache-dir").arg(world.dir("node-cache"));
+    let node = world.node_with(with_credentials(&mut command));
+    let registry = format!("static:{}", node.address);
+    let variables = [
+        ("SPURLINE_TEST_SOURCE", source.to_str().unwrap()),
+        ("SPURLINE_TEST_ENDPOINT", endpoint.as_str()),
+        ("SPURLINE_TEST_REGISTRY", registry.as_str()),
+    ];
     run_pytest(&world, &python, &["test_s3.py"], &variables);
 }
 

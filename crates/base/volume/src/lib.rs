@@ -11,7 +11,6 @@ pub mod kept_client;
 pub mod kept_files;
 pub mod locks;
 pub mod path_locks;
-mod pending;
 pub mod repeated;
 pub mod writes;
 
@@ -63,6 +62,16 @@ pub trait PeerFetch: Send + Sync {
     /// As [`PeerFetch::fetch_block`], from the owner only. An owner without the block starts a fetch, for which this call does
     /// not wait.
     fn fetch_from_owner(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn ByteSink) -> PeerFetched;
+
+    /// As [`PeerFetch::fetch_block`], from the node with this name only.
+    fn fetch_from(
+        &self,
+        source: &str,
+        node: &str,
+        object: &ObjectRef,
+        index: u32,
+        sink: &mut dyn ByteSink,
+    ) -> PeerFetched;
 }
 
 /// Result of a peer fetch.

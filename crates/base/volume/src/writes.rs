@@ -10,7 +10,6 @@ use crate::capabilities::WriteCapabilities;
 use crate::kept_client::HeldFile;
 use crate::kept_files::KeptFiles;
 pub use crate::locks::{FileLock, LockConflict, LockFamily, LockKind, LockRange};
-pub use crate::pending::{ContinuedFile, PendingVersion};
 use crate::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use serde::{Deserialize, Serialize};
 use spurline_sys::join_path;
@@ -488,30 +487,9 @@ pub trait WritableFile: WritableObject {
     /// `EAGAIN` while another lock is in the way; the source's errno.
     fn set_lock(&self, lock: &FileLock, caller: &Caller) -> Result<()>;
 
-    /// The identity by which locks of the file are remembered, whatever its bytes are.
-    ///
-    /// # Errors
-    /// The source's errno.
-    fn lock_identity(&self) -> Result<FileIdentity> {
-        Ok(self.stat()?.identity)
-    }
-
-    /// Continues with what others have published, unless the file has changes of its own: for a program that has just got a lock.
-    /// Returns the attributes after that.
-    ///
-    /// # Errors
-    /// The source's errno.
-    fn refresh(&self) -> Result<NodeAttr> {
-        self.stat()
-    }
-
     /// Releases all locks that were set through this open file, as the end of the file does, while other requests still use the
     /// file.
     fn release_locks(&self) {}
-
-    /// The mount has closed the file. A mount with a request for the file in progress has given the request up and opened the file
-    /// elsewhere: the next open is not to find the changes.
-    fn note_closed(&self) {}
 
     /// The attributes at the open, or later attributes.
     ///
@@ -564,20 +542,10 @@ pub trait WritableFile: WritableObject {
     /// is only closed then.
     fn discard(&self) {}
 
-    /// Whether the mount has to open the file anew: another one of its open files has taken the place of this one.
-    fn is_outdated(&self) -> bool {
-        false
-    }
-
     /// The identity of the file now, where a change of the bytes is another object for the source; `None` where the identity
     /// stays.
     fn new_identity(&self) -> Option<FileIdentity> {
         None
-    }
-
-    /// The number of the file's pending version; 0 before a mount has continued one here.
-    fn pending_number(&self) -> u64 {
-        0
     }
 
     /// Opens the same file once more, even without a name.
@@ -746,38 +714,6 @@ pub trait WritableVolume: Send + Sync {
     /// `EIO` if the source does not show whether the change was made; as [`WritableVolume::change_marked`].
     fn repeat(&self, _repeated: &RepeatedChange<'_>) -> Result<Option<NodeAttr>> {
         Err(Error::new(ErrorKind::Io(EOPNOTSUPP), "this source does not recognise changes by marks"))
-    }
-
-    /// The files of a mount apart from other mounts, where changes are seen after the publication; `None` where all mounts
-    /// have the same files. Nothing is published that the mount does not publish.
-    fn for_mount(&self, _mount: u64) -> Option<Arc<dyn WritableVolume>> {
-        None
-    }
-
-    /// As [`WritableFile::lock_identity`], of the file at `at`.
-    fn lock_identity(&self, at: NodePath<'_>) -> Option<FileIdentity> {
-        at.expected
-    }
-
-    /// A lock that another mount has set through this process and that is in the way of `lock`, where the source has no locks. `None`
-    /// where the source has them: setting the lock tells that.
-    fn find_lock_of_others(&self, _path: &[u8], _lock: &FileLock) -> Option<LockConflict> {
-        None
-    }
-
-    /// Opens a file that the mount had open in another process, which was lost; `None` for a pending version that may not be
-    /// opened anew, and that is not there.
-    ///
-    /// # Errors
-    /// `ESTALE` when another writer has changed the object; as [`WritableVolume::stat`].
-    fn open_again(
-        &self,
-        at: NodePath<'_>,
-        flags: u32,
-        _pending: PendingVersion,
-        caller: &Caller,
-    ) -> Result<Option<ContinuedFile>> {
-        Ok(Some(ContinuedFile { file: self.open(at, flags, caller)?, has_changes: false }))
     }
 
     /// As [`WritableVolume::create_marked`], without a mark.

@@ -12,6 +12,7 @@ mod in_flight;
 mod origin_health;
 mod redirect;
 mod rules;
+mod sent;
 mod warm;
 mod whole_file;
 
@@ -34,6 +35,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use rules::{FolderRule, FolderRules, rule_class};
+pub use sent::{SentRange, sent_object};
 pub use spurline_store::RemovedBytes;
 pub use warm::WarmBatch;
 
@@ -62,6 +64,8 @@ pub struct CacheContext {
     hot_replicas: hot_replicas::HotReplicas,
     rules: rules::RuleTable,
     redirects: redirect::RedirectTable,
+    /// New objects whose bytes nodes have sent to the store.
+    sent: sent::SentObjects,
 }
 
 impl CacheContext {
@@ -96,6 +100,7 @@ impl CacheContext {
             hot_replicas: hot_replicas::HotReplicas::default(),
             rules: rules::RuleTable::default(),
             redirects: redirect::RedirectTable::new(),
+            sent: sent::SentObjects::default(),
         })
     }
 
@@ -477,15 +482,19 @@ fn run_fill(
         }
     }
     let offset = u64::from(id.index) * shared.block_size;
-    let others = shared.peer_fetch.get();
-    let fetched =
-        others.map_or(PeerFetched::Missing, |o| o.fetch_block(under.source_url(), object, id.index, &mut fill));
+    let source = under.source_url();
+    let fetched = if shared.fetch_sent(source, object, id.index, &mut fill) {
+        PeerFetched::Found
+    } else {
+        let others = shared.peer_fetch.get();
+        others.map_or(PeerFetched::Missing, |others| others.fetch_block(source, object, id.index, &mut fill))
+    };
     if fetched == PeerFetched::Missing
         && let Err(error) = under.read(object, offset, &mut fill, Instant::now() + shared.origin_timeout)
     {
         return fail_fill(fill, error);
     }
-    finish_fill(shared, under.source_url(), object, fill, fetched == PeerFetched::FoundHot && !for_good)
+    finish_fill(shared, source, object, fill, fetched == PeerFetched::FoundHot && !for_good)
 }
 
 fn fail_fill(fill: BlockFill, error: Error) -> PutOutcome {

@@ -1,13 +1,16 @@
 //! Brings blocks into the cache, and removes blocks, for jobs rather than readers: many at once, each with a result. Does not
-//! know the jobs.
+//! know the jobs. The same for the blocks of new objects whose bytes nodes have sent to the store.
 
+use crate::in_flight::PrefetchPermit;
+use crate::sent::{SentBlock, SentRange};
 use crate::{Cache, CacheContext, finish_fill, run_fill, store_block};
 use parking_lot::{Condvar, Mutex};
-use spurline_mem::{BlockFill, MemBlock, TierLookup};
+use spurline_mem::{BlockFill, BlockSlice, MemBlock, TierLookup};
 use spurline_origin::{OriginRead, OriginStore};
 use spurline_store::{PutOutcome, ReadOutcome, RemovedBytes};
 use spurline_types::units::human_bytes;
-use spurline_types::{BlockId, Error, ErrorKind, ObjectId, ObjectRef, Result, SourceTag};
+use spurline_types::{BlockId, ByteSink, Error, ErrorKind, ObjectId, ObjectRef, Result, SourceTag};
+use spurline_volume::PeerFetched;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -211,6 +214,7 @@ impl Cache {
     /// Removes `blocks` of `object` from memory and disks; a block that is on both counts once. Pinned blocks stay on disk, unless
     /// `with_pinned`.
     pub fn drop_blocks(&self, object: &ObjectRef, blocks: Range<u32>, with_pinned: bool) -> RemovedBytes {
+        self.shared.sent.remove(object.id);
         let disks = self.shared.enabled_store();
         let on_disk = |index| disks.is_some_and(|store| store.contains_block(object, index));
         let in_memory_only: Vec<u32> = blocks.clone().filter(|index| !on_disk(*index)).collect();
@@ -332,6 +336,78 @@ fn warm_block(
         }
     };
     warm_outcome(shared, under.source_url(), object, index, kept)
+}
+
+impl CacheContext {
+    /// The bytes of a block that this node has sent.
+    fn own_sent(&self, sent: &SentBlock) -> Option<BlockSlice> {
+        let block = self.tier.peek(&sent.id())?;
+        if !block.is_ready() || block.len() != sent.len {
+            return None;
+        }
+        block.wait_range(0..sent.len, Instant::now()).ok()
+    }
+
+    /// Fills the empty `sink` with a block that a node has sent to the store; false, without effect, if no node has the bytes now.
+    pub(crate) fn fetch_sent(&self, source: &str, object: &ObjectRef, index: u32, sink: &mut dyn ByteSink) -> bool {
+        let Some(sent) = self.sent.find(source, object, index, self.block_size) else { return false };
+        if let Some(bytes) = self.own_sent(&sent) {
+            sink.spare().copy_from_slice(&bytes);
+            sink.commit(bytes.len());
+            return true;
+        }
+        let Some(others) = self.peer_fetch.get() else { return false };
+        others.fetch_from(source, &sent.node, &sent.object, sent.index, sink) != PeerFetched::Missing
+    }
+
+    /// Brings the blocks of a new object that this node owns onto the disks.
+    fn install_owned(self: &Arc<Self>, source: &str, object: &ObjectRef) {
+        let others = self.peer_fetch.get();
+        for index in 0..u32::try_from(object.block_count(self.block_size)).unwrap_or(u32::MAX) {
+            if others.is_none_or(|others| !others.has_other_owner(source, object, index)) {
+                self.install_sent(source, object, index);
+            }
+        }
+    }
+
+    /// Brings a block of a new object onto the disks, if a node has the bytes.
+    fn install_sent(self: &Arc<Self>, source: &str, object: &ObjectRef, index: u32) {
+        let Some(sent) = self.sent.find(source, object, index, self.block_size) else { return };
+        if self.holds_block(object, index) {
+            return;
+        }
+        if let Some(bytes) = self.own_sent(&sent) {
+            // The result is in the counters of the disks.
+            let _ = store_block(self, source, object, index, &bytes);
+            return;
+        }
+        let len = object.block_len(index, self.block_size);
+        let Some(_permit) = PrefetchPermit::try_acquire(self, len) else { return };
+        let Some(mut fill) = self.tier.try_fill(BlockId { object: object.id, index }, len) else { return };
+        if self.fetch_sent(source, object, index, &mut fill) {
+            // As above.
+            let _ = finish_fill(self, source, object, fill, false);
+        } else {
+            fill.fail(Error::new(ErrorKind::Unavailable, "no node has the bytes that were sent to the store"));
+        }
+    }
+}
+
+impl Cache {
+    /// Notes which transfers have the bytes of a new object.
+    pub fn note_sent(&self, object: &ObjectRef, ranges: Vec<SentRange>) {
+        let shared = &self.shared;
+        shared.sent.insert(object.id, ranges);
+        if shared.enabled_store().is_none() {
+            // The group has the bytes in memory once, which is enough.
+            return;
+        }
+        let source = self.origin.source_url().to_owned();
+        let object = object.clone();
+        let context = Arc::clone(shared);
+        // Without a free place in the queue, readers bring the blocks.
+        let _ = shared.workers.run_ahead(move || context.install_owned(&source, &object));
+    }
 }
 
 /// Ends a fill that the origin has answered.

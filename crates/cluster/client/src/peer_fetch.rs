@@ -1,5 +1,5 @@
 //! Fetches blocks from other nodes of the group before the origin: after this node joined or came back, for blocks
-//! that others held meanwhile, and for copies. Other nodes answer from their cache only and never wait for each
+//! that others held meanwhile, for copies, and for bytes that a node has sent to the store. Other nodes answer from their cache only and never wait for each
 //! other.
 
 use crate::members::{GroupMembers, MembersSnapshot};
@@ -179,6 +179,22 @@ impl PeerFetch for GroupPeerFetch {
         let owner = self.other_owner(&view, object, index);
         owner.map_or(PeerFetched::Missing, |at| {
             self.pull_block(&view, at, object, index, MissingBlock::BeginFetch, sink)
+        })
+    }
+
+    fn fetch_from(
+        &self,
+        source: &str,
+        node: &str,
+        object: &ObjectRef,
+        index: u32,
+        sink: &mut dyn ByteSink,
+    ) -> PeerFetched {
+        let members = self.members_for(source);
+        let view = members.snapshot();
+        let named = view.members().iter().position(|member| member.name == node && member.name != self.own_name);
+        named.map_or(PeerFetched::Missing, |at| {
+            self.pull_block(&view, at as u32, object, index, MissingBlock::Report, sink)
         })
     }
 }

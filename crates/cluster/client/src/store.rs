@@ -14,6 +14,8 @@
 //! | got a request that changes nothing, and gives no answer | the next node gets the request |
 //! | was not seen before, beside others | first shows that its store is the same: the node ends an upload that another node has begun |
 
+mod sent_notes;
+
 use crate::members::MembersSnapshot;
 use crate::peer::{GroupPeer, PeerFailure, landing_address};
 use crate::placement::{FIRST_HOLDERS, WantedBlock};
@@ -22,14 +24,16 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use parking_lot::{Mutex, RwLock};
+use sent_notes::{SentBytes, SentNotes, SentObject};
 use spurline_origin::{
     AnswerProgress, CopySource, ObjectAttributes, ObjectBackend, ObjectBody, ObjectWriteBackend, RawBody, RawObject,
-    RawPage, RequestFailure, RetryHint, SourceLocation, StoredObject, UploadedPart, WriteCondition,
+    RawPage, RequestFailure, RetryHint, SourceLocation, StoredObject, UploadedPart, WriteCondition, assembly_time,
+    transfer_time,
 };
 use spurline_proto::{
     AnswerBody as _, MAX_WRITE, MIN_STORE_VERSION, NodeRequest, StoreAnswer, StoreAttributes, StoreBody, StoreBytes,
-    StoreCall, StoreCondition, StoreObject, StoreRequest, StoreRetry, StoreSource, TextList, UploadParts,
-    WelcomeAnswer,
+    StoreCall, StoreCondition, StoreObject, StoreRequest, StoreRetry, StoreSettings, StoreSource, TextList,
+    UploadParts, WelcomeAnswer,
 };
 use spurline_sys::random;
 use spurline_transport::CallError;
@@ -39,14 +43,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-/// The time of a request grows with the bytes by this rate, in bytes per second.
-const LEAST_RATE: u64 = 1 << 20;
-/// The time for the end of an upload grows with the parts by this time.
-const TIME_PER_PART: Duration = Duration::from_millis(250);
 /// The answer of a node whose store gives none comes within this time.
 const ANSWER_MARGIN: Duration = Duration::from_secs(5);
 /// The time of a request that compares the stores of two nodes.
 const PROOF_TIME: Duration = Duration::from_secs(10);
+/// A note that a node does not take within this time is lost.
+const NOTE_TIME: Duration = Duration::from_secs(5);
 /// The key of the upload by which stores are compared, below the source; never an object.
 const PROOF_KEY: &str = ".spurline-node";
 /// Names of a page that has no limit of its own.
@@ -59,6 +61,7 @@ pub struct RemoteStore {
     link: Arc<StoreLink>,
     /// The server and the bucket, for messages.
     description: String,
+    settings: StoreSettings,
 }
 
 /// The nodes, and what all requests need of the source.
@@ -72,6 +75,8 @@ struct StoreLink {
     proven: RwLock<Vec<ProvenProcess>>,
     /// Held during a proof.
     proving: Mutex<()>,
+    /// Which nodes have the bytes of new objects.
+    notes: SentNotes,
 }
 
 /// A process to which requests can be sent.
@@ -102,29 +107,45 @@ impl RemoteStore {
     fn connect(client: Arc<GroupClient>, timeout: Duration) -> Result<RemoteStore> {
         let source = SourceLocation::parse(client.source())?;
         let root = if source.prefix().is_empty() { String::new() } else { format!("{}/", source.prefix()) };
-        let link = Arc::new(StoreLink { client, root, timeout, proven: RwLock::default(), proving: Mutex::default() });
+        let link = Arc::new(StoreLink {
+            client,
+            root,
+            timeout,
+            proven: RwLock::default(),
+            proving: Mutex::default(),
+            notes: SentNotes::default(),
+        });
         let attempt = StoreAttempt::new(&link, link.home_of(""), &StoreCall::Describe, Bytes::new());
         match attempt.run() {
-            Ok((StoreAnswer::Text(text), _)) => {
-                Ok(RemoteStore { link, description: format!("{text}, through nodes,") })
+            Ok(NodeAnswer { answer: StoreAnswer::Described(text, settings), .. }) => {
+                Ok(RemoteStore { link, description: format!("{text}, through nodes,"), settings })
             }
-            Ok((other, _)) => Err(unexpected(&other).error),
+            Ok(other) => Err(unexpected(&other.answer).error),
             Err(failure) => Err(failure.error),
         }
+    }
+
+    /// How mounts change the bucket, by the flags of the node that has answered first.
+    pub fn settings(&self) -> StoreSettings {
+        self.settings
     }
 
     /// Sends a request to the home of the key.
     async fn send(&self, key: &str, call: StoreCall<'_>) -> Answer<StoreAnswer> {
         let attempt = StoreAttempt::new(&self.link, self.link.home_of(key), &call, Bytes::new());
-        attempt.run_apart().await.map(|(answer, _)| answer)
+        attempt.run_apart().await.map(|answered| answered.answer)
     }
 }
 
 impl StoreLink {
+    /// The path of a key below the source.
+    fn path_of<'a>(&self, key: &'a str) -> &'a str {
+        key.strip_prefix(&self.root).unwrap_or(key)
+    }
+
     /// The block whose owner is the home of this key.
     fn home_of(&self, key: &str) -> WantedBlock {
-        let path = key.strip_prefix(&self.root).unwrap_or(key);
-        WantedBlock::of_block(ObjectId::from_text(self.client.source(), path.as_bytes(), ""), 0, 1)
+        WantedBlock::of_block(ObjectId::from_text(self.client.source(), self.path_of(key).as_bytes(), ""), 0, 1)
     }
 
     /// The nodes that a request goes to, in order. Parts of an object take turns.
@@ -139,6 +160,44 @@ impl StoreLink {
         let sharing = ranked.iter().filter(|index| view.members()[**index as usize].weight > 0).count();
         ranked[..sharing].rotate_left(turn % sharing.max(1));
         ranked
+    }
+
+    /// Starts the thread that sends notes, if there is work and no thread.
+    fn start_notes(self: &Arc<Self>) {
+        if self.notes.claim_thread() {
+            let link = Arc::clone(self);
+            let send_all = move || {
+                while let Some(object) = link.notes.wait_next() {
+                    link.send_note(&object);
+                }
+            };
+            if let Err(error) = std::thread::Builder::new().name("sent-notes".to_owned()).spawn(send_all) {
+                tracing::warn!(
+                    "the thread for notes to nodes can't be started, and new files are read from the store: {error}"
+                );
+            }
+        }
+    }
+
+    /// Sends a note to the nodes that hold blocks of the object.
+    fn send_note(self: &Arc<Self>, object: &SentObject) {
+        let SentObject { key, etag, size, .. } = object;
+        let view = self.client.members().snapshot();
+        let view: &MembersSnapshot = &view;
+        let payloads = object.payloads(self.frame_len());
+        let call = StoreCall::NoteSent { key, etag, size: *size };
+        let attempt = StoreAttempt::new(self, self.home_of(key), &call, Bytes::new());
+        // A node that has another store has other versions, too.
+        let attempt = StoreAttempt { needs_proof: false, time: NOTE_TIME, ..attempt };
+        for index in object.receivers(&self.client, view, self.path_of(key).as_bytes()) {
+            let peer = view.peer(index);
+            let sent = payloads.iter().try_for_each(|payload| {
+                attempt.exchange(peer, None, &call, payload, &mut [], Instant::now() + NOTE_TIME).map(drop)
+            });
+            if sent.is_err() {
+                tracing::debug!(peer = peer.name(), key, "a note of sent bytes is lost: reads go to the store");
+            }
+        }
     }
 
     /// Most bytes of a frame: what fits into a buffer of a node.
@@ -239,6 +298,8 @@ struct StoreAttempt {
     time: Duration,
     /// Only a process gets the request that has the store of the others.
     needs_proof: bool,
+    /// How far the store is with the answer.
+    progress: AnswerProgress,
     /// No answer is wanted any more.
     is_dropped: Arc<AtomicBool>,
 }
@@ -262,6 +323,13 @@ enum AttemptFailure {
     Unproven(u64),
 }
 
+/// The answer of a node to a request.
+struct NodeAnswer {
+    answer: StoreAnswer,
+    bytes: Vec<u8>,
+    node: Box<str>,
+}
+
 /// The answer to a frame.
 struct FrameAnswer {
     answer: StoreAnswer,
@@ -277,22 +345,23 @@ impl StoreAttempt {
             place,
             turn: 0,
             call: call.to_bytes(),
-            time: link.timeout + Duration::from_secs(payload.len() as u64 / LEAST_RATE),
+            time: link.timeout + transfer_time(payload.len() as u64),
             payload,
             needs_proof: link.client.members().snapshot().members().len() > 1,
             room: 0,
+            progress: AnswerProgress::default(),
             is_dropped: Arc::default(),
         }
     }
 
     /// Runs on a thread that may wait for nodes.
-    async fn run_apart(self) -> Answer<(StoreAnswer, Vec<u8>)> {
+    async fn run_apart(self) -> Answer<NodeAnswer> {
         let _notice = DropNotice(Arc::clone(&self.is_dropped));
         let ran = tokio::task::spawn_blocking(move || self.run()).await;
         ran.unwrap_or_else(|_| Err(RequestFailure::transient(ErrorKind::Unavailable, "the mount ends".to_owned())))
     }
 
-    fn run(&self) -> Answer<(StoreAnswer, Vec<u8>)> {
+    fn run(&self) -> Answer<NodeAnswer> {
         let call = StoreCall::from_bytes(&self.call).map_err(|error| failure_of(error.into()))?;
         let deadline = Instant::now() + self.time + ANSWER_MARGIN;
         let mut landing = vec![0; self.room];
@@ -308,7 +377,7 @@ impl StoreAttempt {
                 }
                 Ok(FrameAnswer { answer, payload_len, .. }) => {
                     landing.truncate(payload_len);
-                    return Ok((answer, landing));
+                    return Ok(NodeAnswer { answer, bytes: landing, node: peer.name().into() });
                 }
                 Err(AttemptFailure::Lost(error)) if !call.is_query() => {
                     let why = format!("node {} gave no answer to the {}: {error}", peer.name(), call.name());
@@ -363,6 +432,35 @@ impl StoreAttempt {
                 answered => answered?,
             };
             offset = end;
+        }
+        self.await_end(peer, transfer, answered, deadline)
+    }
+
+    /// Asks for the answer of a store that takes longer, as long as there is time or the store makes progress.
+    fn await_end(
+        &self,
+        peer: &GroupPeer,
+        transfer: u64,
+        mut answered: FrameAnswer,
+        mut deadline: Instant,
+    ) -> std::result::Result<FrameAnswer, AttemptFailure> {
+        while let StoreAnswer::Working(quiet_ms) = answered.answer {
+            if let Some(quiet_ms) = quiet_ms
+                && let Some(last) = Instant::now().checked_sub(Duration::from_millis(quiet_ms))
+            {
+                self.progress.note_bytes_at(last);
+                deadline = deadline.max(last + self.link.timeout + ANSWER_MARGIN);
+            }
+            if self.is_dropped.load(Ordering::Acquire) || Instant::now() >= deadline {
+                let why = "the store makes no progress";
+                return Err(AttemptFailure::Lost(Error::new(ErrorKind::Timeout, why)));
+            }
+            let call = StoreCall::Await { transfer };
+            answered = match self.exchange(peer, Some(answered.instance), &call, &[], &mut [], deadline) {
+                // The request is lost with the process.
+                Err(AttemptFailure::NotSent(error)) => return Err(AttemptFailure::Lost(error)),
+                answered => answered?,
+            };
         }
         Ok(answered)
     }
@@ -547,7 +645,8 @@ impl EncodedAttributes {
 
 /// The description of bytes that are sent under a number of their own.
 fn body_of(body: &ObjectBody) -> StoreBody {
-    StoreBody { transfer: random(), len: body.bytes().len() as u64, checksum: body.checksum() }
+    let len = body.pieces().iter().map(|piece| piece.len() as u64).sum();
+    StoreBody { transfer: random(), len, checksum: body.checksum() }
 }
 
 impl ObjectBackend for RemoteStore {
@@ -581,8 +680,8 @@ impl ObjectBackend for RemoteStore {
             let call = StoreCall::Get { key, from, to: from + room as u64, etag };
             let attempt = StoreAttempt::new(&self.link, self.link.home_of(key), &call, Bytes::new());
             match (StoreAttempt { room, ..attempt }).run_apart().await? {
-                (StoreAnswer::Bytes(facts), bytes) => Ok(raw_body(facts, bytes, to)),
-                (other, _) => Err(unexpected(&other)),
+                NodeAnswer { answer: StoreAnswer::Bytes(facts), bytes, .. } => Ok(raw_body(facts, bytes, to)),
+                other => Err(unexpected(&other.answer)),
             }
         }
         .boxed()
@@ -650,14 +749,20 @@ impl ObjectWriteBackend for RemoteStore {
     ) -> BoxFuture<'a, Answer<String>> {
         async move {
             let mut encoded = EncodedAttributes::default();
+            let sent = body_of(&body);
             let call = StoreCall::Put {
                 key,
                 attributes: encoded.encode(attributes),
                 condition: condition_of(condition),
-                body: body_of(&body),
+                body: sent,
             };
-            let attempt = StoreAttempt::new(&self.link, self.link.home_of(key), &call, body.bytes().clone());
-            text_of(attempt.run_apart().await?.0)
+            let attempt = StoreAttempt::new(&self.link, self.link.home_of(key), &call, body.bytes());
+            let answered = attempt.run_apart().await?;
+            let etag = text_of(answered.answer)?;
+            let sent = SentBytes { node: &answered.node, transfer: sent.transfer, len: sent.len };
+            self.link.notes.add_object(key, &etag, sent);
+            self.link.start_notes();
+            Ok(etag)
         }
         .boxed()
     }
@@ -679,9 +784,14 @@ impl ObjectWriteBackend for RemoteStore {
         body: ObjectBody,
     ) -> BoxFuture<'a, Answer<String>> {
         async move {
-            let call = StoreCall::UploadPart { key, upload, number, body: body_of(&body) };
-            let attempt = StoreAttempt::new(&self.link, self.link.home_of(key), &call, body.bytes().clone());
-            text_of(StoreAttempt { turn: number as usize, ..attempt }.run_apart().await?.0)
+            let sent = body_of(&body);
+            let call = StoreCall::UploadPart { key, upload, number, body: sent };
+            let attempt = StoreAttempt::new(&self.link, self.link.home_of(key), &call, body.bytes());
+            let answered = StoreAttempt { turn: number as usize, ..attempt }.run_apart().await?;
+            let etag = text_of(answered.answer)?;
+            let sent = SentBytes { node: &answered.node, transfer: sent.transfer, len: sent.len };
+            self.link.notes.add_part(upload, number, &etag, sent);
+            Ok(etag)
         }
         .boxed()
     }
@@ -697,7 +807,9 @@ impl ObjectWriteBackend for RemoteStore {
         async move {
             let source = source_of(&from);
             let call = StoreCall::CopyPart { key, upload, number, source, from: range.start, to: range.end };
-            text_of(self.send(key, call).await?)
+            let etag = text_of(self.send(key, call).await?)?;
+            self.link.notes.add_copied_part(upload, number, &etag, range.end - range.start);
+            Ok(etag)
         }
         .boxed()
     }
@@ -708,7 +820,7 @@ impl ObjectWriteBackend for RemoteStore {
         upload: &'a str,
         parts: &'a [UploadedPart],
         condition: &'a WriteCondition,
-        _progress: &'a AnswerProgress,
+        progress: &'a AnswerProgress,
     ) -> BoxFuture<'a, Answer<String>> {
         async move {
             let listed = parts.iter().map(|part| (part.number, part.etag.as_str().into())).collect();
@@ -716,15 +828,23 @@ impl ObjectWriteBackend for RemoteStore {
             UploadParts(listed).encode(&mut encoded);
             let list = ObjectBody::new(encoded.into());
             let call = StoreCall::Complete { key, upload, condition: condition_of(condition), body: body_of(&list) };
-            let attempt = StoreAttempt::new(&self.link, self.link.home_of(key), &call, list.bytes().clone());
-            let time = attempt.time + TIME_PER_PART * parts.len() as u32;
-            text_of(StoreAttempt { time, ..attempt }.run_apart().await?.0)
+            let attempt = StoreAttempt::new(&self.link, self.link.home_of(key), &call, list.bytes());
+            let time = attempt.time + assembly_time(parts.len());
+            let attempt = StoreAttempt { time, progress: progress.clone(), ..attempt };
+            let etag = text_of(attempt.run_apart().await?.answer)?;
+            self.link.notes.add_upload(key, &etag, upload, parts);
+            self.link.start_notes();
+            Ok(etag)
         }
         .boxed()
     }
 
     fn abort<'a>(&'a self, key: &'a str, upload: &'a str) -> BoxFuture<'a, Answer<()>> {
-        async move { done_of(self.send(key, StoreCall::Abort { key, upload }).await?) }.boxed()
+        async move {
+            self.link.notes.forget_upload(upload);
+            done_of(self.send(key, StoreCall::Abort { key, upload }).await?)
+        }
+        .boxed()
     }
 
     fn copy<'a>(
@@ -742,7 +862,10 @@ impl ObjectWriteBackend for RemoteStore {
                 attributes: attributes.map(|attributes| encoded.encode(attributes)),
                 condition: condition_of(condition),
             };
-            text_of(self.send(to, call).await?)
+            let etag = text_of(self.send(to, call).await?)?;
+            self.link.notes.add_copy(from, to, &etag);
+            self.link.start_notes();
+            Ok(etag)
         }
         .boxed()
     }

@@ -9,21 +9,30 @@
 //! | has further bytes | the bytes are added; with the last bytes the change is sent to the store |
 //! | has made an object | the reservation of its name ends |
 //! | has bytes with another checksum than the mount's | fails, and the mount repeats the change |
+//! | ends an upload | is sent to the store; the mount asks again and again until there is an answer |
+//! | names the transfers of a new object | the cache makes blocks of the object from the bytes of these |
+
+mod assembly;
+mod change_bytes;
 
 use crate::CacheNode;
-use bytes::Bytes;
+use crate::path_locks::PathLocks;
+use assembly::Assemblies;
+use change_bytes::{ChangeBytes, ChangesMemory};
 use futures::StreamExt as _;
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Mutex, RwLock};
+use spurline_cache::{Cache, SentRange};
 use spurline_origin::{
     AnswerProgress, BucketSides, CopySource, ObjectAttributes, ObjectBody, RawObject, RawPage, RequestFailure,
     RetryHint, SourceRequests, StoredObject, UploadedPart, WriteCondition,
 };
 use spurline_proto::{
-    AnswerBody as _, MAX_PAYLOAD, StoreAnswer, StoreAttributes, StoreBody, StoreBytes, StoreCall, StoreCondition,
-    StoreObject, StoreRequest, StoreRetry, StoreSource, TextList, UploadParts, VolumeId,
+    AnswerBody as _, FrameError, MAX_PAYLOAD, SentParts, StoreAnswer, StoreAttributes, StoreBody, StoreBytes,
+    StoreCall, StoreCondition, StoreObject, StoreRequest, StoreRetry, StoreSettings, StoreSource, TextList,
+    UploadParts, VolumeId,
 };
 use spurline_transport::Responder;
-use spurline_types::{CONTENT_HEADERS, Error, ErrorKind, Result};
+use spurline_types::{CONTENT_HEADERS, Error, ErrorKind, ObjectRef, Result, Version};
 use spurline_volume::Volume as _;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -32,9 +41,7 @@ use std::time::{Duration, Instant, SystemTime};
 /// Opens the requests below a source.
 pub type OpenRequests = dyn Fn(&str) -> Result<SourceRequests> + Send + Sync;
 
-/// Memory for the bytes of changes, of all mounts. A larger body has all of the memory.
-const BODY_BYTES: u64 = 144 << 20;
-/// Bytes of a change whose next ones do not come for this long are dropped: the mount has given the change up, or has ended.
+/// Bytes of a change are dropped when no further bytes come for this long: the mount has given the change up, or has ended.
 const PIECE_IDLE: Duration = Duration::from_secs(10);
 /// While memory is short, such bytes are looked for this often.
 const MEMORY_CHECK: Duration = Duration::from_secs(1);
@@ -44,137 +51,80 @@ const LONGEST_REQUEST: Duration = Duration::from_secs(3600);
 /// The requests of mounts to stores.
 #[derive(Default)]
 pub(crate) struct StoreService {
-    open: OnceLock<Box<OpenRequests>>,
+    accepted: OnceLock<AcceptedRequests>,
     /// By the number of the volume.
     sources: RwLock<Vec<(u32, Arc<SourceRequests>)>>,
     /// Changes whose bytes are not complete, by the numbers of the transfers.
-    transfers: Mutex<HashMap<u64, BodyTransfer>>,
-    memory: Arc<BodyMemory>,
+    transfers: Mutex<HashMap<u64, StoreChange>>,
+    memory: Arc<ChangesMemory>,
+    assemblies: Assemblies,
+}
+
+/// The requests that this node accepts.
+struct AcceptedRequests {
+    settings: StoreSettings,
+    open: Box<OpenRequests>,
 }
 
 /// A change whose bytes arrive.
-struct BodyTransfer {
+struct StoreChange {
     volume: VolumeId,
-    time_ms: u32,
-    /// The change.
+    /// The time of the store.
+    time: Duration,
     call: Vec<u8>,
-    /// Length of all bytes.
-    len: usize,
-    bytes: Vec<u8>,
+    bytes: ChangeBytes,
     last_piece: Instant,
-    memory: BodyShare,
-}
-
-/// The memory for bodies.
-#[derive(Default)]
-struct BodyMemory {
-    used_bytes: Mutex<u64>,
-    freed: Condvar,
-}
-
-/// A share of the memory, returned when dropped.
-struct BodyShare {
-    memory: Arc<BodyMemory>,
-    bytes: u64,
-}
-
-impl BodyMemory {
-    /// Waits for memory for `len` bytes; `None` when there is none until `deadline`.
-    fn reserve(self: &Arc<Self>, len: u64, deadline: Instant) -> Option<BodyShare> {
-        let bytes = len.min(BODY_BYTES);
-        let mut used = self.used_bytes.lock();
-        while *used + bytes > BODY_BYTES {
-            if self.freed.wait_until(&mut used, deadline).timed_out() {
-                return None;
-            }
-        }
-        *used += bytes;
-        Some(BodyShare { memory: Arc::clone(self), bytes })
-    }
-}
-
-impl Drop for BodyShare {
-    fn drop(&mut self) {
-        *self.memory.used_bytes.lock() -= self.bytes;
-        self.memory.freed.notify_all();
-    }
-}
-
-/// All bytes of a change.
-struct WholeBody {
-    bytes: Bytes,
-    _memory: BodyShare,
 }
 
 impl StoreService {
-    pub fn set_open(&self, open: Box<OpenRequests>) {
+    pub fn accept(&self, settings: StoreSettings, open: Box<OpenRequests>) {
         // Only the first call has an effect.
-        let _ = self.open.set(open);
+        let _ = self.accepted.set(AcceptedRequests { settings, open });
     }
 
-    /// Drops the bytes of mounts that have ended.
+    fn describe(&self, requests: &SourceRequests) -> Result<StoreAnswer> {
+        let accepted = self.accepted.get().ok_or_else(|| no_bytes().error)?;
+        Ok(StoreAnswer::Described(requests.describe().into(), accepted.settings))
+    }
+
+    /// Drops what mounts have left behind.
     pub fn drop_idle(&self, now: Instant) {
-        self.transfers.lock().retain(|_, transfer| now.saturating_duration_since(transfer.last_piece) < PIECE_IDLE);
+        self.transfers.lock().retain(|_, change| now.saturating_duration_since(change.last_piece) < PIECE_IDLE);
+        self.assemblies.drop_idle(now, PIECE_IDLE);
     }
 
-    /// Takes the first bytes of a change: all bytes, or the transfer goes on.
-    fn begin_body(&self, request: &StoreRequest<'_>, body: StoreBody) -> Result<Option<WholeBody>, RequestFailure> {
-        let len = request.payload.len() as u64;
-        if len > body.len {
-            let why = format!("{len} bytes came for an object or a part of {}", body.len);
-            return Err(RequestFailure::fatal(ErrorKind::Invalid, why));
+    /// Takes bytes of a change; the change, once all bytes are there.
+    fn take_bytes(&self, mut change: StoreChange, piece: &[u8]) -> Result<Option<StoreChange>, RequestFailure> {
+        let added = change.bytes.append(piece, Instant::now() + change.time);
+        added.map_err(|error| match error.kind() {
+            ErrorKind::Invalid => RequestFailure { error, advice: RetryHint::Never },
+            _ => RequestFailure { error, advice: RetryHint::AfterPause },
+        })?;
+        if change.bytes.filled() == change.bytes.len() {
+            return Ok(Some(change));
         }
-        let deadline = Instant::now() + time_of(request.time_ms);
-        let memory = loop {
-            let now = Instant::now();
-            self.drop_idle(now);
-            if let Some(memory) = self.memory.reserve(body.len, deadline.min(now + MEMORY_CHECK)) {
-                break memory;
-            }
-            if Instant::now() >= deadline {
-                let why = "the node had no memory for the bytes in time: it waits for the store";
-                return Err(RequestFailure::transient(ErrorKind::Throttled, why.to_owned()));
-            }
-        };
-        if len == body.len {
-            return Ok(Some(WholeBody { bytes: Bytes::copy_from_slice(request.payload), _memory: memory }));
-        }
-        let transfer = BodyTransfer {
-            volume: request.volume,
-            time_ms: request.time_ms,
-            call: request.call.to_bytes(),
-            len: body.len as usize,
-            bytes: request.payload.to_vec(),
-            last_piece: Instant::now(),
-            memory,
-        };
-        self.transfers.lock().insert(body.transfer, transfer);
+        change.last_piece = Instant::now();
+        self.transfers.lock().insert(change.bytes.transfer(), change);
         Ok(None)
     }
 
-    /// Adds bytes to a transfer, which is taken out with the last bytes.
-    fn add_piece(&self, number: u64, offset: u64, piece: &[u8]) -> Result<Option<BodyTransfer>, RequestFailure> {
+    /// The change whose bytes go on at `offset`.
+    fn find_change(&self, transfer: u64, offset: u64) -> Result<StoreChange, RequestFailure> {
         let mut transfers = self.transfers.lock();
-        let fits = transfers.get_mut(&number).filter(|transfer| {
-            transfer.bytes.len() as u64 == offset && transfer.bytes.len() + piece.len() <= transfer.len
-        });
-        let Some(transfer) = fits else {
+        let fits = transfers.get(&transfer).is_some_and(|change| change.bytes.filled() == offset);
+        fits.then(|| transfers.remove(&transfer)).flatten().ok_or_else(|| {
             let why =
                 "the node does not have the bytes before this piece: it was started again, or they came too slowly";
-            return Err(RequestFailure::transient(ErrorKind::Unavailable, why.to_owned()));
-        };
-        transfer.bytes.extend_from_slice(piece);
-        transfer.last_piece = Instant::now();
-        let is_whole = transfer.bytes.len() == transfer.len;
-        Ok(if is_whole { transfers.remove(&number) } else { None })
+            RequestFailure::transient(ErrorKind::Unavailable, why.to_owned())
+        })
     }
 }
 
 impl CacheNode {
-    /// Accepts requests for the stores of buckets, from mounts that write there; `open` opens the requests below a source. Only
-    /// the first call has an effect.
-    pub fn accept_store_requests(&self, open: Box<OpenRequests>) {
-        self.store.set_open(open);
+    /// Accepts requests for the stores of buckets, from mounts that write there by `settings`; `open` opens the requests below a
+    /// source. Only the first call has an effect.
+    pub fn accept_store_requests(&self, settings: StoreSettings, open: Box<OpenRequests>) {
+        self.store.accept(settings, open);
     }
 
     fn requests_of(&self, volume: VolumeId) -> Result<Arc<SourceRequests>> {
@@ -182,10 +132,10 @@ impl CacheNode {
         if let Some((_, source)) = self.store.sources.read().iter().find(|(number, _)| *number == volume.0) {
             return Ok(Arc::clone(source));
         }
-        let Some(open) = self.store.open.get() else {
+        let Some(accepted) = self.store.accepted.get() else {
             return Err(self.takes_no_changes(cache.source()));
         };
-        let opened = Arc::new(open(cache.source())?);
+        let opened = Arc::new((accepted.open)(cache.source())?);
         let mut sources = self.store.sources.write();
         if let Some((_, source)) = sources.iter().find(|(number, _)| *number == volume.0) {
             return Ok(Arc::clone(source));
@@ -203,6 +153,9 @@ impl CacheNode {
         if matches!(request.call, StoreCall::Get { .. }) {
             return self.serve_bytes(&requests, request, responder);
         }
+        if matches!(request.call, StoreCall::Describe) {
+            return Self::send_body(&self.store.describe(&requests)?, responder);
+        }
         let answer = match self.answer_store(&requests, request, responder)? {
             Ok(answer) => answer,
             Err(failure) => failure_answer(failure),
@@ -210,50 +163,114 @@ impl CacheNode {
         Self::send_body(&answer, responder)
     }
 
+    /// Waits for memory for the bytes of a change.
+    fn begin_change(
+        &self,
+        cache: &Cache,
+        request: &StoreRequest<'_>,
+        body: StoreBody,
+    ) -> Result<StoreChange, RequestFailure> {
+        let time = time_of(request.time_ms);
+        let deadline = Instant::now() + time;
+        let memory = &self.store.memory;
+        let mut waiting = None;
+        loop {
+            let now = Instant::now();
+            self.store.drop_idle(now);
+            let until = if waiting.is_some() { deadline.min(now + MEMORY_CHECK) } else { now };
+            let reserved = memory.reserve(&self.shared.tier, self.shared.block_size, cache.source(), body, until);
+            if let Some(bytes) = reserved {
+                let call = request.call.to_bytes();
+                return Ok(StoreChange { volume: request.volume, time, call, bytes, last_piece: Instant::now() });
+            }
+            waiting = waiting.or_else(|| memory.admit_waiting(&self.shared.tier, request.payload.len()));
+            if waiting.is_none() || Instant::now() >= deadline {
+                let why = "the node has no memory for the bytes now: too many changes wait for the store";
+                return Err(RequestFailure::transient(ErrorKind::Throttled, why.to_owned()));
+            }
+        }
+    }
+
     /// Sends a request that reads no bytes to the store, once all bytes are there.
     fn answer_store(
         &self,
-        requests: &SourceRequests,
+        requests: &Arc<SourceRequests>,
         request: &StoreRequest<'_>,
         responder: &mut dyn Responder,
     ) -> Result<Result<StoreAnswer, RequestFailure>> {
-        if let StoreCall::Piece { transfer, offset } = request.call {
-            let transfer = match self.store.add_piece(transfer, offset, request.payload) {
-                Ok(Some(transfer)) if transfer.volume == request.volume => transfer,
-                Ok(Some(_)) => return Err(Error::new(ErrorKind::Invalid, "a piece of another volume")),
-                Ok(None) => return Ok(Ok(StoreAnswer::Taken)),
-                Err(failure) => return Ok(Err(failure)),
-            };
-            responder.check_reader()?;
-            let BodyTransfer { time_ms, call, bytes, memory, .. } = transfer;
-            let body = WholeBody { bytes: bytes.into(), _memory: memory };
-            let call = StoreCall::from_bytes(&call)?;
-            let sent = send_call(requests, call, time_of(time_ms), Some(body));
-            self.note_sent(requests, request.volume, &call, sent.is_ok());
-            return Ok(sent);
-        }
-        let body = match request.call.body().map(|body| self.store.begin_body(request, body)) {
-            None => None,
-            Some(Ok(Some(body))) => Some(body),
-            Some(Ok(None)) => return Ok(Ok(StoreAnswer::Taken)),
-            Some(Err(failure)) => return Ok(Err(failure)),
+        let cache = self.volume_by_id(request.volume)?;
+        let begun = match request.call {
+            StoreCall::Await { transfer } => return Ok(self.store.assemblies.wait_outcome(transfer)),
+            StoreCall::NoteSent { key, etag, size } => {
+                if let Some(path) = requests.readable_path(key) {
+                    let ranges = sent_ranges(SentParts::decode(request.payload)?);
+                    note_sent(&cache, path, etag, size, ranges)?;
+                }
+                return Ok(Ok(StoreAnswer::Done));
+            }
+            StoreCall::Piece { transfer, offset } => self.store.find_change(transfer, offset),
+            call => match call.body() {
+                Some(body) => self.begin_change(&cache, request, body),
+                None => {
+                    if !call.is_query() {
+                        // As late as possible: what stops this process between here and the request delays the change.
+                        responder.check_reader()?;
+                    }
+                    let sent = send_call(requests, call, time_of(request.time_ms), None, &AnswerProgress::default());
+                    note_made(self.writes.path_locks(), requests, request.volume, &call, &sent);
+                    return Ok(sent);
+                }
+            },
         };
-        if !request.call.is_query() {
-            // As late as possible: what stops this process between here and the request delays the change.
-            responder.check_reader()?;
-        }
-        let sent = send_call(requests, request.call, time_of(request.time_ms), body);
-        self.note_sent(requests, request.volume, &request.call, sent.is_ok());
-        Ok(sent)
+        let change = match begun.and_then(|change| self.store.take_bytes(change, request.payload)) {
+            Ok(Some(change)) if change.volume == request.volume => change,
+            Ok(Some(_)) => return Err(Error::new(ErrorKind::Invalid, "a piece of another volume")),
+            Ok(None) => return Ok(Ok(StoreAnswer::Taken)),
+            Err(failure) => return Ok(Err(failure)),
+        };
+        responder.check_reader()?;
+        self.send_change(&cache, requests, change)
     }
 
-    /// The store has executed a request, or not. An object that is made needs no reserved name any more.
-    fn note_sent(&self, requests: &SourceRequests, volume: VolumeId, call: &StoreCall<'_>, is_executed: bool) {
-        if let StoreCall::Put { key, .. } | StoreCall::Complete { key, .. } | StoreCall::Copy { key, .. } = call
-            && is_executed
-        {
-            self.writes.path_locks().note_made(volume.0, requests.path_of(key).as_bytes());
+    /// Sends a change with all bytes to the store. The bytes of an object or a part stay in memory.
+    fn send_change(
+        &self,
+        cache: &Cache,
+        requests: &Arc<SourceRequests>,
+        change: StoreChange,
+    ) -> Result<Result<StoreAnswer, RequestFailure>> {
+        let StoreChange { call: encoded, time, mut bytes, volume, .. } = change;
+        let call = StoreCall::from_bytes(&encoded)?;
+        if matches!(call, StoreCall::Complete { .. }) {
+            let requests = Arc::clone(requests);
+            let path_locks = Arc::clone(self.writes.path_locks());
+            return Ok(self.store.assemblies.begin(bytes.transfer(), move |progress| {
+                let call = StoreCall::from_bytes(&encoded).map_err(undecodable)?;
+                let sent = send_call(&requests, call, time, Some(&mut bytes), progress);
+                note_made(&path_locks, &requests, volume, &call, &sent);
+                sent
+            }));
         }
+        let sent = send_call(requests, call, time, Some(&mut bytes), &AnswerProgress::default());
+        note_made(self.writes.path_locks(), requests, volume, &call, &sent);
+        let Ok(StoreAnswer::Text(etag)) = &sent else { return Ok(sent) };
+        let transfer = bytes.transfer();
+        let len = bytes.len();
+        match call {
+            StoreCall::Put { key, .. } => {
+                if let Some(path) = requests.readable_path(key)
+                    && bytes.stay()
+                {
+                    let range = SentRange { offset: 0, len, transfer, node: self.name().into() };
+                    note_sent(cache, path, etag, len, vec![range])?;
+                }
+            }
+            // The mount knows the version at the end of the upload.
+            _ => {
+                bytes.stay();
+            }
+        }
+        Ok(sent)
     }
 
     /// Reads bytes of an object into the payload of the answer.
@@ -272,7 +289,7 @@ impl CacheNode {
         }
         let pool = self.shared.tier.pool();
         let mut buffer = pool.alloc_near(room, responder.numa_node(), Instant::now() + time)?;
-        let read = requests.send(time, async |BucketSides { reads, .. }| {
+        let read = requests.send(time, &AnswerProgress::default(), async |BucketSides { reads, .. }| {
             let mut body = reads.get(key, from, to, etag).await?;
             let mut landed = 0;
             while landed < room
@@ -309,35 +326,70 @@ fn time_of(time_ms: u32) -> Duration {
     Duration::from_millis(time_ms.into()).min(LONGEST_REQUEST)
 }
 
+/// Notes which transfers have the bytes of a new object.
+fn note_sent(cache: &Cache, path: &str, etag: &str, size: u64, ranges: Vec<SentRange>) -> Result<()> {
+    let object = ObjectRef::new(cache.source(), path.as_bytes(), Version::new(etag), size);
+    object.check_block_count(cache.block_size())?;
+    if size > 0 {
+        cache.note_sent(&object, ranges);
+    }
+    Ok(())
+}
+
+/// The store has answered a request. An object that is made needs no reserved name any more.
+fn note_made(
+    path_locks: &PathLocks,
+    requests: &SourceRequests,
+    volume: VolumeId,
+    call: &StoreCall<'_>,
+    sent: &Result<StoreAnswer, RequestFailure>,
+) {
+    if let StoreCall::Put { key, .. } | StoreCall::Complete { key, .. } | StoreCall::Copy { key, .. } = call
+        && sent.is_ok()
+        && let Some(path) = requests.readable_path(key)
+    {
+        path_locks.note_made(volume.0, path.as_bytes());
+    }
+}
+
+/// The ranges of an object that transfers have.
+fn sent_ranges(sent: SentParts) -> Vec<SentRange> {
+    let nodes: Vec<Arc<str>> = sent.nodes.into_iter().map(Arc::from).collect();
+    let ranges = sent.parts.into_iter().filter_map(|part| {
+        let node = Arc::clone(nodes.get(part.node as usize)?);
+        Some(SentRange { offset: part.offset, len: part.len, transfer: part.transfer, node })
+    });
+    ranges.collect()
+}
+
 /// Sends a request to the store.
 fn send_call(
     requests: &SourceRequests,
     call: StoreCall<'_>,
     time: Duration,
-    body: Option<WholeBody>,
+    bytes: Option<&mut ChangeBytes>,
+    progress: &AnswerProgress,
 ) -> Result<StoreAnswer, RequestFailure> {
-    let body = match (call.body(), body) {
-        (Some(StoreBody { checksum, .. }), Some(whole)) => {
-            let received = ObjectBody::received(whole.bytes.clone(), checksum);
-            let received = received.ok_or_else(|| {
+    let body = match (call.body(), bytes) {
+        (Some(StoreBody { checksum, .. }), Some(bytes)) => {
+            let received = ObjectBody::received(bytes.pieces(), checksum);
+            Some(received.ok_or_else(|| {
                 let why =
                     "the bytes that reached the node are not those that the mount has sent: their checksum differs";
                 RequestFailure::transient(ErrorKind::Corrupt, why.to_owned())
-            })?;
-            Some((received, whole))
+            })?)
         }
         _ => None,
     };
-    requests.send(time, async |BucketSides { reads, writes }| {
+    requests.send(time, progress, async |BucketSides { reads, writes }| {
         Ok(match call {
-            StoreCall::Describe => text_answer(requests.describe()),
             StoreCall::Head { key } => object_answer(writes.head_all(key).await?),
             StoreCall::List { prefix, token, is_folded: false, .. } => {
                 page_answer(writes.list_below(prefix, token).await?)
             }
             StoreCall::List { prefix, token, max, .. } => page_answer(reads.list(prefix, token, max as usize).await?),
             StoreCall::Put { key, attributes, condition, .. } => {
-                let Some((received, _)) = &body else { return Err(no_bytes()) };
+                let Some(received) = &body else { return Err(no_bytes()) };
                 let attributes = attributes_of(&attributes);
                 text_answer(writes.put(key, received.clone(), &attributes, &condition_of(condition)).await?)
             }
@@ -345,23 +397,21 @@ fn send_call(
                 text_answer(writes.begin_upload(key, &attributes_of(&attributes)).await?)
             }
             StoreCall::UploadPart { key, upload, number, .. } => {
-                let Some((received, _)) = &body else { return Err(no_bytes()) };
+                let Some(received) = &body else { return Err(no_bytes()) };
                 text_answer(writes.upload_part(key, upload, number, received.clone()).await?)
             }
             StoreCall::CopyPart { key, upload, number, source, from, to } => {
                 text_answer(writes.copy_part(key, upload, number, source_of(source), from..to).await?)
             }
             StoreCall::Complete { key, upload, condition, .. } => {
-                let Some((received, _)) = &body else { return Err(no_bytes()) };
-                let parts = UploadParts::decode(received.bytes())
-                    .map_err(|error| RequestFailure { error: error.into(), advice: RetryHint::AfterPause })?;
+                let Some(received) = &body else { return Err(no_bytes()) };
+                let parts = UploadParts::decode(&received.bytes()).map_err(undecodable)?;
                 let parts: Vec<UploadedPart> = parts
                     .0
                     .into_iter()
                     .map(|(number, etag)| UploadedPart { number, etag: etag.into_string() })
                     .collect();
-                let progress = AnswerProgress::default();
-                text_answer(writes.complete(key, upload, &parts, &condition_of(condition), &progress).await?)
+                text_answer(writes.complete(key, upload, &parts, &condition_of(condition), progress).await?)
             }
             StoreCall::Abort { key, upload } => {
                 writes.abort(key, upload).await?;
@@ -375,13 +425,21 @@ fn send_call(
                 writes.delete(key, &condition_of(condition)).await?;
                 StoreAnswer::Done
             }
-            StoreCall::Get { .. } | StoreCall::Piece { .. } => return Err(no_bytes()),
+            StoreCall::Describe
+            | StoreCall::Get { .. }
+            | StoreCall::Piece { .. }
+            | StoreCall::Await { .. }
+            | StoreCall::NoteSent { .. } => return Err(no_bytes()),
         })
     })
 }
 
 fn text_answer(text: String) -> StoreAnswer {
     StoreAnswer::Text(text.into())
+}
+
+fn undecodable(error: FrameError) -> RequestFailure {
+    RequestFailure { error: error.into(), advice: RetryHint::AfterPause }
 }
 
 fn no_bytes() -> RequestFailure {

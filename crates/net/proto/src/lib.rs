@@ -45,8 +45,8 @@ pub use proof::{Challenge, ChallengeAnswer, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN,
 pub use rail::{MAX_RAILS, RailInfo, RailLink};
 pub use request::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, check_path};
 pub use store::{
-    StoreAnswer, StoreAttributes, StoreBody, StoreBytes, StoreCall, StoreCondition, StoreObject, StoreRequest,
-    StoreRetry, StoreSource, TextList, UploadParts,
+    SentPart, SentParts, StoreAnswer, StoreAttributes, StoreBody, StoreBytes, StoreCall, StoreCondition, StoreObject,
+    StoreOwner, StoreRequest, StoreRetry, StoreSettings, StoreSource, TextList, UploadParts,
 };
 pub use wire_caller::{MAX_GROUPS, WireCaller};
 pub use write_answer::{KnownGrants, WriteAnswer};

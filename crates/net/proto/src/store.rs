@@ -4,6 +4,9 @@
 //! The bytes of an object or a part, or the list of parts of an upload, are the payloads of a request or more: the first names the change, the length and
 //! the checksum of all, and [`StoreCall::Piece`] has what follows, in order. The answer to the request with the last bytes is that
 //! of the store; the node answers the others with [`StoreAnswer::Taken`].
+//!
+//! A store takes its time to make an object of parts. The node answers [`StoreAnswer::Working`] meanwhile, and the mount asks again
+//! ([`StoreCall::Await`]).
 
 use crate::codec::{ByteCursor, PutValue};
 use crate::request::take_volume;
@@ -90,7 +93,7 @@ pub struct StoreSource<'a> {
 /// A request for the store. Etags are bare in requests that change something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreCall<'a> {
-    /// The server and the bucket, for messages; no request of the store.
+    /// The server and the bucket, for messages, and how mounts change the bucket; no request of the store.
     Describe,
     /// An object with attributes.
     Head {
@@ -206,6 +209,20 @@ pub enum StoreCall<'a> {
         /// The first byte of the payload among all bytes.
         offset: u64,
     },
+    /// The answer to [`StoreCall::Complete`], which the node did not have yet.
+    Await {
+        /// The number of the transfer.
+        transfer: u64,
+    },
+    /// Names the transfers with the bytes of a new object ([`SentParts`], the payload); no request of the store.
+    NoteSent {
+        /// The key.
+        key: &'a str,
+        /// The version.
+        etag: &'a str,
+        /// Length in bytes.
+        size: u64,
+    },
 }
 
 impl<'a> StoreCall<'a> {
@@ -224,13 +241,15 @@ impl<'a> StoreCall<'a> {
             StoreCall::Copy { .. } => "copy of an object",
             StoreCall::Delete { .. } => "removal of an object",
             StoreCall::Piece { .. } => "piece of a transfer",
+            StoreCall::Await { .. } => "wait for the end of an upload",
+            StoreCall::NoteSent { .. } => "note of sent bytes",
         }
     }
 
     /// The keys, or the start of keys, that the request names.
     pub fn keys(&self) -> impl Iterator<Item = &'a str> {
         let (key, other) = match *self {
-            StoreCall::Describe | StoreCall::Piece { .. } => (None, None),
+            StoreCall::Describe | StoreCall::Piece { .. } | StoreCall::Await { .. } => (None, None),
             StoreCall::List { prefix, .. } => (Some(prefix), None),
             StoreCall::Head { key }
             | StoreCall::Get { key, .. }
@@ -239,7 +258,8 @@ impl<'a> StoreCall<'a> {
             | StoreCall::UploadPart { key, .. }
             | StoreCall::Complete { key, .. }
             | StoreCall::Abort { key, .. }
-            | StoreCall::Delete { key, .. } => (Some(key), None),
+            | StoreCall::Delete { key, .. }
+            | StoreCall::NoteSent { key, .. } => (Some(key), None),
             StoreCall::CopyPart { key, source, .. } | StoreCall::Copy { key, source, .. } => {
                 (Some(key), Some(source.key))
             }
@@ -309,7 +329,10 @@ impl<'a> StoreRequest<'a> {
 
     /// The request with bytes.
     pub(crate) fn with_payload(self, payload: &'a [u8]) -> Result<Self, FrameError> {
-        let takes_bytes = matches!(self.call, StoreCall::Piece { .. }) || self.call.body().is_some();
+        let takes_bytes = match self.call {
+            StoreCall::Piece { .. } | StoreCall::NoteSent { .. } => true,
+            call => call.body().is_some(),
+        };
         if !takes_bytes && !payload.is_empty() {
             return Err(FrameError::Value { what: "the payload of a request", value: payload.len() as u64 });
         }
@@ -337,6 +360,48 @@ impl AnswerBody for UploadParts {
         }
         Ok(UploadParts(parts))
     }
+}
+
+/// Bytes of an object that one transfer had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SentPart {
+    /// The first byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub len: u64,
+    /// The number of the transfer.
+    pub transfer: u64,
+    /// The place of the node's name.
+    pub node: u32,
+}
+
+/// The transfers that had the bytes of an object, as the bytes of [`StoreCall::NoteSent`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SentParts {
+    /// The names of the nodes that sent the bytes.
+    pub nodes: Vec<Box<str>>,
+    /// The transfers.
+    pub parts: Vec<SentPart>,
+}
+
+impl AnswerBody for SentParts {
+    fn encode(&self, out: &mut Vec<u8>) {
+        self.nodes.put(out);
+        put_list(&self.parts, out);
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, FrameError> {
+        let mut take = ByteCursor(bytes);
+        let nodes = WireValue::take(&mut take, "the name of a node")?;
+        let parts = take_list(&mut take, SentPart::ENCODED_LEN, "a part that was sent")?;
+        take.expect_end()?;
+        Ok(SentParts { nodes, parts })
+    }
+}
+
+impl SentPart {
+    /// Bytes of an encoded part.
+    pub const ENCODED_LEN: usize = 3 * 8 + 4;
 }
 
 /// Whether another attempt may succeed, and when.
@@ -384,6 +449,32 @@ pub struct StoreBytes {
     pub partial: bool,
 }
 
+/// How mounts change a bucket through a node, by the flags of the node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreSettings {
+    /// `--last-writer-wins`.
+    pub last_writer_wins: bool,
+    /// `--allow-unguarded-writes`.
+    pub allow_unguarded_writes: bool,
+    /// `--object-attrs`.
+    pub object_attrs: bool,
+    /// `--rename-limit`.
+    pub rename_limit: u64,
+    /// `--abort-uploads-after`, in seconds.
+    pub abort_uploads_after_s: u64,
+    /// `--squash`.
+    pub squash: Option<StoreOwner>,
+}
+
+/// The owner of all changes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreOwner {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+}
+
 /// Answers a [`StoreRequest`]. A failure of the store is an answer like any other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreAnswer {
@@ -391,7 +482,9 @@ pub enum StoreAnswer {
     Done,
     /// The node has the bytes, and more follow.
     Taken,
-    /// An etag, the id of an upload, or a description.
+    /// The store has not answered yet. How many milliseconds ago the last byte of the answer came, if any did.
+    Working(Option<u64>),
+    /// An etag, or the id of an upload.
     Text(Box<str>),
     /// An object; then names and values of the content headers and of the user's attributes in turn, and the storage class.
     Object(StoreObject, Vec<Box<str>>, Vec<Box<str>>, Option<Box<str>>),
@@ -401,6 +494,8 @@ pub enum StoreAnswer {
     Bytes(StoreBytes),
     /// The request failed.
     Failed(Error, StoreRetry),
+    /// The server and the bucket, and how mounts change the bucket.
+    Described(Box<str>, StoreSettings),
 }
 
 impl AnswerBody for StoreAnswer {
@@ -504,7 +599,10 @@ impl<'a> WireValue<'a> for StoreSource<'a> {
     }
 }
 
+wire_struct!(StoreSettings, "the settings of a bucket": last_writer_wins, allow_unguarded_writes, object_attrs, rename_limit, abort_uploads_after_s, squash);
+wire_struct!(StoreOwner, "an owner": uid, gid);
 wire_struct!(StoreBody, "the bytes of a change": transfer, len, checksum);
+wire_struct!(SentPart, "a part that was sent": offset, len, transfer, node);
 wire_struct!(StoreObject, "an object": key, size, mtime_s, etag);
 wire_struct!(StoreBytes, "the answer to a read": etag, mtime_s, total, from, to, partial);
 
@@ -536,6 +634,8 @@ wire_enum! { 'a StoreCall<'a>, "a request for the store":
     10 Copy { source, key, attributes, condition },
     11 Delete { key, condition },
     12 Piece { transfer, offset },
+    13 Await { transfer },
+    14 NoteSent { key, etag, size },
 }
 
 wire_enum! { 'a StoreAnswer, "an answer of the store":
@@ -546,4 +646,6 @@ wire_enum! { 'a StoreAnswer, "an answer of the store":
     4 Page(objects, prefixes, next),
     5 Bytes(bytes),
     6 Failed(error, retry),
+    7 Working(quiet_ms),
+    8 Described(text, settings),
 }

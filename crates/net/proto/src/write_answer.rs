@@ -53,27 +53,8 @@ pub struct KnownGrants {
     pub last_us: Option<u64>,
     /// How long the process has run: grants of the process before are unknown.
     pub up_us: u64,
-    /// A lock that the node keeps for another mount, where the source has no locks.
+    /// Such a lock that the node keeps for another mount now, of a path of a bucket.
     pub held: Option<LockConflict>,
-}
-
-impl WriteAnswer {
-    /// Gives all objects of the answer to this user and group.
-    pub fn set_owner(&mut self, uid: u32, gid: u32) {
-        let set = |attr: &mut NodeAttr| {
-            attr.uid = uid;
-            attr.gid = gid;
-        };
-        match self {
-            WriteAnswer::Attr(attr) | WriteAnswer::Opened(attr, _) => set(attr),
-            WriteAnswer::Created(attr, directory) => {
-                set(attr);
-                directory.iter_mut().for_each(set);
-            }
-            WriteAnswer::Names(names) => names.iter_mut().filter_map(|name| name.attr.as_mut()).for_each(set),
-            _ => {}
-        }
-    }
 }
 
 impl AnswerBody for WriteAnswer {

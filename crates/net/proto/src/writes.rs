@@ -15,7 +15,7 @@ use crate::{FrameError, MAX_WRITE, OpenFlags};
 use spurline_volume::repeated::ChangeMark;
 use spurline_volume::writes::{
     AttrChange, Change, FileIdentity, FileTime, LockFamily, LockKind, LockRange, NamePath, NewTime, NodePath,
-    OpenAttrCall, PendingVersion,
+    OpenAttrCall,
 };
 
 /// Numbers of open files or of changes, eight bytes each. Decoding borrows.
@@ -79,8 +79,8 @@ pub enum WriteCall<'a> {
         /// The number.
         file: u64,
     },
-    /// Opens a file under the number that the file had in another process, which was lost. Answered as an opening where the
-    /// file was opened anew, without the changes that were not published, else by attributes.
+    /// Opens a file under the number that the file had in another process, which was lost. Answered by attributes where the file is open
+    /// under this number already.
     OpenAgain {
         /// The file.
         at: NodePath<'a>,
@@ -88,8 +88,6 @@ pub enum WriteCall<'a> {
         flags: OpenFlags,
         /// The number.
         file: u64,
-        /// The numbers of the pending version.
-        pending: PendingVersion,
     },
     /// Opens a file, and makes an absent file.
     Create {
@@ -239,8 +237,7 @@ pub enum WriteCall<'a> {
         /// Its type.
         kind: LockKind,
     },
-    /// How long ago another mount was granted a lock of an object that excludes this one, if the node knows of such a grant; and
-    /// such a lock that the node keeps for another mount.
+    /// How long ago another mount was granted a lock of an object that excludes this one, if the node knows of such a grant.
     FindGrant {
         /// The object.
         at: NodePath<'a>,
@@ -270,11 +267,6 @@ pub enum WriteCall<'a> {
         range: LockRange,
         /// Its type.
         kind: LockKind,
-    },
-    /// Continues with what others have published, if the file has no changes of its own.
-    Refresh {
-        /// The file.
-        file: u64,
     },
     /// Names of an open directory.
     ReadDirectory {
@@ -473,7 +465,6 @@ impl WireValue<'_> for OpenFlags {
 }
 
 wire_struct!(LockRange, "the range of a lock": start, end);
-wire_struct!(PendingVersion, "a pending version": known, next, follows);
 wire_struct!(AttrChange, "a change of attributes": mode, uid, gid, size, atime, mtime);
 
 wire_enum! { 'a NewTime, "a new time":
@@ -546,8 +537,7 @@ wire_enum! { 'a WriteCall<'a>, "a call":
     30 Reopen { of, flags, file },
     31 AttrOpen { file, call },
     32 FindGrant { at, family, range, kind },
-    33 OpenAgain { at, flags, file, pending },
-    34 Refresh { file },
+    33 OpenAgain { at, flags, file },
     35 KeepAnswers { changes },
     36 OpenPath { at, file, reserves },
     37 FindPathLock { at, family, range, kind },
@@ -592,7 +582,6 @@ impl WriteCall<'_> {
             WriteCall::FindGrant { .. } | WriteCall::FindPathLock { .. } => "search for a granted lock",
             WriteCall::OpenPath { .. } => "opening of a path for locks",
             WriteCall::OpenAgain { .. } => "opening of a file of a lost node",
-            WriteCall::Refresh { .. } => "search for another version",
         }
     }
 

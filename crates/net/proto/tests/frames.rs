@@ -5,15 +5,16 @@ use spurline_proto::{
     AnswerBody, CapacityAnswer, Challenge, ChallengeAnswer, ChangeId, FRAME_ALIGN, FrameError, FrameFlags, FrameHeader,
     FrameOp, HEADER_LEN, HelloRequest, KnownGrants, MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, MAX_WRITE, NONCE_LEN,
     NodeRequest, NumberList, ObjectRange, OpenFlags, PROOF_LEN, RailInfo, RailLink, RangeDone, RangeList, RangesDone,
-    ReadFlags, ReadRequest, StoreAnswer, StoreAttributes, StoreBody, StoreBytes, StoreCall, StoreCondition,
-    StoreObject, StoreRequest, StoreRetry, StoreSource, TextList, TokenProof, UploadParts, VolumeId, WelcomeAnswer,
-    WireCaller, WriteAnswer, WriteCall, WriteRequest, check_path, decode_error, encode_error_message, frame_padding,
+    ReadFlags, ReadRequest, SentPart, SentParts, StoreAnswer, StoreAttributes, StoreBody, StoreBytes, StoreCall,
+    StoreCondition, StoreObject, StoreRequest, StoreRetry, StoreSource, TextList, TokenProof, UploadParts, VolumeId,
+    WelcomeAnswer, WireCaller, WriteAnswer, WriteCall, WriteRequest, check_path, decode_error, encode_error_message,
+    frame_padding,
 };
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Version};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::writes::{
     AttrChange, CacheVersion, Caller, Change, FileIdentity, FileTime, ListedName, LockConflict, LockFamily, LockKind,
-    LockRange, NamePath, NewTime, NodeAttr, NodePath, OpenAttrCall, PendingVersion, SourceSpace,
+    LockRange, NamePath, NewTime, NodeAttr, NodePath, OpenAttrCall, SourceSpace,
 };
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -185,11 +186,11 @@ proptest! {
             WriteCall::SetAttrOpen { file, set }, WriteCall::TestLock { file, owner: len, range, kind: LockKind::Read },
             WriteCall::SetLock { file, family: LockFamily::Flock, owner: len, range, kind: LockKind::Unlock },
             WriteCall::SetLock { file, family: LockFamily::Posix, owner: len, range, kind: LockKind::Write },
-            WriteCall::FindGrant { at: node, family: LockFamily::Posix, range, kind: LockKind::Write }, WriteCall::Refresh { file },
+            WriteCall::FindGrant { at: node, family: LockFamily::Posix, range, kind: LockKind::Write },
             WriteCall::ReadDirectory { file, from: offset, max: number, attrs: yes }, WriteCall::Close { opened_below: offset, files }, WriteCall::Reopen { of: long, flags: open, file },
             WriteCall::KeepAnswers { changes: files }, WriteCall::OpenPath { at: node, file, reserves: yes },
             WriteCall::FindPathLock { at: node, family: LockFamily::Flock, range, kind: LockKind::Read },
-            WriteCall::OpenAgain { at: node, flags: open, file, pending: PendingVersion { known: long, next: offset, follows: yes } },
+            WriteCall::OpenAgain { at: node, flags: open, file },
         ];
         let (mut scratch, caller) = (Vec::new(), Caller { uid: number, gid: mode, groups, pid: flags, umask: 0o22, rights_checked: yes });
         let sent = WireCaller::new(&caller, &mut scratch);
@@ -245,13 +246,15 @@ proptest! {
             StoreCall::Complete { key, upload: key, condition, body }, StoreCall::Abort { key, upload: key },
             StoreCall::Copy { source, key, attributes: Some(attributes), condition: StoreCondition::None },
             StoreCall::Delete { key, condition }, StoreCall::Piece { transfer: long, offset: other },
+            StoreCall::Await { transfer: long }, StoreCall::NoteSent { key, etag: key, size: long },
         ];
         for call in calls {
             let request = StoreRequest { volume: VolumeId(number), time_ms: number, call, payload: &[] };
             round_trip(NodeRequest::Store(request), id);
             let encoded = call.to_bytes();
             prop_assert_eq!(StoreCall::from_bytes(&encoded).unwrap(), call);
-            let takes_bytes = call.body().is_some() || matches!(call, StoreCall::Piece { .. });
+            let takes_bytes =
+                call.body().is_some() || matches!(call, StoreCall::Piece { .. } | StoreCall::NoteSent { .. });
             prop_assert_eq!(NodeRequest::Store(request).with_payload(b"bytes").is_ok(), takes_bytes);
         }
         let list: Vec<Box<str>> = texts.iter().map(|text| text.as_str().into()).collect();
@@ -264,11 +267,14 @@ proptest! {
         let failures = retries.map(|retry| StoreAnswer::Failed(Error::new(ErrorKind::from_code(code), key), retry));
         for answer in [
             StoreAnswer::Done, StoreAnswer::Taken, StoreAnswer::Text(key.into()), StoreAnswer::Bytes(bytes),
+            StoreAnswer::Working(from),
             StoreAnswer::Object(object.clone(), list.clone(), list.clone(), etag.map(Box::from)),
             StoreAnswer::Page(vec![object; texts.len()], list.clone(), etag.map(Box::from)),
         ].into_iter().chain(failures) {
             body_round_trip(&answer);
         }
+        let sent = SentPart { offset: long, len: other, transfer: id, node: number };
+        body_round_trip(&SentParts { nodes: list.clone(), parts: vec![sent; texts.len()] });
         let parts = UploadParts(list.into_iter().map(|etag| (number, etag)).collect());
         let mut encoded = Vec::new();
         parts.encode(&mut encoded);

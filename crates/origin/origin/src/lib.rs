@@ -83,7 +83,7 @@ pub use source_requests::{BucketSides, SourceRequests};
 pub use writable_directory::WritableSource;
 pub use write_backend::{
     AnswerProgress, CopySource, ObjectAttributes, ObjectBody, ObjectWriteBackend, StoredObject, UploadedPart,
-    WriteCondition,
+    WriteCondition, assembly_time, transfer_time,
 };
 
 use shared_buckets::SharedBucket;

@@ -18,6 +18,7 @@ use futures::{FutureExt as _, StreamExt as _};
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, ETAG, IF_MATCH, LAST_MODIFIED, RANGE, RETRY_AFTER};
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use object_store::PutPayload;
 use object_store::client::{HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse};
 use parking_lot::RwLock;
 use reqsign_aws_v4::Credential;
@@ -154,19 +155,24 @@ impl S3Backend {
         url: String,
         headers: HeaderMap,
     ) -> Result<(HttpResponse, Option<SignedWith>), RequestFailure> {
-        self.send_body(method, region, url, headers, Bytes::new()).await
+        self.send_body(method, region, url, headers, &[]).await
     }
 
-    /// The answer to a request, and its signature's credentials.
+    /// The answer to a request with a body in one piece or several, and its signature's credentials.
     pub(crate) async fn send_body(
         &self,
         method: Method,
         region: &str,
         url: String,
         headers: HeaderMap,
-        body: Bytes,
+        body: &[Bytes],
     ) -> Result<(HttpResponse, Option<SignedWith>), RequestFailure> {
-        let mut request = HttpRequest::new(HttpRequestBody::from(body.clone()));
+        let len: usize = body.iter().map(Bytes::len).sum();
+        let mut request = HttpRequest::new(match body {
+            [] => HttpRequestBody::empty(),
+            [whole] => HttpRequestBody::from(whole.clone()),
+            pieces => HttpRequestBody::from(pieces.iter().cloned().collect::<PutPayload>()),
+        });
         *request.method_mut() = method;
         *request.headers_mut() = headers;
         self.options.add_to_any(request.headers_mut());
@@ -182,19 +188,19 @@ impl S3Backend {
             let method = request.method().clone();
             let uri = request.uri().clone();
             let at = shifted(SystemTime::now(), clock_offset_s);
-            let signed = if body.is_empty() {
+            let signed = if len == 0 {
                 SignedBody::Empty
             } else if uri.scheme() == Some(&Scheme::HTTPS) {
                 SignedBody::Unsigned
             } else {
-                SignedBody::Bytes(&body)
+                SignedBody::Bytes(body)
             };
             sign_request(&method, &uri, request.headers_mut(), signed, credential, region, at)
                 .map_err(|error| RequestFailure { error, advice: RetryHint::Never })?;
         }
-        // The HTTP library states no length of an empty body, and S3 requires one (411).
+        // The HTTP library states no length of an empty body or of one in pieces, and S3 requires one (411).
         if matches!(*request.method(), Method::PUT | Method::POST) {
-            request.headers_mut().insert(CONTENT_LENGTH, body.len().into());
+            request.headers_mut().insert(CONTENT_LENGTH, len.into());
         }
         let response = self.client.execute(request).await.map_err(|e| self.connection_failure(&e))?;
         Ok((response, credential.map(|credential| SignedWith { credential, clock_offset_s })))

@@ -36,12 +36,13 @@ struct ChangeRequest<'a> {
     /// Sorted by name, percent-encoded.
     query: String,
     headers: HeaderMap,
-    body: Bytes,
+    /// In one piece or several.
+    body: Vec<Bytes>,
 }
 
 impl<'a> ChangeRequest<'a> {
     fn new(what: String, method: Method, key: &'a str) -> Self {
-        ChangeRequest { what, method, key, query: String::new(), headers: HeaderMap::new(), body: Bytes::new() }
+        ChangeRequest { what, method, key, query: String::new(), headers: HeaderMap::new(), body: Vec::new() }
     }
 
     fn header(mut self, name: HeaderName, value: &str) -> Result<Self, RequestFailure> {
@@ -77,7 +78,7 @@ impl<'a> ChangeRequest<'a> {
     /// A body whose bytes the store checks.
     fn checked_body(self, body: &ObjectBody) -> Result<Self, RequestFailure> {
         let checked = self.header(CHECKSUM_CRC64NVME, &base64_encode(&body.checksum().to_be_bytes()))?;
-        Ok(ChangeRequest { body: body.bytes().clone(), ..checked })
+        Ok(ChangeRequest { body: body.pieces().to_vec(), ..checked })
     }
 }
 
@@ -91,7 +92,7 @@ impl S3Backend {
             url.push('?');
             url.push_str(&query);
         }
-        let (response, signed_by) = self.send_body(method.clone(), &region, url, headers, body).await?;
+        let (response, signed_by) = self.send_body(method.clone(), &region, url, headers, &body).await?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -316,7 +317,7 @@ impl ObjectWriteBackend for S3Backend {
                 .header(CONTENT_TYPE, "application/xml")?
                 .condition(condition)?;
             let query = format!("uploadId={}", encode_query(upload));
-            let response = self.change(ChangeRequest { query, body: body.into(), ..request }).await?;
+            let response = self.change(ChangeRequest { query, body: vec![body.into()], ..request }).await?;
             progress.note_bytes();
             self.etag_in_document(&what, "CompleteMultipartUploadResult", response, progress).await
         }

@@ -4,6 +4,8 @@
 //!
 //! Source: <https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html>
 
+use aws_lc_rs::digest::{Context, SHA256};
+use bytes::Bytes;
 use http::header::{AUTHORIZATION, HOST, HeaderName};
 use http::{HeaderMap, HeaderValue, Method, Uri};
 use reqsign_aws_v4::{Credential, EMPTY_STRING_SHA256};
@@ -21,8 +23,8 @@ const TOKEN: HeaderName = HeaderName::from_static("x-amz-security-token");
 pub(crate) enum SignedBody<'a> {
     /// There is none.
     Empty,
-    /// Signed with its bytes.
-    Bytes(&'a [u8]),
+    /// Signed with the bytes, in one piece or several.
+    Bytes(&'a [Bytes]),
     /// Not signed: the connection itself protects the bytes (TLS).
     Unsigned,
 }
@@ -32,10 +34,16 @@ impl SignedBody<'_> {
     fn content_sha256(self) -> Cow<'static, str> {
         match self {
             SignedBody::Empty => EMPTY_STRING_SHA256.into(),
-            SignedBody::Bytes(bytes) => hex_sha256(bytes).into(),
+            SignedBody::Bytes(pieces) => hex_sha256_of(pieces).into(),
             SignedBody::Unsigned => "UNSIGNED-PAYLOAD".into(),
         }
     }
+}
+
+fn hex_sha256_of(pieces: &[Bytes]) -> String {
+    let mut hash = Context::new(&SHA256);
+    pieces.iter().for_each(|piece| hash.update(piece));
+    hash.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Adds the headers of a signature by `credential` to a request for S3 in `region`. The signature covers the host and all

@@ -2,12 +2,13 @@
 //! Repeats nothing, and knows neither files nor folders.
 
 use crate::backend::{ObjectBackend, RequestFailure, RetryHint};
+use crate::bucket::rename_record::HIDDEN_NAME;
 use crate::shared_buckets::SharedBucket;
-use crate::write_backend::ObjectWriteBackend;
+use crate::write_backend::{AnswerProgress, ObjectWriteBackend};
 use crate::{OriginOptions, SourceLocation, SourceScheme};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Both sides of a bucket, for a request.
 #[derive(Clone, Copy)]
@@ -53,6 +54,12 @@ impl SourceRequests {
         self.bucket.backend.describe()
     }
 
+    /// The path of an object that programs read; `None` for hidden objects and markers of folders.
+    pub fn readable_path<'a>(&self, key: &'a str) -> Option<&'a str> {
+        let path = key.strip_prefix(&self.root)?;
+        (!path.starts_with(HIDDEN_NAME) && !path.is_empty() && !path.ends_with('/')).then_some(path)
+    }
+
     /// Refuses a key, or the start of keys, that is not below the source.
     ///
     /// # Errors
@@ -68,26 +75,22 @@ impl SourceRequests {
         Err(Error::new(ErrorKind::PermissionDenied, why))
     }
 
-    /// The path of a key below the source.
-    pub fn path_of<'k>(&self, key: &'k str) -> &'k str {
-        key.strip_prefix(&self.root).unwrap_or(key)
-    }
-
-    /// Sends a request, on this thread, and waits this long for the answer.
+    /// Sends a request, on this thread, and waits this long for the answer; longer as long as the answer makes `progress`.
     ///
     /// # Errors
     /// That of the store; a transient one without an answer.
     pub fn send<T>(
         &self,
         time: Duration,
+        progress: &AnswerProgress,
         request: impl AsyncFnOnce(BucketSides<'_>) -> Result<T, RequestFailure>,
     ) -> Result<T, RequestFailure> {
+        let deadline = Instant::now() + time;
+        let patience = self.bucket.config.timeout;
         let attempt = async |reads: &dyn ObjectBackend| {
             let Some(writes) = reads.writes() else { return Err(self.no_answer(ErrorKind::Unavailable)) };
-            match tokio::time::timeout(time, request(BucketSides { reads, writes })).await {
-                Ok(answer) => answer,
-                Err(_) => Err(self.no_answer(ErrorKind::Timeout)),
-            }
+            let answer = progress.await_answer(deadline, patience, request(BucketSides { reads, writes })).await;
+            answer.unwrap_or_else(|| Err(self.no_answer(ErrorKind::Timeout)))
         };
         let is_kept = |answer: &Result<T, RequestFailure>| {
             answer.as_ref().err().is_none_or(|failure| failure.advice == RetryHint::Never)
@@ -132,6 +135,10 @@ mod tests {
             let refused = folder.check_key(key).unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::PermissionDenied, "{refused}");
         }
+        for key in ["a/b/", "a/b/c/", "a/b/.spurline-record"] {
+            assert_eq!(folder.readable_path(key), None);
+        }
+        assert_eq!(folder.readable_path("a/b/c/d"), Some("c/d"));
         let bucket = open("s3://bucket").unwrap();
         assert!(bucket.check_key("").is_ok() && bucket.check_key("any/key").is_ok());
         assert!(bucket.check_key("any/../key").is_err());

@@ -3,13 +3,31 @@
 
 use crate::backend::{RawObject, RawPage, RequestFailure};
 use bytes::Bytes;
-use crc_fast::CrcAlgorithm;
+use crc_fast::{CrcAlgorithm, Digest};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use spurline_types::{CONTENT_HEADERS, ObjectHeaders, USER_METADATA_PREFIX};
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::ops::Range;
-use std::time::Instant;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The time of a request grows with its bytes by this rate, in bytes per second.
+const LEAST_RATE: u64 = 1 << 20;
+/// The time for the end of an upload grows with its parts by this time: stores assemble thousands of parts in minutes.
+const TIME_PER_PART: Duration = Duration::from_millis(250);
+
+/// The time that a request with `len` bytes, or a copy of these within the store, may take in addition.
+pub fn transfer_time(len: u64) -> Duration {
+    Duration::from_secs(len / LEAST_RATE)
+}
+
+/// The time in which a store makes an object of parts.
+pub fn assembly_time(parts: usize) -> Duration {
+    TIME_PER_PART * u32::try_from(parts).unwrap_or(u32::MAX)
+}
 
 /// What must be true of an object when a request changes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,28 +93,42 @@ pub struct StoredObject {
     pub attributes: ObjectAttributes,
 }
 
-/// The bytes of an object or a part, and the checksum that the writer has computed: the store compares both.
+/// The bytes of an object or a part, in one piece or several, and the checksum that the writer has computed: the store compares
+/// both.
 #[derive(Debug, Clone)]
 pub struct ObjectBody {
-    bytes: Bytes,
+    pieces: Arc<[Bytes]>,
     checksum: u64,
 }
 
 impl ObjectBody {
     /// The bytes of a writer.
     pub fn new(bytes: Bytes) -> ObjectBody {
-        let checksum = crc_fast::checksum(CrcAlgorithm::Crc64Nvme, &bytes);
-        ObjectBody { bytes, checksum }
+        ObjectBody::of_pieces([bytes].into())
     }
 
     /// Bytes that came with the writer's checksum; `None` if changed on the way.
-    pub fn received(bytes: Bytes, checksum: u64) -> Option<ObjectBody> {
-        Some(ObjectBody::new(bytes)).filter(|body| body.checksum == checksum)
+    pub fn received(pieces: Vec<Bytes>, checksum: u64) -> Option<ObjectBody> {
+        Some(ObjectBody::of_pieces(pieces.into())).filter(|body| body.checksum == checksum)
     }
 
-    /// The bytes.
-    pub fn bytes(&self) -> &Bytes {
-        &self.bytes
+    fn of_pieces(pieces: Arc<[Bytes]>) -> ObjectBody {
+        let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+        pieces.iter().for_each(|piece| digest.update(piece));
+        ObjectBody { pieces, checksum: digest.finalize() }
+    }
+
+    /// The bytes, in order.
+    pub fn pieces(&self) -> &[Bytes] {
+        &self.pieces
+    }
+
+    /// All bytes in a row; several pieces are copied.
+    pub fn bytes(&self) -> Bytes {
+        match &*self.pieces {
+            [whole] => whole.clone(),
+            pieces => pieces.concat().into(),
+        }
     }
 
     /// The CRC64NVME.
@@ -114,19 +146,43 @@ pub struct UploadedPart {
     pub etag: String,
 }
 
-/// When the last byte of an answer came, as far as the backend says.
-#[derive(Default)]
-pub struct AnswerProgress(Mutex<Option<Instant>>);
+/// When the last byte of an answer came, as far as the backend says. Clones share the time.
+#[derive(Clone, Default)]
+pub struct AnswerProgress(Arc<Mutex<Option<Instant>>>);
 
 impl AnswerProgress {
     /// Notes that bytes of the answer have come.
     pub fn note_bytes(&self) {
-        *self.0.lock() = Some(Instant::now());
+        self.note_bytes_at(Instant::now());
+    }
+
+    /// Notes that bytes of the answer came at this time.
+    pub fn note_bytes_at(&self, time: Instant) {
+        let mut last = self.0.lock();
+        *last = Some(last.map_or(time, |known| known.max(time)));
     }
 
     /// When the last bytes came; `None` before the first.
     pub fn last_bytes(&self) -> Option<Instant> {
         *self.0.lock()
+    }
+
+    /// The result of an attempt; `None` when the deadline has passed, and `patience` since the last byte of the answer.
+    pub async fn await_answer<T>(
+        &self,
+        deadline: Instant,
+        patience: Duration,
+        attempt: impl Future<Output = T>,
+    ) -> Option<T> {
+        let mut attempt = pin!(attempt);
+        let mut until = deadline;
+        loop {
+            if let Ok(answer) = tokio::time::timeout_at(until.into(), &mut attempt).await {
+                return Some(answer);
+            }
+            let longer = self.last_bytes().map(|at| at + patience);
+            until = longer.filter(|longer| *longer > until)?;
+        }
     }
 }
 

@@ -98,7 +98,7 @@ pub struct MemoryBudget {
     pub rdma_bytes: u64,
     /// Memory for inodes that the kernel references (0 on a node).
     pub inode_bytes: u64,
-    /// Memory for names and attributes of the origin (0 for a mount that reads from nodes).
+    /// Memory for names and attributes of the origin (0 for a mount that has them from nodes).
     pub metadata_bytes: u64,
     /// Memory for bytes written through nodes, until durable (0 for any other process).
     pub write_bytes: u64,
@@ -132,7 +132,7 @@ pub struct BudgetDemand {
     pub processors: u64,
     /// Whether there are rails (`--rdma-network`).
     pub rdma: bool,
-    /// Whether the process reads the origin itself.
+    /// Whether the process keeps names of the origin: it reads the origin itself, or writes the objects of a bucket.
     pub origin: bool,
     /// Whether the mount writes through nodes.
     pub writes: bool,

@@ -90,9 +90,6 @@ settings! {
         /// mount.
         #[arg(long)]
         pub recover: bool,
-        /// Write the objects of a bucket in this process, also through nodes
-        #[arg(long, hide = true)]
-        pub writer_in_mount: bool,
         /// How a bucket is changed.
         #[command(flatten)]
         pub bucket: BucketWrites,
@@ -253,8 +250,7 @@ impl RawFuse {
                 "give --rw or --read-only, not both",
             ));
         }
-        let writer_in_mount = self.writer_in_mount;
-        let writes = WritesConfig { squash: self.squash, bucket: self.bucket, writer_in_mount };
+        let writes = WritesConfig { squash: self.squash, bucket: self.bucket };
         if !rw {
             return match writes.given_flag().or(self.local_locks.then_some("--local-locks")) {
                 None => Ok(None),

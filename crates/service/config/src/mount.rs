@@ -58,8 +58,7 @@ impl RawMount {
         let mountpoint = absolute_path(&self.mountpoint);
         let fuse = self.fuse.check()?;
         let writes = self.fuse.check_writes()?;
-        // The settings of the bucket count where the writer is.
-        if writes.is_some_and(|writes| !writes.writer_in_mount) {
+        if writes.is_some() {
             self.volume.check_changes(self.fuse.bucket, "--rw")?;
         }
         self.fuse.check_recovery()?;

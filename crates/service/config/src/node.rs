@@ -155,7 +155,7 @@ impl RawNode {
                         move: give --name, or a fixed --group-port";
             warnings.push(text.to_owned());
         }
-        let writes = WritesConfig { squash: self.squash, bucket: self.bucket, writer_in_mount: false };
+        let writes = WritesConfig { squash: self.squash, bucket: self.bucket };
         let writes = check_node_writes(self.writable, writes, &sources)?;
         let cache = self.cache.check(host, CachePlace::Here, NODE_FOLDER, &mut warnings)?;
         let rdma = self.net.wants_rdma();

@@ -123,14 +123,9 @@ impl RawVolume {
     /// and are not durable yet. Without a registry a directory of this host is not cached.
     ///
     /// # Errors
-    /// As [`RawVolume::check`], and for a source that is not a directory.
+    /// As [`RawVolume::check`], and for a source that is neither a directory nor a bucket of S3.
     pub fn check_writable(self, writes: WritesConfig, host: &HostLimits) -> Result<VolumeConfig, Fault> {
-        if self.source.scheme() != "file" {
-            return Err(Fault::usage(
-                format!("{} is not a directory, and only directories can be changed", self.source),
-                "give a directory, or open the source for reading only",
-            ));
-        }
+        self.check_changes(writes.bucket, "writable")?;
         self.check_for(VolumeReader::of_program(), Some(writes), host)
     }
 
@@ -166,7 +161,7 @@ impl RawVolume {
             readahead: reader.kernel.and_then(|fuse| fuse.readahead),
             processors: host.processors as u64,
             rdma: !alone && self.net.wants_rdma(),
-            origin: alone,
+            origin: alone || writes.is_some() && self.source.scheme() != "file",
             writes: !alone && writes.is_some(),
             s3: reader.s3,
         };

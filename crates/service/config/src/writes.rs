@@ -49,8 +49,6 @@ pub struct WritesConfig {
     pub squash: Option<(u32, u32)>,
     /// How a bucket is changed.
     pub bucket: BucketWrites,
-    /// A mount through nodes writes the objects of a bucket itself: the nodes send the requests to the store.
-    pub writer_in_mount: bool,
 }
 
 impl WritesConfig {

@@ -7,7 +7,7 @@ use crate::recent_file::RecentObjectsFile;
 use crate::s3_endpoint::{EndpointFiles, bucket_writes, log_endpoint, start_endpoint, stop_endpoint};
 use crate::setup::MetadataLimits;
 use crate::shared_folder::SharedCacheFolder;
-use crate::writes::{bucket_options, open_node_directory, unwritable, unwritable_bucket};
+use crate::writes::{bucket_options, open_node_directory, store_settings, unwritable, unwritable_bucket};
 use crate::{group, limits, rails, settings, setup};
 use spurline_cache::CacheContext;
 use spurline_client::placement::PLACEMENT_RULE;
@@ -227,7 +227,11 @@ fn open_service(
         sources.iter().try_for_each(|source| changes.check(source))?;
         let origin = changes.origin.clone();
         let stats = Arc::clone(stats);
-        node.accept_store_requests(Box::new(move |source| SourceRequests::open(source, &origin, Arc::clone(&stats))));
+        let settings = store_settings(&changes.writes);
+        node.accept_store_requests(
+            settings,
+            Box::new(move |source| SourceRequests::open(source, &origin, Arc::clone(&stats))),
+        );
         node.accept_writes(Box::new(move |volume| changes.open(volume)));
         expire_sessions(&node)?;
         tracing::info!("changes are taken from mounts with --rw");

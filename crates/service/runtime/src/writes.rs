@@ -2,11 +2,15 @@
 
 use crate::setup;
 use crate::volume::OpenVolume;
-use spurline_config::{Fault, VolumeConfig, WritesConfig};
+use spurline_client::RemoteStore;
+use spurline_config::{BucketWrites, Fault, VolumeConfig, WritesConfig};
 use spurline_observe::documents::{
     FileByteCount, FileReads, LOCKS_OF_GROUP, LOCKS_OF_MOUNT, LOCKS_OF_SOURCE, SourceAbilities, WritesBehind,
 };
-use spurline_origin::{BucketWriteOptions, SourceLocation, SourceScheme, Squash, WritableBucket, WritableSource};
+use spurline_origin::{
+    BucketWriteOptions, OriginOptions, SourceLocation, SourceScheme, Squash, WritableBucket, WritableSource,
+};
+use spurline_proto::{StoreOwner, StoreSettings};
 use spurline_types::open_flags::O_RDONLY;
 use spurline_types::units::human_bytes;
 use spurline_types::{Error, ErrorKind, Result, Stats};
@@ -16,6 +20,7 @@ use spurline_volume::kept_client::KeptClient;
 use spurline_volume::writes::{CacheVersion, Caller, NodePath, WritableVolume};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The most files that a message names.
 const UNSENT_SHOWN: usize = 5;
@@ -66,7 +71,7 @@ pub(crate) fn open_writes(
     let location = SourceLocation::parse(config.source.as_str())?;
     let is_bucket = location.scheme() != SourceScheme::Directory;
     if let Some(remote) = &volume.remote
-        && !(is_bucket && writes.writer_in_mount)
+        && !is_bucket
     {
         // The nodes act for every user.
         let memory = config.budget.write_bytes;
@@ -76,17 +81,22 @@ pub(crate) fn open_writes(
         };
         // The node's error names the remedy.
         let source = opened.map_err(|error| unwritable(error, ""))?;
-        let (uid, gid) = owner_of_files(&writes);
-        source.set_owner(uid, gid);
         let behind: Option<Arc<dyn DelayedWrites>> = Some(Arc::clone(&source) as _);
         return Ok(Some(OpenWrites { behind, source, serves_all_users: true, local_locks }));
     }
     if is_bucket {
         let staging_dir = config.cache.dirs.first().cloned();
-        let mut options = bucket_options(&writes, staging_dir, config.budget.total);
+        let origin = setup::origin_options(&config.under, &volume.buckets);
+        let store = volume.remote.as_ref().map(|nodes| nodes.open_store(origin.timeout)).transpose();
+        let store = store.map_err(|error| unwritable(error, ""))?;
+        let writes = store.as_ref().map_or(writes, |store| writes_of_nodes(writes, store.settings()));
+        let memory_bytes = if store.is_some() { config.budget.write_bytes } else { config.budget.total };
+        let mut options = bucket_options(&writes, staging_dir, memory_bytes);
         setup::keep_known_names(&mut options, &config.under, config.budget.metadata_bytes);
         options.conditions_known = kept.as_ref().is_some_and(|kept| kept.goes_on);
-        let source = open_bucket_writes(config, options, volume, stats)?;
+        // The nodes have the bytes that they send.
+        options.fills_cache = volume.remote.is_none();
+        let source = open_bucket_writes(config, options, &origin, store, volume, stats)?;
         if let Some(nodes) = &volume.remote {
             source.share_paths(nodes.open_path_locks(kept.map(|kept| kept.client))?);
         }
@@ -99,6 +109,31 @@ pub(crate) fn open_writes(
     let source = opened.map_err(|error| unwritable(error, or_else))?;
     let serves_all_users = source.serves_all_users();
     Ok(Some(OpenWrites { source, behind: None, serves_all_users, local_locks }))
+}
+
+/// How mounts change a bucket through a node with these flags.
+pub(crate) fn store_settings(writes: &WritesConfig) -> StoreSettings {
+    let bucket = writes.bucket;
+    StoreSettings {
+        last_writer_wins: bucket.last_writer_wins,
+        allow_unguarded_writes: bucket.allow_unguarded_writes,
+        object_attrs: bucket.object_attrs,
+        rename_limit: bucket.rename_limit,
+        abort_uploads_after_s: bucket.abort_uploads_after.as_secs(),
+        squash: writes.squash.map(|(uid, gid)| StoreOwner { uid, gid }),
+    }
+}
+
+/// How a mount changes a bucket through nodes with these settings.
+fn writes_of_nodes(mount: WritesConfig, nodes: StoreSettings) -> WritesConfig {
+    let bucket = BucketWrites {
+        last_writer_wins: nodes.last_writer_wins,
+        allow_unguarded_writes: nodes.allow_unguarded_writes,
+        object_attrs: nodes.object_attrs,
+        rename_limit: nodes.rename_limit,
+        abort_uploads_after: Duration::from_secs(nodes.abort_uploads_after_s),
+    };
+    WritesConfig { squash: nodes.squash.map(|owner| (owner.uid, owner.gid)).or(mount.squash), bucket }
 }
 
 /// The owner of files that have no owner in the source: the user of this process.
@@ -134,23 +169,23 @@ pub(crate) fn bucket_options(
 fn open_bucket_writes(
     config: &VolumeConfig,
     options: BucketWriteOptions,
+    origin: &OriginOptions,
+    store: Option<RemoteStore>,
     volume: &OpenVolume,
     stats: &Arc<Stats>,
 ) -> Result<Arc<WritableBucket>, Fault> {
-    let origin = setup::origin_options(&config.under, &volume.buckets);
     let reads = Arc::clone(volume.volume());
     let published = Arc::clone(&volume.published);
     let source = config.source.as_str();
     // The writer keeps the store open from here on.
-    let _held = match &volume.remote {
+    let _held = match store {
         None => None,
-        Some(nodes) => {
-            let store = nodes.open_store(origin.timeout).map_err(|error| unwritable(error, ""))?;
+        Some(store) => {
             let location = SourceLocation::parse(source)?;
-            Some(origin.shared_buckets.open_over(&location, &origin, Arc::clone(stats), Box::new(store))?)
+            Some(origin.shared_buckets.open_over(&location, origin, Arc::clone(stats), Box::new(store))?)
         }
     };
-    let opened = WritableBucket::open(source, &origin, options, reads, published, Arc::clone(stats));
+    let opened = WritableBucket::open(source, origin, options, reads, published, Arc::clone(stats));
     opened.map_err(|error| unwritable_bucket(error, "--rw"))
 }
 

@@ -2,22 +2,21 @@
 
 use super::bytes::NewBytes;
 use super::calls::{
-    CallEnd, CallTarget, DrawnAppend, MaybeExecuted, RequestContext, WriteCallPlan, attr_of, settle_answer, unexpected,
+    CallEnd, CallTarget, MaybeExecuted, RequestContext, WriteCallPlan, attr_of, settle_answer, unexpected,
 };
 use super::open_file::{
     FileOpening, OpenCall, OpenFile, OpenFiles, call_attr_open, call_open, change_open, change_open_as, query_open,
     set_call,
 };
 use super::{CAPABILITIES, no_capabilities};
-use parking_lot::Mutex;
-use spurline_proto::{WriteAnswer, WriteCall};
-use spurline_types::errno::{EIO, ENODATA, EXDEV};
+use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
+use spurline_types::errno::{ENODATA, EXDEV};
 use spurline_types::open_flags::O_APPEND;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::kept_client::HeldFile;
 use spurline_volume::writes::{
-    AttrChange, CacheVersion, Caller, FileIdentity, FileLock, ListedName, LockConflict, LockKind, NodeAttr,
-    OpenAttrCall, S_IFREG, WritableDirectory, WritableFile, WritableObject, WritePlace,
+    AttrChange, CacheVersion, Caller, FileLock, ListedName, LockConflict, LockKind, NodeAttr, OpenAttrCall,
+    WritableDirectory, WritableFile, WritableObject, WritePlace,
 };
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -25,14 +24,6 @@ use std::sync::Arc;
 
 /// From `linux/falloc.h`: the only mode that changes no bytes.
 const FALLOC_FL_KEEP_SIZE: u32 = 1;
-/// Bytes of a range become zeros.
-const FALLOC_FL_PUNCH_HOLE: u32 = 2;
-/// As [`FALLOC_FL_PUNCH_HOLE`].
-const FALLOC_FL_ZERO_RANGE: u32 = 16;
-/// Positions in a listing of names that only this mount knows, behind those of the process.
-const NEW_NAMES_START: u64 = 1 << 62;
-/// Zeros of one write.
-const ZEROS_LEN: usize = 64 << 10;
 
 /// An open file.
 pub(crate) struct RemoteFile {
@@ -97,7 +88,6 @@ impl RemoteFile {
     /// Takes bytes that fit into one request.
     fn write_piece(&self, place: WritePlace, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<()> {
         self.opened.note_used();
-        self.opened.bytes.unpublished.check()?;
         let appends = self.appends(place);
         // One at a time, so that the place of each is known.
         let _one = appends.then(|| self.opened.bytes.begin_append());
@@ -105,61 +95,14 @@ impl RemoteFile {
         let lose_privileges = lose_privileges.map(|caller| (caller.uid, caller.gid));
         let owner = self.opened.number();
         let mapped = place == WritePlace::MappedPages;
-        let publishes = self.files.publishes();
         let drawn = if appends { self.files.calls.draw_for_append(offset, &self.opened.home()) } else { None };
-        let is_there = publishes && self.was_appended(drawn, data)?;
-        if !is_there {
-            let sent = drawn.filter(|_| !publishes);
-            let offset = sent.map_or(offset, |drawn| drawn.place);
-            let change = sent.map(|drawn| drawn.number);
-            let before = sent.map_or(MaybeExecuted::Nowhere, |drawn| drawn.before);
-            let appended = appends && !publishes;
-            let new =
-                NewBytes { owner, offset, data, appended, mapped, lose_privileges, awaited: false, change, before };
-            self.files.write_behind(&self.opened, new)?;
-            self.opened.bytes.raise_end(offset + data.len() as u64);
-        }
-        if publishes {
-            self.opened.bytes.unpublished.note_change();
-            if self.opened.writes_durably() && !mapped {
-                self.files.publish(&self.opened)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether a process before has appended these bytes, where only this mount has the changes: bytes have a place then, and need no
-    /// number.
-    fn was_appended(&self, drawn: Option<DrawnAppend>, data: &[u8]) -> Result<bool> {
-        let Some(DrawnAppend { number, place, repeated, .. }) = drawn else { return Ok(false) };
-        self.files.calls.end_number(number);
-        if !repeated || self.opened.bytes.end() < place + data.len() as u64 {
-            return Ok(false);
-        }
-        let mut found = vec![0; data.len()];
-        Ok(self.read_at(place, &mut found)? == data.len() && found == data)
-    }
-
-    /// As [`WritableFile::allocate`], where changes are published: freed space reads as zeros, which are written.
-    fn allocate_unpublished(&self, mode: u32, offset: u64, len: u64, caller: &Caller) -> Result<()> {
-        let keeps_size = mode & FALLOC_FL_KEEP_SIZE != 0;
-        let end = offset.saturating_add(len);
-        match mode & !FALLOC_FL_KEEP_SIZE {
-            0 => {}
-            FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE => {
-                let mut at = offset;
-                while at < end.min(self.opened.bytes.end()) {
-                    let left = end.min(self.opened.bytes.end()) - at;
-                    let zeros = &[0; ZEROS_LEN][..ZEROS_LEN.min(usize::try_from(left).unwrap_or(ZEROS_LEN))];
-                    self.write_piece(WritePlace::Offset, at, zeros, None)?;
-                    at += zeros.len() as u64;
-                }
-            }
-            _ => return Err(Error::new(ErrorKind::Unsupported, "the source can't insert or collapse ranges")),
-        }
-        if !keeps_size && end > self.opened.bytes.end() {
-            self.set_attr(&AttrChange { size: Some(end), ..AttrChange::default() }, caller)?;
-        }
+        let offset = drawn.map_or(offset, |drawn| drawn.place);
+        let change = drawn.map(|drawn| drawn.number);
+        let before = drawn.map_or(MaybeExecuted::Nowhere, |drawn| drawn.before);
+        let appended = appends;
+        let new = NewBytes { owner, offset, data, appended, mapped, lose_privileges, awaited: false, change, before };
+        self.files.write_behind(&self.opened, new)?;
+        self.opened.bytes.raise_end(offset + data.len() as u64);
         Ok(())
     }
 }
@@ -174,7 +117,7 @@ pub(crate) fn reopen_file(
     files.send_all(&opened.bytes)?;
     let change = files.calls.draw_for_request();
     let number = change.get();
-    let call = WriteCall::Reopen { of: opened.number(), flags: files.sent_flags(flags), file: number };
+    let call = WriteCall::Reopen { of: opened.number(), flags: OpenFlags::new(flags), file: number };
     let sent = change_open_as(&change, files, opened, &call, RequestContext::of(caller))?;
     let answer = settle_answer(sent.answer)?;
     let version = cache_version_of(&answer);
@@ -185,12 +128,7 @@ pub(crate) fn reopen_file(
         files.calls.close_later(&sent.home, &[number]);
     }
     let opening = FileOpening { number, attr, flags, caller, home };
-    let path = opened.current_path();
-    let file = if files.publishes() {
-        files.add_file_of(Arc::clone(&opened.bytes), path, opening)
-    } else {
-        files.add_file(path, opening)
-    };
+    let file = files.add_file(opened.current_path(), opening);
     Ok((attr, RemoteFile::new(Arc::clone(files), file, attr, version)))
 }
 
@@ -218,9 +156,7 @@ impl WritableObject for RemoteFile {
     fn stat(&self) -> Result<NodeAttr> {
         self.send_bytes()?;
         let attr = self.opened.stat_open(&self.files)?;
-        if !self.files.publishes() {
-            self.opened.bytes.note_size(attr.size);
-        }
+        self.opened.bytes.note_size(attr.size);
         Ok(attr)
     }
 
@@ -228,11 +164,6 @@ impl WritableObject for RemoteFile {
         let call = WriteCall::SetAttrOpen { file: self.opened.number(), set: *set };
         self.files.send_all(&self.opened.bytes)?;
         let attr = attr_of(self.change(&call, RequestContext::of(caller))?)?;
-        if self.files.publishes() {
-            set.size.iter().for_each(|size| self.files.cut_bytes(&self.opened.bytes, *size));
-            self.files.note_attrs(&self.opened.bytes, set, &attr);
-            return Ok(attr);
-        }
         self.opened.bytes.note_size(attr.size);
         if let Some(size) = set.size {
             self.files.cut_bytes_of(attr.identity, size);
@@ -264,9 +195,6 @@ impl WritableObject for RemoteFile {
 
     fn sync(&self, data_only: bool) -> Result<()> {
         let opened = &*self.opened;
-        if self.files.publishes() {
-            return self.files.publish(opened);
-        }
         self.files.sync_file(opened, data_only)?;
         opened.bytes.report_at_sync(&opened.reported)
     }
@@ -275,7 +203,6 @@ impl WritableObject for RemoteFile {
 impl WritableFile for RemoteFile {
     fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
         self.files.send_all(&self.opened.bytes)?;
-        self.opened.bytes.unpublished.check()?;
         let deadline = self.files.calls.begin();
         let mut read = 0;
         for piece in dst.chunks_mut(self.files.most_bytes()) {
@@ -315,9 +242,6 @@ impl WritableFile for RemoteFile {
     }
 
     fn allocate(&self, mode: u32, offset: u64, len: u64, caller: &Caller) -> Result<()> {
-        if self.files.publishes() {
-            return self.allocate_unpublished(mode, offset, len, caller);
-        }
         if mode & !FALLOC_FL_KEEP_SIZE == 0 {
             self.files.send_all(&self.opened.bytes)?;
         } else {
@@ -331,7 +255,7 @@ impl WritableFile for RemoteFile {
     fn copy_range(&self, offset: u64, to: &dyn WritableFile, to_offset: u64, len: u64, caller: &Caller) -> Result<u64> {
         let to = to.as_any().downcast_ref::<RemoteFile>().ok_or_else(different_nodes_error)?;
         // Copied bytes could not be sent again.
-        if self.files.publishes() || self.opened.home() != to.opened.home() {
+        if self.opened.home() != to.opened.home() {
             return Err(different_nodes_error());
         }
         self.files.send_all(&self.opened.bytes)?;
@@ -371,11 +295,6 @@ impl WritableFile for RemoteFile {
 
     fn flush(&self) -> Result<()> {
         let opened = &*self.opened;
-        if self.files.publishes() {
-            let published = self.files.publish(opened);
-            opened.set_failed_close(published.is_err());
-            return published;
-        }
         let sent = self.files.send_at_close(opened);
         opened.set_failed_close(sent.is_err());
         // The call finds out whether the process still has the bytes; so does a write that goes there.
@@ -392,18 +311,12 @@ impl WritableFile for RemoteFile {
         let FileLock { owner, range, kind, .. } = *lock;
         let call = WriteCall::TestLock { file: self.opened.number(), owner, range, kind };
         match self.query(call, self.opened.caller())? {
-            WriteAnswer::Conflict(None) if self.files.publishes() => {
-                self.files.find_lock_elsewhere(&self.opened, lock, self.files.calls.begin())
-            }
             WriteAnswer::Conflict(conflict) => Ok(conflict),
             other => Err(unexpected(&other)),
         }
     }
 
     fn set_lock(&self, lock: &FileLock, caller: &Caller) -> Result<()> {
-        if self.files.publishes() {
-            return self.files.set_group_lock(&self.opened, lock, caller);
-        }
         // The next owner of the lock reads what was written under this one. While no node takes that, the lock stays: sent after its
         // release, the bytes would replace those of the next owner.
         self.send_bytes()?;
@@ -438,10 +351,6 @@ impl WritableFile for RemoteFile {
         if *attr == self.attr_at_open { self.version_at_open.clone() } else { CacheVersion::JustChanged }
     }
 
-    fn publishes_at_flush(&self) -> bool {
-        self.files.publishes()
-    }
-
     fn held(&self) -> Option<HeldFile> {
         Some(self.opened.held())
     }
@@ -450,22 +359,8 @@ impl WritableFile for RemoteFile {
         self.opened.adopt_lock(lock);
     }
 
-    fn discard(&self) {
-        if self.files.publishes() {
-            // A piece that is on its way could reach the process after the next open of the path.
-            let _ = self.files.send_all(&self.opened.bytes);
-            let dropped = Error::new(ErrorKind::Io(EIO), "the changes of this open file were dropped");
-            self.files.fail_changes(&self.opened.bytes, dropped);
-            self.opened.bytes.unpublished.note_removed();
-        }
-    }
-
     fn keep_record(&self, record: u32) {
         self.opened.keep_record(&self.files, record);
-    }
-
-    fn new_identity(&self) -> Option<FileIdentity> {
-        if self.files.publishes() { self.opened.identity() } else { None }
     }
 
     fn reopen(&self, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>> {
@@ -482,13 +377,11 @@ impl WritableFile for RemoteFile {
 pub(crate) struct RemoteDirectory {
     files: Arc<OpenFiles>,
     opened: Arc<OpenFile>,
-    /// New files of the directory that are not published: other processes have these files.
-    new_names: Mutex<Vec<ListedName>>,
 }
 
 impl RemoteDirectory {
     pub fn new(files: Arc<OpenFiles>, opened: Arc<OpenFile>) -> Self {
-        RemoteDirectory { files, opened, new_names: Mutex::default() }
+        RemoteDirectory { files, opened }
     }
 
     /// The names that the process lists.
@@ -499,38 +392,6 @@ impl RemoteDirectory {
             WriteAnswer::Names(names) => Ok(names),
             other => Err(unexpected(&other)),
         }
-    }
-
-    /// As [`WritableDirectory::read`], where a file's changes are not in the source before they are published: only this mount
-    /// knows all files that it has changed.
-    fn read_with_unpublished(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>> {
-        let changed = self.files.changed_in(&self.opened.current_path());
-        if from == 0 {
-            let new_names: Result<Vec<ListedName>> =
-                changed.iter().map(|(name, open)| self.list_changed(name, open)).collect();
-            *self.new_names.lock() = new_names?;
-        }
-        if from < NEW_NAMES_START {
-            let mut names = self.read_process(from, max, attrs, caller)?;
-            if !names.is_empty() {
-                self.new_names.lock().retain(|new| names.iter().all(|listed| listed.name != new.name));
-                // The kernel looks these up, at the processes that have the changes.
-                let changed_names = names.iter_mut().filter(|listed| changed.contains_key(&listed.name));
-                changed_names.for_each(|listed| listed.attr = None);
-                return Ok(names);
-            }
-        }
-        let new_names = self.new_names.lock();
-        let skipped = usize::try_from(from.saturating_sub(NEW_NAMES_START)).unwrap_or(usize::MAX);
-        let positions = NEW_NAMES_START + 1..;
-        let listed = new_names.iter().zip(positions).skip(skipped).take(max.max(1));
-        Ok(listed.map(|(new, next)| ListedName { next, attr: new.attr.filter(|_| attrs), ..new.clone() }).collect())
-    }
-
-    fn list_changed(&self, name: &[u8], open: &OpenFile) -> Result<ListedName> {
-        self.files.send_all(&open.bytes)?;
-        let attr = open.stat_open(&self.files)?;
-        Ok(ListedName { name: name.to_vec(), file_type: S_IFREG, inode: attr.inode, next: 0, attr: Some(attr) })
     }
 
     fn query(&self, call: WriteCall<'_>, caller: &Caller) -> Result<WriteAnswer> {
@@ -569,9 +430,6 @@ impl WritableDirectory for RemoteDirectory {
     }
 
     fn read(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>> {
-        if self.files.publishes() {
-            return self.read_with_unpublished(from, max, attrs, caller);
-        }
         let names = self.read_process(from, max, attrs, caller)?;
         let mut moved = false;
         for attr in names.iter().filter_map(|name| name.attr.as_ref()) {

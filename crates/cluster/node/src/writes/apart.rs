@@ -35,7 +35,6 @@ pub(crate) fn acts_as_caller(call: &WriteCall<'_>) -> bool {
             | WriteCall::Sync { .. }
             | WriteCall::Flush { .. }
             | WriteCall::FindGrant { .. }
-            | WriteCall::Refresh { .. }
             | WriteCall::Renew
             | WriteCall::KeepAnswers { .. }
     )

@@ -19,10 +19,11 @@ use spurline_types::errno::{EBADF, EIO};
 use spurline_types::open_flags::{O_ACCMODE, O_RDONLY};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::Volume;
+use spurline_volume::capabilities::WriteCapabilities;
 use spurline_volume::repeated::{ChangeOutcome, RepeatedCall, RepeatedChange};
 use spurline_volume::writes::{
-    CacheVersion, Caller, ContinuedFile, FileIdentity, FileLock, LockConflict, LockFamily, LockKind, NodeAttr,
-    NodePath, OpenAttrCall, PendingVersion, WritableFile, WritableObject, WritableVolume, WritePlace,
+    CacheVersion, Caller, FileIdentity, FileLock, LockConflict, LockFamily, LockKind, NodeAttr, NodePath, OpenAttrCall,
+    WritableFile, WritableObject, WritableVolume, WritePlace,
 };
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -79,7 +80,7 @@ impl WriteService {
         &self.sessions
     }
 
-    pub fn path_locks(&self) -> &PathLocks {
+    pub fn path_locks(&self) -> &Arc<PathLocks> {
         &self.path_locks
     }
 }
@@ -90,7 +91,7 @@ fn is_about_paths(call: &WriteCall<'_>, session: &WriteSession) -> bool {
     match call {
         WriteCall::OpenPath { .. } | WriteCall::FindPathLock { .. } => true,
         WriteCall::SetLock { .. } | WriteCall::StatOpen { .. } | WriteCall::Close { .. } | WriteCall::Renew => {
-            session.has_no_volume()
+            session.has_no_source()
         }
         _ => false,
     }
@@ -198,11 +199,11 @@ impl CacheNode {
             Err(error) => return send_answer(&WriteAnswer::Failed(error), responder),
         };
         let session = self.writes.sessions().session(request.id.session)?;
+        session.note_source();
         if let WriteCall::Read { file, offset, len } = request.call {
             return self.serve_open_read(&session, file, offset, len, responder);
         }
-        let volume = session.volume_of(request.id.session, &source);
-        self.serve_in_session(&session, Some(&**volume), request, responder)
+        self.serve_in_session(&session, Some(&*source), request, responder)
     }
 
     /// Executes a request, each change once.
@@ -285,17 +286,17 @@ fn send_answer(answer: &WriteAnswer, responder: &mut dyn Responder) -> Result<()
     CacheNode::send_body(answer, responder)
 }
 
-fn failed(errno: i32, why: &str) -> WriteAnswer {
-    WriteAnswer::Failed(Error::new(ErrorKind::Io(errno), why))
+/// The abilities of a source for mounts, which write the objects of a bucket themselves.
+fn capabilities_answer(can: WriteCapabilities) -> WriteAnswer {
+    if can.publishes {
+        let why = "mounts write the objects of a bucket themselves, and the release of this mount is older: upgrade spurline on its host";
+        return WriteAnswer::Failed(Error::new(ErrorKind::Unsupported, why));
+    }
+    WriteAnswer::Capabilities(can)
 }
 
-/// Makes an open object durable; a file that is published by that has another identity afterwards.
-fn sync_open(open: &OpenObject, data_only: bool) -> Result<WriteAnswer> {
-    open.object()?.sync(data_only)?;
-    match open {
-        OpenObject::File(file) if file.publishes_at_flush() => Ok(WriteAnswer::Attr(file.stat()?)),
-        _ => Ok(WriteAnswer::Done),
-    }
+fn failed(errno: i32, why: &str) -> WriteAnswer {
+    WriteAnswer::Failed(Error::new(ErrorKind::Io(errno), why))
 }
 
 /// One request being executed.
@@ -391,16 +392,14 @@ impl ServedWrite<'_> {
         let request = self.request;
         let call = request.call;
         let caller = request.caller.to_caller();
-        // Marks cost nothing in such a source: the next process of a single node recognises the change too.
-        let leaves_mark = request.marked || volume.recognises_marks();
-        let mark = leaves_mark.then(|| request.id.mark());
+        let mark = request.marked.then(|| request.id.mark());
         if request.again
             && let Some(answer) = self.find_answer(volume, &caller)?
         {
             return Ok(answer);
         }
         Ok(match call {
-            WriteCall::Capabilities => WriteAnswer::Capabilities(volume.capabilities()),
+            WriteCall::Capabilities => capabilities_answer(volume.capabilities()),
             WriteCall::Space => WriteAnswer::Space(volume.space()?),
             WriteCall::SyncAll => {
                 volume.sync_all()?;
@@ -415,9 +414,7 @@ impl ServedWrite<'_> {
             WriteCall::Open { at, flags, file } => {
                 self.keep_open(file, flags, volume.open(at, flags.bits(), &caller)?)?
             }
-            WriteCall::OpenAgain { at, flags, file, pending } => {
-                self.open_again(volume, at, flags, file, pending, &caller)?
-            }
+            WriteCall::OpenAgain { at, flags, file } => self.open_again(volume, at, flags, file, &caller)?,
             WriteCall::Create { at, flags, mode, file } => {
                 let created = volume.create_marked(at, flags.bits(), mode, &caller, mark)?;
                 self.add_object(file, OpenObject::File(created.file.into()))?;
@@ -452,7 +449,7 @@ impl ServedWrite<'_> {
             WriteCall::FindGrant { at, family, range, kind } => {
                 // The owner's number means nothing to other mounts.
                 let lock = FileLock { family, owner: 0, range, kind };
-                self.find_grants(volume.lock_identity(at), &lock, volume.find_lock_of_others(at.path, &lock))
+                self.find_grants(at.expected, &lock, None)
             }
             WriteCall::OpenPath { .. }
             | WriteCall::FindPathLock { .. }
@@ -476,7 +473,6 @@ impl ServedWrite<'_> {
             | WriteCall::CopyRange { file, .. }
             | WriteCall::Seek { file, .. }
             | WriteCall::Flush { file }
-            | WriteCall::Refresh { file }
             | WriteCall::TestLock { file, .. }
             | WriteCall::SetLock { file, .. } => match self.file(file)? {
                 Some(file) => self.execute_open(&call, &*file, &caller)?,
@@ -492,31 +488,19 @@ impl ServedWrite<'_> {
         at: NodePath<'_>,
         flags: OpenFlags,
         file: u64,
-        pending: PendingVersion,
         caller: &Caller,
     ) -> Result<WriteAnswer> {
-        // The mount lost its connections and found this process again: the file's locks and changes stay.
-        if let Some(open) = self.file(file)?.filter(|open| open.pending_number() == pending.known) {
-            return Ok(WriteAnswer::Attr(open.stat()?));
+        // The mount lost its connections and found this process again: the file's locks stay.
+        match self.file(file)? {
+            Some(open) => Ok(WriteAnswer::Attr(open.stat()?)),
+            None => self.keep_open(file, flags, volume.open(at, flags.bits(), caller)?),
         }
-        Ok(match volume.open_again(at, flags.bits(), pending, caller)? {
-            None => WriteAnswer::UnknownFile,
-            Some(ContinuedFile { file: opened, has_changes: false }) => self.keep_open(file, flags, opened)?,
-            Some(ContinuedFile { file: opened, .. }) => {
-                let attr = opened.stat()?;
-                self.add_object(file, OpenObject::File(opened.into()))?;
-                WriteAnswer::Attr(attr)
-            }
-        })
     }
 
     fn sync_object(&self, file: u64, data_only: bool) -> Result<WriteAnswer> {
         let Some(open) = self.session.open_object(file) else { return Ok(WriteAnswer::UnknownFile) };
-        match sync_open(&open, data_only) {
-            // The mount opens the file anew, above its publication through another process.
-            Err(_) if self.session.open_object(file).is_none() => Ok(WriteAnswer::UnknownFile),
-            synced => synced,
-        }
+        open.object()?.sync(data_only)?;
+        Ok(WriteAnswer::Done)
     }
 
     /// A call that needs no file of the source: see [`is_about_paths`].
@@ -630,7 +614,6 @@ impl ServedWrite<'_> {
                 file.flush()?;
                 WriteAnswer::Done
             }
-            WriteCall::Refresh { .. } => WriteAnswer::Attr(file.refresh()?),
             WriteCall::TestLock { owner, range, kind, .. } => {
                 let lock = FileLock { family: LockFamily::Posix, owner, range, kind };
                 // A process of this host is none of the mount's.
@@ -639,7 +622,7 @@ impl ServedWrite<'_> {
             }
             WriteCall::SetLock { file: number, family, owner, range, kind } => {
                 let lock = FileLock { family, owner, range, kind };
-                let of = (kind != LockKind::Unlock).then(|| file.lock_identity()).transpose()?;
+                let of = (kind != LockKind::Unlock).then(|| file.stat().map(|attr| attr.identity)).transpose()?;
                 self.set_lock(number, of, &lock, || file.set_lock(&lock, caller))?
             }
             _ => failed(EIO, "no call on an open file"),

@@ -6,9 +6,10 @@ use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use spurline_proto::LOCK_TIMES;
 use spurline_types::errno::{EBADF, EMFILE};
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{WritableDirectory, WritableFile, WritableObject, WritableVolume};
+use spurline_volume::writes::{WritableDirectory, WritableFile, WritableObject};
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Limit of sessions: one per mount.
@@ -108,8 +109,7 @@ pub(crate) struct WriteSession {
     closed: Mutex<HashMap<u64, u64>>,
     /// The files that were locked since they were opened.
     locked: Mutex<HashSet<u64>>,
-    /// The source, as the mount has it.
-    volume: OnceLock<Arc<dyn WritableVolume>>,
+    uses_source: AtomicBool,
 }
 
 impl WriteSession {
@@ -121,18 +121,18 @@ impl WriteSession {
             files: RwLock::default(),
             closed: Mutex::default(),
             locked: Mutex::default(),
-            volume: OnceLock::new(),
+            uses_source: AtomicBool::new(false),
         }
     }
 
-    /// The files of the source for a mount, whose changes may be in no other view until the publication.
-    pub fn volume_of(&self, number: u64, source: &Arc<dyn WritableVolume>) -> &Arc<dyn WritableVolume> {
-        self.volume.get_or_init(|| source.for_mount(number).unwrap_or_else(|| Arc::clone(source)))
+    /// The mount uses the source here.
+    pub fn note_source(&self) {
+        self.uses_source.store(true, Ordering::Relaxed);
     }
 
     /// Whether the mount has used no file of the source here: a mount that writes objects itself has locks of paths only.
-    pub fn has_no_volume(&self) -> bool {
-        self.volume.get().is_none()
+    pub fn has_no_source(&self) -> bool {
+        !self.uses_source.load(Ordering::Relaxed)
     }
 
     /// A lock was set through this file.
@@ -210,10 +210,9 @@ impl WriteSession {
         }
     }
 
-    /// The open object with this number; `None` for a file that the mount has to open anew.
+    /// The open object with this number.
     pub fn open_object(&self, file: u64) -> Option<OpenObject> {
-        let found = self.files.read().get(&file).cloned();
-        found.filter(|object| !matches!(object, OpenObject::File(file) if file.is_outdated()))
+        self.files.read().get(&file).cloned()
     }
 
     /// Adds an object that the change `number` has opened.
@@ -244,13 +243,7 @@ impl WriteSession {
             self.note_closed(file, opened_below);
         }
         drop(files);
-        let Some(object) = object else { return };
-        if was_locked {
-            object.release_locks();
-        }
-        if let OpenObject::File(file) = object {
-            file.note_closed();
-        }
+        object.iter().filter(|_| was_locked).for_each(OpenObject::release_locks);
     }
 
     fn note_closed(&self, file: u64, opened_below: u64) {
@@ -326,7 +319,6 @@ impl WriteSessions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
     #[test]

@@ -15,7 +15,7 @@ use spurline_origin::{
     ObjectWriteBackend as _, OriginOptions, SourceLocation, SourceRequests, UploadedPart, WritableBucket,
     WriteCondition,
 };
-use spurline_proto::{MAX_VERSION, MIN_STORE_VERSION, NodeRequest, StoreCall, StoreRequest};
+use spurline_proto::{MAX_VERSION, MIN_STORE_VERSION, NodeRequest, StoreCall, StoreRequest, StoreSettings};
 use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use spurline_transport::{CallAnswer, CallError, Channel, ConnectionEndpoints, Connector, TransportKind};
 use spurline_types::{ErrorKind, Member, Result, Stats};
@@ -72,9 +72,10 @@ impl BucketNode {
         let node = CacheNode::new("n", shared, vec![self.url.clone()], Box::new(open));
         if self.takes_changes {
             let counted = Arc::clone(&stats);
-            node.accept_store_requests(Box::new(move |source| {
-                SourceRequests::open(source, &options, Arc::clone(&counted))
-            }));
+            node.accept_store_requests(
+                StoreSettings::default(),
+                Box::new(move |source| SourceRequests::open(source, &options, Arc::clone(&counted))),
+            );
         }
         let config = ServerConfig { payload_pool: Some(pool), ..ServerConfig::default() };
         self.server = Some(TcpServer::bind(&[self.at], node, config, stats).unwrap());
@@ -290,7 +291,8 @@ fn open_writer(url: &str, volume: &Arc<GroupVolume>) -> Arc<WritableBucket> {
     let store = volume.open_store(REQUEST_TIME).unwrap();
     let location = SourceLocation::parse(url).unwrap();
     let held = origin.shared_buckets.open_over(&location, &origin, Arc::clone(&stats), Box::new(store)).unwrap();
-    let options = BucketWriteOptions::new(0, 0);
+    let mut options = BucketWriteOptions::new(0, 0);
+    options.fills_cache = false;
     let reads = Arc::clone(volume) as _;
     let writer = WritableBucket::open(url, &origin, options, reads, Arc::default(), stats).unwrap();
     drop(held);

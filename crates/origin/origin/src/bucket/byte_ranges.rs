@@ -38,6 +38,21 @@ impl ByteRanges {
         }
     }
 
+    /// Removes a range.
+    pub fn remove(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let mut behind = self.0.split_off(&range.end);
+        if let Some((_, end)) = self.last_starting_up_to(range.end)
+            && end > range.end
+        {
+            behind.insert(range.end, end);
+        }
+        self.cut(range.start);
+        self.0.append(&mut behind);
+    }
+
     /// Whether all bytes of the range are in the set.
     pub fn covers(&self, range: Range<u64>) -> bool {
         range.is_empty() || self.last_starting_up_to(range.start).is_some_and(|(_, end)| end >= range.end)
@@ -105,20 +120,31 @@ mod tests {
         assert!(ranges.covers(10..25) && !ranges.meets(25..100));
         ranges.cut(10);
         assert_eq!(ranges, ByteRanges::default());
+        ranges.insert(0..9);
+        ranges.remove(3..6);
+        assert_eq!((ranges.piece_at(0), ranges.piece_at(3), ranges.len()), ((true, 3), (false, 6), 6));
     }
 
     proptest::proptest! {
         #[test]
-        fn a_set_is_what_a_list_of_bytes_says(steps in proptest::collection::vec((0u64..50, 0u64..20, proptest::bool::ANY), 0..30)) {
+        fn a_set_is_what_a_list_of_bytes_says(steps in proptest::collection::vec((0u64..50, 0u64..20, 0..3), 0..30)) {
             let mut ranges = ByteRanges::default();
             let mut model = [false; 80];
-            for (start, len, cuts) in steps {
-                if cuts {
-                    ranges.cut(start);
-                    model[start as usize..].fill(false);
-                } else {
-                    ranges.insert(start..start + len);
-                    model[start as usize..(start + len) as usize].fill(true);
+            for (start, len, step) in steps {
+                let range = start as usize..(start + len) as usize;
+                match step {
+                    0 => {
+                        ranges.cut(start);
+                        model[range.start..].fill(false);
+                    }
+                    1 => {
+                        ranges.remove(start..start + len);
+                        model[range].fill(false);
+                    }
+                    _ => {
+                        ranges.insert(start..start + len);
+                        model[range].fill(true);
+                    }
                 }
             }
             for at in 0..79u64 {

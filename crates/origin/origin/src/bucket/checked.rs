@@ -5,6 +5,7 @@ use super::BucketWriteOptions;
 use super::probe::{find_ignored_condition, unguarded};
 use super::rename_folder::complete_renames;
 use super::requests::BucketRequests;
+use super::spilled::remove_leftovers;
 use super::upload_record::abort_leftovers;
 use crate::object_origin::ObjectOrigin;
 use crate::{OriginOptions, SourceLocation};
@@ -47,6 +48,7 @@ impl CheckedBucket {
         requests.run(async {
             complete_renames(&requests, &options.root, rules).await;
             abort_leftovers(&requests, &options.root, options.abort_uploads_after).await;
+            remove_leftovers(&requests, &options.root, options.abort_uploads_after).await;
             Ok(())
         })?;
         Ok(CheckedBucket { origin, requests, options })

@@ -1,15 +1,12 @@
-//! Open files that continue: those that a mount had open in another process, which was lost, above the version that the changes belong
-//! to, and those that go over to the version of another mount. Knows no process and no byte.
+//! Open files that continue: those of a process that has ended, and those that go over to the version of another mount. Knows no byte.
 
-use super::file_attrs::FileAttrs;
-use super::found::{FoundNode, FoundObject, OpenedNode, found_object};
-use super::names::{identity_of, is_unpublished, key_of, path_of};
+use super::found::found_object;
+use super::names::{key_of, path_of};
 use super::object::{KeptFile, OpenObject};
-use super::requests::is_made_by;
 use super::volume::BucketFiles;
 use crate::s3_wire::bare_etag;
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{Change, FileIdentity, NodePath, PendingVersion};
+use spurline_volume::writes::Change;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
@@ -34,30 +31,6 @@ impl BucketFiles {
             Err(error) => return Err(error),
         }
         Ok(())
-    }
-
-    /// The file that the mount had open in another process, and whether it has the known changes; `None` for a file that may not be
-    /// opened anew.
-    pub fn open_again(&self, at: &NodePath<'_>, pending: PendingVersion) -> Result<Option<(Arc<OpenObject>, bool)>> {
-        let Some(expected) = at.expected else { return Ok(Some((self.open_object(at.path)?, false))) };
-        let known = self.open.lock().find(at.path).filter(|object| object.pending_number() == pending.known);
-        if let Some(object) = known.filter(|_| pending.known != 0) {
-            return Ok(Some((object, true)));
-        }
-        if pending.next == 0 {
-            return Ok(None);
-        }
-        let found = self.find_continued(at.path, &expected, pending.follows)?;
-        let node = found.map_or(OpenedNode::New(FileAttrs::default()), OpenedNode::Found);
-        let object = self.new_object(at.path.to_vec(), node).continuing(pending, expected);
-        let object = Arc::new(object);
-        let mut open = self.open.lock();
-        let outdated = open.find(at.path);
-        open.insert(at.path.to_vec(), &object);
-        drop(open);
-        // Changes of an earlier time are out of date.
-        outdated.iter().for_each(|outdated| outdated.note_outdated());
-        Ok(Some((object, false)))
     }
 
     /// The open file that a process which has ended has kept. Several handles have one file.
@@ -136,30 +109,5 @@ impl BucketFiles {
             self.forget_open(path);
         }
         Ok(())
-    }
-
-    /// The object below the changes of a file that was open in another process: the version at the open, or a version that this mount has
-    /// published or renamed since, or any version for a file that `follows`; `None` for a new file.
-    fn find_continued(&self, path: &[u8], expected: &FileIdentity, follows: bool) -> Result<Option<FoundObject>> {
-        let found = match self.find(path) {
-            Ok(FoundNode::Object(found)) => found,
-            Ok(_) => return Err(Error::new(ErrorKind::Stale, "another writer has made a folder of the name")),
-            Err(error) if error.kind() == ErrorKind::NotFound && is_unpublished(expected) => return Ok(None),
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(Error::new(ErrorKind::Stale, "another writer has removed the object"));
-            }
-            Err(error) => return Err(error),
-        };
-        if follows || identity_of(path, &found.attr) == *expected {
-            return Ok(Some(found));
-        }
-        let stored = self.requests.run(self.requests.head(&key_of(&self.options.root, path)?))?;
-        let is_same = stored.raw.etag.as_deref().map(bare_etag) == found.attr.etag.as_deref().map(bare_etag);
-        if is_same && self.options.mount.is_some_and(|mount| is_made_by(&stored.attributes, mount)) {
-            return Ok(Some(found));
-        }
-        let etag = found.attr.etag.as_deref().unwrap_or("none");
-        let why = format!("another writer has changed the object since it was opened; it has ETag {etag} now");
-        Err(Error::new(ErrorKind::Stale, why))
     }
 }

@@ -1,7 +1,5 @@
 //! An open file of a bucket, as the interface of writable volumes has it. The bytes are those of [`OpenObject`].
 
-use super::locks::CarriedLocks;
-use super::names::path_identity;
 use super::object::OpenObject;
 use super::volume::BucketFiles;
 use parking_lot::Mutex;
@@ -14,7 +12,6 @@ use spurline_volume::writes::{
 use std::any::Any;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Access modes of `open(2)`.
 const ACCESS_MODE: u32 = libc::O_ACCMODE as u32;
@@ -26,12 +23,8 @@ pub(super) struct BucketFile {
     files: Arc<BucketFiles>,
     object: Arc<OpenObject>,
     flags: u32,
-    /// The locks of a mount that uses a node; a lone mount keeps its own.
-    locks: Option<CarriedLocks>,
     /// The owners of locks among mounts that were set through this file.
     lock_owners: Mutex<Vec<LockOwner>>,
-    /// Requests that publish the object.
-    publishing: AtomicUsize,
 }
 
 impl BucketFile {
@@ -40,12 +33,10 @@ impl BucketFile {
     /// # Errors
     /// Those of the local file system.
     pub fn open(files: &Arc<BucketFiles>, object: Arc<OpenObject>, flags: u32) -> Result<BucketFile> {
-        let locks = files.options.mount.map(|mount| CarriedLocks::new(&files.locks, mount));
-        let publishing = AtomicUsize::new(0);
-        let file =
-            BucketFile { files: Arc::clone(files), object, flags, locks, lock_owners: Mutex::default(), publishing };
+        let file = BucketFile { files: Arc::clone(files), object, flags, lock_owners: Mutex::default() };
         if file.writes() {
             file.object.add_writer();
+            file.files.context.holders.add(&file.object);
             if flags & libc::O_TRUNC as u32 != 0 {
                 file.object.set_len(0)?;
             }
@@ -70,10 +61,7 @@ impl BucketFile {
     }
 
     fn publish(&self) -> Result<()> {
-        self.publishing.fetch_add(1, Ordering::AcqRel);
-        let published = self.object.publish();
-        self.publishing.fetch_sub(1, Ordering::AcqRel);
-        published
+        self.object.publish()
     }
 }
 
@@ -210,44 +198,17 @@ impl WritableFile for BucketFile {
     }
 
     fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>> {
-        match &self.locks {
-            Some(locks) => Ok(locks.find_conflict(&self.object.path(), lock)),
-            None => self.object.find_lock_of_others(lock),
-        }
+        self.object.find_lock_of_others(lock)
     }
 
     fn set_lock(&self, lock: &FileLock, _caller: &Caller) -> Result<()> {
-        match &self.locks {
-            Some(locks) => locks.set(&self.object.path(), lock),
-            None => {
-                self.note_lock_owner(lock.owner());
-                self.object.set_lock(lock, &|| self.files.refresh(&self.object))
-            }
-        }
+        self.note_lock_owner(lock.owner());
+        self.object.set_lock(lock, &|| self.files.refresh(&self.object))
     }
 
     fn adopt_lock(&self, lock: &FileLock, _descriptor: Option<OwnedFd>) {
         self.note_lock_owner(lock.owner());
         self.object.adopt_lock(lock);
-    }
-
-    fn release_locks(&self) {
-        self.locks.iter().for_each(CarriedLocks::release);
-    }
-
-    fn note_closed(&self) {
-        if self.publishing.load(Ordering::Acquire) > 0 {
-            self.object.note_outdated();
-        }
-    }
-
-    fn lock_identity(&self) -> Result<FileIdentity> {
-        Ok(path_identity(&self.object.path()))
-    }
-
-    fn refresh(&self) -> Result<NodeAttr> {
-        self.files.refresh(&self.object)?;
-        self.stat()
     }
 
     fn publishes_at_flush(&self) -> bool {
@@ -262,16 +223,8 @@ impl WritableFile for BucketFile {
         self.object.discard();
     }
 
-    fn is_outdated(&self) -> bool {
-        self.object.is_outdated()
-    }
-
     fn new_identity(&self) -> Option<FileIdentity> {
         Some(self.object.identity())
-    }
-
-    fn pending_number(&self) -> u64 {
-        self.object.pending_number()
     }
 
     fn reopen(&self, flags: u32, _caller: &Caller) -> Result<Box<dyn WritableFile>> {

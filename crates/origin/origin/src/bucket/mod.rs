@@ -15,7 +15,6 @@ mod file;
 mod file_attrs;
 mod found;
 mod last_known;
-mod locks;
 mod names;
 mod new_files;
 mod object;
@@ -27,6 +26,7 @@ mod rename;
 mod rename_folder;
 pub(crate) mod rename_record;
 pub(crate) mod requests;
+mod spilled;
 mod staged;
 mod unpublished;
 mod upload_record;
@@ -73,10 +73,12 @@ pub struct BucketWriteOptions {
     pub staging_dir: Option<PathBuf>,
     /// Most bytes of these files together.
     pub staging_max: u64,
+    /// Length of the first parts of an upload.
+    pub part_len: u64,
+    /// The cache fills blocks of new objects from these files ([`PublishingOrigin`]).
+    pub fills_cache: bool,
     /// The source's prefix with a trailing slash, or empty.
     pub(crate) root: String,
-    /// The number of the mount whose changes these are, in a node: that mount publishes them, and an end of its files drops them.
-    pub(crate) mount: Option<u64>,
 }
 
 impl BucketWriteOptions {
@@ -98,9 +100,14 @@ impl BucketWriteOptions {
             known_names_max: 0,
             staging_dir: None,
             staging_max: u64::MAX,
+            part_len: part_upload::FIRST_PART,
+            fills_cache: true,
             root: String::new(),
-            mount: None,
         }
+    }
+
+    fn part_lengths(&self) -> part_upload::PartLengths {
+        part_upload::PartLengths { first: self.part_len }
     }
 
     /// How folders are renamed.

@@ -42,11 +42,6 @@ pub(super) fn identity_of(path: &[u8], attr: &ObjectAttr) -> FileIdentity {
     identity_from(hash)
 }
 
-/// An identity of the path alone, whatever object it leads to.
-pub(super) fn path_identity(path: &[u8]) -> FileIdentity {
-    identity_from(ObjectId::from_text("path", path, "").0)
-}
-
 /// The place in an identity that says whether the file has not been published.
 const UNPUBLISHED_AT: usize = 16;
 
@@ -55,11 +50,6 @@ pub(super) fn random_identity() -> FileIdentity {
     let mut bytes = *identity_from(u128::from(random()) << 64 | u128::from(random())).bytes();
     bytes[UNPUBLISHED_AT] = 1;
     FileIdentity::new(bytes, false)
-}
-
-/// Whether the file had not been published when it had this identity.
-pub(super) fn is_unpublished(identity: &FileIdentity) -> bool {
-    identity.bytes()[UNPUBLISHED_AT] != 0
 }
 
 /// The number of a file, as its identity before the publication has it.

@@ -58,18 +58,12 @@ impl BucketFiles {
         if let Some(object) = open.find(path).filter(|object| object.is_changed()) {
             return if exclusive { Err(exists(path)) } else { Ok(Some(object)) };
         }
-        let mut making = self.making.lock();
-        if exclusive && making.find(path).is_some_and(|other| other.is_changed()) {
-            return Err(exists(path));
-        }
         // After the looks at open files: a file is noted as published before it counts as unchanged.
         if exclusive && self.absences.has_publications_since(path, start) {
             return Ok(None);
         }
         let object = self.new_object(path.to_vec(), OpenedNode::New(new.clone()));
         let object = Arc::new(if exclusive { object.made_exclusively(reserved.cloned()) } else { object });
-        making.insert(path.to_vec(), &object);
-        drop(making);
         open.insert(path.to_vec(), &object);
         Ok(Some(object))
     }

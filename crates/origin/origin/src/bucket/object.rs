@@ -4,6 +4,7 @@
 //! 1. A file without changes is read from the object, through the cache.
 //! 2. The first change begins a local file of [`StagedBytes`] above the object.
 //! 3. A part whose bytes were all written is uploaded while the program goes on; a later change of it uploads it again.
+//!    Where local space is short, parts are moved to the store ([`spill`]).
 //! 4. A sync or a close publishes: the missing parts are sent, unchanged ones are copied in the store, and the object
 //!    appears under the condition that no other writer has changed it.
 //! 5. Then the file is again one without changes, of the new version, and the cache gets its blocks from the local file.
@@ -13,10 +14,13 @@ mod below;
 mod following;
 mod kept;
 mod locked;
+mod spill;
 
 pub(super) use kept::KeptFile;
 use kept::KeptObject;
 use locked::ObjectLocks;
+pub(super) use spill::SpaceHolders;
+use spill::Spilling;
 
 use super::BucketWriteOptions;
 use super::absences::RecentAbsences;
@@ -24,7 +28,7 @@ use super::file_attrs::{FileAttrs, file_time};
 use super::found::{FoundObject, OpenedNode};
 use super::last_known::LastKnown;
 use super::names::{file_number, identity_of, key_of, random_identity};
-use super::part_upload::{FIRST_PART, PartState, PartUpload, part_at, part_range};
+use super::part_upload::{PartState, PartUpload};
 use super::published::{PublishedBytes, PublishedTimes};
 use super::requests::{BucketRequests, NewObject};
 use super::staged::{StagedBytes, StagingSpace};
@@ -39,7 +43,7 @@ use spurline_volume::Volume;
 use spurline_volume::kept_files::KeptFiles;
 use spurline_volume::path_locks::{LockedPath, PathLocks};
 use spurline_volume::repeated::ChangeMark;
-use spurline_volume::writes::{FileIdentity, PendingVersion};
+use spurline_volume::writes::FileIdentity;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -52,15 +56,19 @@ const LEAST_COPY: u64 = 5 << 20;
 const PARTS_IN_FLIGHT: usize = 4;
 /// Bytes that readers of a file are expected to read at a time.
 const HOT_PIECE: usize = 1 << 20;
+/// Zeros that are written at a time.
+const CLEARED_PIECE: usize = 64 << 10;
 /// How often a publication sends parts that are missing; each request is repeated until its own deadline.
 const PART_ROUNDS: u32 = 2;
 
 /// The bytes of a part.
 enum PartBody {
     Bytes(Bytes),
-    /// The store copies them from the object of this version.
+    /// The store copies them from this range of an object.
     Copied {
+        key: String,
         etag: String,
+        range: Range<u64>,
     },
 }
 
@@ -84,8 +92,6 @@ struct ObjectFacts {
     mtime_is_set: bool,
     /// Removed or replaced by this process, or its changes were dropped: nothing is published any more.
     removed: bool,
-    /// Another open file of the mount has taken the place of this file in the process, whose changes may be out of date.
-    outdated: bool,
     /// Another writer has changed the object; every later call that publishes fails with this.
     conflict: Option<Error>,
     /// Bytes of a program are missing: nothing is published until they are cut off.
@@ -115,7 +121,6 @@ impl ObjectFacts {
             attrs_changed: false,
             mtime_is_set: false,
             removed: false,
-            outdated: false,
             conflict: None,
             lost_write: None,
             failure_reported: false,
@@ -146,6 +151,7 @@ impl ObjectFacts {
 struct ObjectChanges {
     staged: Option<StagedBytes>,
     upload: Option<PartUpload>,
+    spilling: Spilling,
     /// The attributes of the published object, once they are known.
     attributes: Option<ObjectAttributes>,
     /// The mark of the next publication, where the request has a mark.
@@ -165,6 +171,7 @@ pub(super) struct ObjectContext {
     pub times: PublishedTimes,
     /// For the changed bytes of all files.
     pub space: Arc<StagingSpace>,
+    pub holders: Arc<SpaceHolders>,
     pub absences: Arc<RecentAbsences>,
     pub known: Arc<LastKnown>,
     pub ending: EndingFiles,
@@ -199,8 +206,6 @@ pub(super) struct OpenObject {
     unpublished: FileIdentity,
     /// Open files that write.
     writers: AtomicUsize,
-    /// The number of the pending version, by the mount.
-    pending_number: u64,
     /// A new file that no other writer may have made.
     is_exclusive: bool,
     /// Bytes of the parts that the store has of the next publication, as of the last part that was sent.
@@ -237,7 +242,6 @@ impl OpenObject {
         OpenObject {
             context,
             unpublished,
-            pending_number: 0,
             is_exclusive: false,
             sent_bytes: Arc::default(),
             writers: AtomicUsize::new(0),
@@ -269,16 +273,6 @@ impl OpenObject {
         self.writers.load(Ordering::SeqCst) > 0
     }
 
-    /// The same object, for the next pending version; `unpublished` is the identity of a new file before the publication.
-    pub fn continuing(self, pending: PendingVersion, unpublished: FileIdentity) -> OpenObject {
-        let mut continued = self;
-        continued.pending_number = pending.next;
-        // Whether the file was made so is not known here.
-        continued.is_exclusive = !pending.follows;
-        continued.unpublished = unpublished;
-        continued
-    }
-
     /// The same new file, made with `O_EXCL`, whose name is reserved among mounts.
     pub fn made_exclusively(self, reserved: Option<Arc<dyn LockedPath>>) -> OpenObject {
         let mut made = self;
@@ -286,11 +280,6 @@ impl OpenObject {
         reserved.into_iter().for_each(|reserved| made.lock_by(reserved));
         made.keep_state_now();
         made
-    }
-
-    /// The number of the pending version.
-    pub fn pending_number(&self) -> u64 {
-        self.pending_number
     }
 
     /// The path that leads to the file, or has led to it.
@@ -396,7 +385,7 @@ impl OpenObject {
         let changes = self.changes.lock();
         let object = self.object();
         if let Some(staged) = &changes.staged {
-            return staged.read(offset, dst, &|at, piece| self.read_object(object.as_ref(), at, piece));
+            return staged.read(offset, dst, &|part, at, piece| self.read_below(part, object.as_ref(), at, piece));
         }
         drop(changes);
         let Some(object) = object else { return Ok(0) };
@@ -430,34 +419,32 @@ impl OpenObject {
         changes.staged.as_mut().ok_or_else(|| Error::new(ErrorKind::Invalid, "no changed bytes"))
     }
 
-    /// Writes at `offset`, or with `None` at the end.
+    /// Writes at `offset`, or with `None` at the end. Waits for the store while local space is short.
     ///
     /// # Errors
-    /// Those of the local file system; the conflict with a change of another writer, once it is known.
+    /// Those of the local file system, and of the store for bytes that make room; the conflict with a change of another writer,
+    /// once it is known.
     pub fn write(&self, offset: Option<u64>, data: &[u8]) -> Result<usize> {
-        let mut changes = self.changes.lock();
-        self.check_conflict()?;
-        let staged = self.stage(&mut changes)?;
-        let offset = offset.unwrap_or(staged.len());
-        if let Err(error) = self.write_staged(staged, offset, data) {
-            let error = self.note_lost_write(offset, error);
-            self.keep_state(&changes);
+        loop {
+            let mut changes = self.changes.lock();
+            self.check_conflict()?;
+            let offset = offset.unwrap_or(self.stage(&mut changes)?.len());
+            let range = offset..offset + data.len() as u64;
+            let error = match self.change_bytes(&mut changes, range.clone(), &|staged| staged.write(offset, data)) {
+                Ok(()) => {
+                    self.keep_write(&changes, offset, data.len() as u64);
+                    self.send_full_parts(&mut changes, range)?;
+                    return Ok(data.len());
+                }
+                Err(error) => error,
+            };
+            drop(changes);
+            let error = match self.make_room_elsewhere(error) {
+                None => continue,
+                Some(error) => self.note_lost_write(offset, error),
+            };
+            self.keep_state_now();
             return Err(error);
-        }
-        let end = offset + data.len() as u64;
-        self.note_change(&mut changes, offset..end);
-        self.keep_write(&changes, offset, data.len() as u64);
-        self.send_full_parts(&mut changes, offset..end)?;
-        Ok(data.len())
-    }
-
-    /// Writes into the local file; those of files that are published already make room.
-    fn write_staged(&self, staged: &mut StagedBytes, offset: u64, data: &[u8]) -> Result<()> {
-        match staged.write(offset, data) {
-            Err(error) if error.kind() == ErrorKind::NoSpace && self.context.published.clear() => {
-                staged.write(offset, data)
-            }
-            written => written,
         }
     }
 
@@ -483,7 +470,7 @@ impl OpenObject {
     pub fn set_len(&self, len: u64) -> Result<()> {
         let mut changes = self.changes.lock();
         let before = self.facts.lock().len;
-        if before == len {
+        if before == len && self.check_lost_write().is_ok() {
             return Ok(());
         }
         self.stage(&mut changes)?.set_len(len)?;
@@ -500,15 +487,12 @@ impl OpenObject {
     /// # Errors
     /// As [`OpenObject::write`].
     pub fn clear(&self, range: Range<u64>) -> Result<()> {
-        let mut changes = self.changes.lock();
-        let staged = self.stage(&mut changes)?;
-        let range = range.start..range.end.min(staged.len());
-        if range.is_empty() {
-            return Ok(());
+        let end = range.end.min(self.facts.lock().len);
+        let zeros = vec![0; CLEARED_PIECE.min(end.saturating_sub(range.start) as usize)];
+        let mut at = range.start;
+        while at < end {
+            at += self.write(Some(at), &zeros[..zeros.len().min((end - at) as usize)])? as u64;
         }
-        staged.clear(range.clone())?;
-        self.note_change(&mut changes, range);
-        self.keep_state(&changes);
         Ok(())
     }
 
@@ -530,6 +514,7 @@ impl OpenObject {
             facts.len = staged.len();
         }
         drop(facts);
+        changes.spilling.note_changed(&range);
         if let Some(upload) = &mut changes.upload {
             upload.note_changed(range);
         }
@@ -537,16 +522,22 @@ impl OpenObject {
 
     /// Sends the parts that a write has filled.
     fn send_full_parts(&self, changes: &mut ObjectChanges, written: Range<u64>) -> Result<()> {
+        let lengths = self.context.options.part_lengths();
         // Most writes do not reach the end of a part.
-        if part_at(written.start) == part_at(written.end) || self.facts.lock().removed {
+        if lengths.at(written.start) == lengths.at(written.end) || self.facts.lock().removed {
             return Ok(());
         }
-        for number in part_at(written.start)..part_at(written.end) {
-            let range = part_range(number);
+        for number in lengths.at(written.start)..lengths.at(written.end) {
+            let range = lengths.range(number);
             let is_full = changes.staged.as_ref().is_some_and(|staged| staged.is_changed(range.clone()));
             let is_sent = changes.upload.as_ref().is_some_and(|upload| upload.parts.contains_key(&number));
             if is_full && !is_sent {
-                self.context.requests.run(self.send_part(changes, number, range))?;
+                self.context.requests.run(async {
+                    if self.spill_full_part(changes, number, range.clone()).await? {
+                        return Ok(());
+                    }
+                    self.send_part(changes, number, range).await
+                })?;
             }
         }
         Ok(())
@@ -559,8 +550,16 @@ impl OpenObject {
             let attributes = self.next_attributes(changes, &key).await?;
             let upload = self.context.requests.begin_upload(&key, &attributes).await?;
             self.keep_upload(&key, &upload);
-            let parts = BTreeMap::new();
-            changes.upload = Some(PartUpload { upload, is_gone: false, attributes, file_attrs, key, parts });
+            changes.upload = Some(PartUpload {
+                upload,
+                is_gone: false,
+                attributes,
+                file_attrs,
+                key,
+                lengths: self.context.options.part_lengths(),
+                parts: BTreeMap::new(),
+                failure: None,
+            });
         }
         Ok(())
     }
@@ -573,17 +572,20 @@ impl OpenObject {
             self.sent_bytes.store(upload.sent_bytes(), Ordering::Relaxed);
         }
         let reserved = self.context.requests.reserve_body(range.end - range.start).await?;
-        let body = self.part_body(changes, range.clone())?;
+        let key = self.key()?;
+        let body = match self.copied_body(changes, &key, &range) {
+            Some(copied) => copied,
+            None => PartBody::Bytes(self.staged_bytes(changes, range)?),
+        };
         let Some(upload) = &mut changes.upload else { return Ok(()) };
         let requests = Arc::clone(&self.context.requests);
-        let key = upload.key.clone();
         let id = upload.upload.id.clone();
         let sent = self.context.requests.spawn(async move {
             let _reserved = reserved;
             match body {
                 PartBody::Bytes(bytes) => requests.upload_part(&key, &id, number, bytes).await,
-                PartBody::Copied { etag } => {
-                    let from = CopySource { key: &key, etag: Some(&etag) };
+                PartBody::Copied { key: from, etag, range } => {
+                    let from = CopySource { key: &from, etag: Some(&etag) };
                     requests.copy_part(&key, &id, number, from, range).await
                 }
             }
@@ -592,24 +594,13 @@ impl OpenObject {
         Ok(())
     }
 
-    /// Where the bytes of a part come from.
-    fn part_body(&self, changes: &ObjectChanges, range: Range<u64>) -> Result<PartBody> {
-        let len = range.end - range.start;
-        let etag = self.published_etag();
-        let is_of_object = changes.staged.as_ref().is_none_or(|staged| staged.is_of_object(range.clone()));
-        match etag {
-            Some(etag) if len >= LEAST_COPY && is_of_object => Ok(PartBody::Copied { etag }),
-            _ => self.staged_bytes(changes, range).map(PartBody::Bytes),
-        }
-    }
-
     /// The bytes of a range of the file.
     fn staged_bytes(&self, changes: &ObjectChanges, range: Range<u64>) -> Result<Bytes> {
         let mut body = vec![0; (range.end - range.start) as usize];
         let object = self.object();
         if let Some(staged) = &changes.staged {
-            let count =
-                staged.read(range.start, &mut body, &|at, piece| self.read_object(object.as_ref(), at, piece))?;
+            let count = staged
+                .read(range.start, &mut body, &|part, at, piece| self.read_below(part, object.as_ref(), at, piece))?;
             body.truncate(count);
         }
         Ok(body.into())
@@ -666,12 +657,6 @@ impl OpenObject {
         if self.continue_failed(&changes) {
             return self.send_all(&mut changes);
         }
-        if self.is_published_by_mount() {
-            // By a process that had the file before, after the mount has continued it here: the mount continues above that version.
-            drop(changes);
-            self.note_outdated();
-            return Err(conflict);
-        }
         tracing::error!("{conflict}");
         self.facts.lock().conflict = Some(conflict.clone());
         let upload = changes.upload.take();
@@ -709,7 +694,11 @@ impl OpenObject {
         let len = changes.staged.as_ref().map_or(0, StagedBytes::len);
         let condition = self.condition();
         let requests = &self.context.requests;
-        let (etag, attributes) = if changes.upload.is_none() && len <= FIRST_PART {
+        requests.run(async {
+            self.settle_spills(changes, 1).await;
+            Ok(())
+        })?;
+        let (etag, attributes) = if changes.upload.is_none() && len <= self.context.options.part_len {
             self.send_whole(changes, len, &condition)?
         } else {
             let sent = requests.run(self.send_parts(changes, len, &condition));
@@ -723,6 +712,7 @@ impl OpenObject {
         };
         changes.attributes = Some(attributes);
         let staged = changes.staged.take();
+        changes.spilling.note_published();
         let attrs_changed = self.note_published(len, etag, changes.attributes.as_ref());
         self.keep_state(changes);
         let attrs_copied = if attrs_changed { requests.run(self.copy_attrs(changes)) } else { Ok(()) };
@@ -746,9 +736,10 @@ impl OpenObject {
         facts.attrs_changed
     }
 
-    /// The bytes that were just published are read from the local file.
+    /// The bytes that were just published are read from the local file, unless local space was too short for all of them.
     fn keep_hot(&self, staged: Option<StagedBytes>) {
-        if let (Some(staged), Some(object)) = (staged, self.object()) {
+        let is_kept = |staged: &StagedBytes| self.context.options.fills_cache && staged.spilled_parts().is_empty();
+        if let (Some(staged), Some(object)) = (staged.filter(is_kept), self.object()) {
             self.context.published.insert(&object, staged);
             let blocks = object.size.div_ceil(self.context.reads.block_size());
             self.context.reads.prefetch(&object, 0..u32::try_from(blocks).unwrap_or(u32::MAX), HOT_PIECE);
@@ -782,7 +773,8 @@ impl OpenObject {
         condition: &WriteCondition,
     ) -> Result<(String, ObjectAttributes)> {
         self.begin_upload(changes).await?;
-        let count = part_at(len.saturating_sub(1));
+        let lengths = self.context.options.part_lengths();
+        let count = lengths.at(len.saturating_sub(1));
         // Parts behind the end belong to bytes that were cut off.
         if let Some(upload) = &mut changes.upload {
             upload.wait_for_parts(1).await;
@@ -792,7 +784,7 @@ impl OpenObject {
             let open = changes.upload.as_ref().filter(|upload| !upload.is_gone);
             let missing = open.map_or_else(Vec::new, |upload| upload.missing_parts(count));
             for number in missing {
-                let range = part_range(number);
+                let range = lengths.range(number);
                 self.send_part(changes, number, range.start..range.end.min(len)).await?;
             }
             if let Some(upload) = &mut changes.upload {
@@ -804,7 +796,8 @@ impl OpenObject {
         };
         let missing = upload.missing_parts(count);
         if !missing.is_empty() {
-            let why = format!("{} of {count} parts could not be sent", missing.len());
+            let reason = upload.failure.as_ref().map_or_else(String::new, |error| format!(": {error}"));
+            let why = format!("{} of {count} parts could not be sent{reason}", missing.len());
             return Err(Error::new(ErrorKind::OriginFailed, why));
         }
         let parts = upload.parts.iter().filter_map(|(number, part)| match part {
@@ -864,11 +857,16 @@ impl OpenObject {
 
 impl Drop for OpenObject {
     fn drop(&mut self) {
-        // Pages of a memory map can come after the last close. A mount that uses a node publishes these pages itself.
-        if self.context.options.mount.is_none() && self.has_unpublished() {
+        // Pages of a memory map can come after the last close.
+        if self.has_unpublished() {
             self.publish_at_end();
         }
-        let upload = self.changes.lock().upload.take();
+        let ObjectChanges { upload, staged, spilling, .. } = std::mem::take(&mut *self.changes.lock());
         self.abort(upload);
+        if let Some(removed) = spilling.end(staged)
+            && let Err(error) = self.context.requests.run(removed)
+        {
+            tracing::warn!("hidden objects of a file stay in the bucket: {error}");
+        }
     }
 }

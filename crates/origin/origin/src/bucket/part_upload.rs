@@ -4,7 +4,7 @@
 use super::file_attrs::FileAttrs;
 use super::requests::OpenUpload;
 use crate::write_backend::ObjectAttributes;
-use spurline_types::{ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use tokio::task::JoinHandle;
@@ -14,33 +14,43 @@ pub(super) const FIRST_PART: u64 = 8 << 20;
 /// Parts of one length; those behind are twice as long, so that the most parts that S3 allows (10,000) hold its largest
 /// object (5 TiB).
 const PARTS_PER_LENGTH: u32 = 1000;
-/// The range of a part, whose numbers begin at 1.
-pub(super) fn part_range(number: u32) -> Range<u64> {
-    let mut start = 0;
-    let mut len = FIRST_PART;
-    let mut left = number - 1;
-    while left >= PARTS_PER_LENGTH {
-        start += u64::from(PARTS_PER_LENGTH) * len;
-        len *= 2;
-        left -= PARTS_PER_LENGTH;
-    }
-    start += u64::from(left) * len;
-    start..start + len
+
+/// The lengths of the parts of all files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PartLengths {
+    /// Length of the first parts.
+    pub first: u64,
 }
 
-/// The number of the part with this byte.
-pub(super) fn part_at(offset: u64) -> u32 {
-    let mut number = 1;
-    let mut start = 0;
-    let mut len = FIRST_PART;
-    loop {
-        let all = u64::from(PARTS_PER_LENGTH) * len;
-        if offset < start + all {
-            return number + ((offset - start) / len) as u32;
+impl PartLengths {
+    /// The range of a part, whose numbers begin at 1.
+    pub fn range(self, number: u32) -> Range<u64> {
+        let mut start = 0;
+        let mut len = self.first;
+        let mut left = number - 1;
+        while left >= PARTS_PER_LENGTH {
+            start += u64::from(PARTS_PER_LENGTH) * len;
+            len *= 2;
+            left -= PARTS_PER_LENGTH;
         }
-        start += all;
-        number += PARTS_PER_LENGTH;
-        len *= 2;
+        start += u64::from(left) * len;
+        start..start + len
+    }
+
+    /// The number of the part with this byte.
+    pub fn at(self, offset: u64) -> u32 {
+        let mut number = 1;
+        let mut start = 0;
+        let mut len = self.first;
+        loop {
+            let all = u64::from(PARTS_PER_LENGTH) * len;
+            if offset < start + all {
+                return number + ((offset - start) / len) as u32;
+            }
+            start += all;
+            number += PARTS_PER_LENGTH;
+            len *= 2;
+        }
     }
 }
 
@@ -62,7 +72,10 @@ pub(super) struct PartUpload {
     /// The attributes of the file when the upload began.
     pub file_attrs: FileAttrs,
     pub key: String,
+    pub lengths: PartLengths,
     pub parts: BTreeMap<u32, PartState>,
+    /// Why a part was not sent.
+    pub failure: Option<Error>,
 }
 
 impl PartUpload {
@@ -71,9 +84,9 @@ impl PartUpload {
         if range.is_empty() {
             return;
         }
-        let last = part_at(range.end - 1);
+        let last = self.lengths.at(range.end - 1);
         let mut again = Vec::new();
-        for (number, part) in self.parts.range_mut(part_at(range.start)..=last) {
+        for (number, part) in self.parts.range_mut(self.lengths.at(range.start)..=last) {
             match part {
                 PartState::Sending { changed, .. } => *changed = true,
                 PartState::Sent { .. } => again.push(*number),
@@ -92,7 +105,7 @@ impl PartUpload {
     /// Bytes of the parts that the store has.
     pub fn sent_bytes(&self) -> u64 {
         let sent = self.parts.iter().filter(|(_, part)| !is_sending(part));
-        sent.map(|(number, _)| part_range(*number)).map(|range| range.end - range.start).sum()
+        sent.map(|(number, _)| self.lengths.range(*number)).map(|range| range.end - range.start).sum()
     }
 
     /// Waits until fewer than `limit` parts are on their way. A part that failed, or was changed, is sent again later.
@@ -112,6 +125,7 @@ impl PartUpload {
                 Ok(Err(error)) => {
                     self.is_gone |= error.kind() == ErrorKind::NotFound;
                     tracing::debug!("part {number} of '{}' is sent again: {error}", self.key);
+                    self.failure = Some(error);
                 }
                 Err(error) => tracing::debug!("part {number} of '{}' is sent again: {error}", self.key),
             }
@@ -129,13 +143,14 @@ mod tests {
 
     #[test]
     fn parts_follow_each_other_up_to_the_largest_object() {
+        let lengths = PartLengths { first: FIRST_PART };
         let mut end = 0;
         for number in [1, 2, 999, 1000, 1001, 1002, 2000, 2001, 9_999, 10_000] {
-            let range = part_range(number);
-            assert_eq!(part_at(range.start), number);
-            assert_eq!(part_at(range.end - 1), number);
+            let range = lengths.range(number);
+            assert_eq!(lengths.at(range.start), number);
+            assert_eq!(lengths.at(range.end - 1), number);
             assert!(range.start >= end, "part {number}");
-            assert_eq!(part_range(number + 1).start, range.end);
+            assert_eq!(lengths.range(number + 1).start, range.end);
             end = range.end;
         }
         assert!(end >= 5 << 40, "10,000 parts hold 5 TiB");

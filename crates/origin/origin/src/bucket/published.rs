@@ -125,7 +125,7 @@ impl PublishingOrigin {
         if !staged.is_changed(offset..offset + len as u64) {
             return Ok(false);
         }
-        let read = staged.read(offset, sink.spare(), &|_, _| Ok(()))?;
+        let read = staged.read(offset, sink.spare(), &|_, _, _| Ok(()))?;
         sink.commit(read);
         Ok(read == len)
     }

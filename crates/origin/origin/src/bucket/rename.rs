@@ -3,11 +3,10 @@
 
 use super::file_attrs::{FileAttrs, file_time};
 use super::found::{FoundNode, FoundObject, found_object};
-use super::names::{KEY_MAX, file_number, identity_of, is_unpublished, key_of, node_attr, path_of};
-use super::object::OpenObject;
+use super::names::{KEY_MAX, identity_of, key_of, node_attr, path_of};
 use super::rename_folder::{FolderRename, RenameEnd, RenamedCopy, complete_renames};
 use super::rename_record::{RenameRecord, RenamedObject};
-use super::requests::{BucketRequests, NewObject, is_made_by_file, is_marked_as, mark_of, marked_as};
+use super::requests::{BucketRequests, NewObject, is_marked_as, mark_of, marked_as};
 use super::volume::{BucketFiles, exists};
 use crate::backend::RawObject;
 use crate::s3_wire::bare_etag;
@@ -33,7 +32,7 @@ impl BucketFiles {
         flags: u32,
         mark: Option<ChangeMark>,
     ) -> Result<NodeAttr> {
-        let mark = mark_of(self.options.mount, mark);
+        let mark = mark_of(mark);
         let old_path = path_of(from);
         let new_path = path_of(to);
         if flags & !RENAME_NOREPLACE != 0 {
@@ -68,7 +67,7 @@ impl BucketFiles {
             Some(FoundNode::Object(found)) => self.version_condition(found.attr.etag),
         };
         if let FoundNode::Changed(object) = old {
-            publish_renamed(&object)?;
+            object.publish()?;
         }
         self.rename_file(&old_path, &new_path, &condition, &mark)
     }
@@ -211,18 +210,11 @@ impl BucketFiles {
     /// Removes the source of a copy, unless another writer has changed it.
     fn remove_source(&self, path: &[u8], found: Option<FoundNode>, known: Option<FileIdentity>) -> Result<()> {
         let (Some(FoundNode::Object(found)), Some(known)) = (found, known) else { return Ok(()) };
-        if known != identity_of(path, &found.attr) && !self.is_published_new(path, &known)? {
+        if known != identity_of(path, &found.attr) {
             return Ok(());
         }
         let key = key_of(&self.options.root, path)?;
         self.requests.run(self.requests.delete(&key, &self.version_condition(found.attr.etag)))
-    }
-
-    /// Whether a path leads to what was a new file with this identity before its publication.
-    fn is_published_new(&self, path: &[u8], known: &FileIdentity) -> Result<bool> {
-        let Some(mount) = self.options.mount.filter(|_| is_unpublished(known)) else { return Ok(false) };
-        let found = self.requests.run(self.requests.head(&key_of(&self.options.root, path)?))?;
-        Ok(is_made_by_file(&found.attributes, mount, file_number(known)))
     }
 
     /// The object of a path; `None` without an object.
@@ -240,7 +232,7 @@ impl BucketFiles {
     /// The store's.
     pub fn has_mark(&self, path: &[u8], mark: ChangeMark) -> Result<bool> {
         match self.requests.run(self.requests.head(&key_of(&self.options.root, path)?)) {
-            Ok(found) => Ok(is_marked_as(&found.attributes, &mark_of(None, Some(mark)))),
+            Ok(found) => Ok(is_marked_as(&found.attributes, &mark_of(Some(mark)))),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         }
@@ -251,16 +243,11 @@ impl BucketFiles {
         let open: Vec<_> = self.open.lock().files.values().filter_map(Weak::upgrade).collect();
         for object in open.iter().filter(|object: &&Arc<_>| object.is_changed()) {
             if object.path().strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/")) {
-                publish_renamed(object)?;
+                object.publish()?;
             }
         }
         Ok(())
     }
-}
-
-/// Publishes a file that gets another name. A mount that has continued the file in another process has published it there.
-fn publish_renamed(object: &OpenObject) -> Result<()> {
-    object.publish().or_else(|error| if object.is_outdated() { Ok(()) } else { Err(error) })
 }
 
 /// A copy, and the etag of its source.

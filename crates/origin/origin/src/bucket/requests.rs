@@ -18,7 +18,7 @@ use crate::retry::RetryState;
 use crate::shared_buckets::SharedBucket;
 use crate::write_backend::{
     AnswerProgress, CopySource, ObjectAttributes, ObjectBody, ObjectWriteBackend, StoredObject, UploadedPart,
-    WriteCondition,
+    WriteCondition, assembly_time, transfer_time,
 };
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -34,17 +34,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The attribute with the mark of the change that made an object.
 const MARK: &str = "spurline-op";
-/// The time of a request grows with its bytes by this rate, in bytes per second.
-const LEAST_RATE: u64 = 1 << 20;
 
 /// A request with more bytes has a single attempt while its connection lives: on a slow link the bytes take longer than an answer.
 const RESENT_MAX: u64 = 128 << 10;
 
 /// A request that took this long and was repeated is logged with the last failure.
 const LONG_PAUSE: Duration = Duration::from_secs(10);
-
-/// The time for the end of an upload grows with its parts by this time: stores assemble thousands of parts in minutes.
-const TIME_PER_PART: Duration = Duration::from_millis(250);
 
 /// Largest object that one request copies, as S3 has it.
 const COPY_MAX: u64 = 5 << 30;
@@ -139,28 +134,9 @@ pub(super) fn new_mark() -> String {
     format!("{:016x}{:016x}", random(), random())
 }
 
-/// The mark of a change: the mark of the request, or a mark that begins with the number of the mount.
-pub(super) fn mark_of(mount: Option<u64>, request: Option<ChangeMark>) -> String {
-    match (request, mount) {
-        (Some(mark), _) => format!("{:032x}", mark.0),
-        (None, Some(mount)) => format!("{mount:016x}{:016x}", random()),
-        (None, None) => new_mark(),
-    }
-}
-
-/// The mark of a publication of a new file, which begins with the numbers of the mount and of the file.
-pub(super) fn mark_of_new_file(mount: u64, file: u64) -> String {
-    format!("{mount:016x}{file:016x}{:016x}", random())
-}
-
-/// Whether a change of this mount has made an object.
-pub(super) fn is_made_by(attributes: &ObjectAttributes, mount: u64) -> bool {
-    mark_in(attributes).is_some_and(|mark| mark.starts_with(&format!("{mount:016x}")))
-}
-
-/// Whether a publication of this new file has made an object.
-pub(super) fn is_made_by_file(attributes: &ObjectAttributes, mount: u64, file: u64) -> bool {
-    mark_in(attributes).is_some_and(|mark| mark.starts_with(&format!("{mount:016x}{file:016x}")))
+/// The mark of a change: the mark of the request, or a new one.
+pub(super) fn mark_of(request: Option<ChangeMark>) -> String {
+    request.map_or_else(new_mark, |mark| format!("{:032x}", mark.0))
 }
 
 /// The time of a request with all repetitions.
@@ -235,9 +211,8 @@ impl BucketRequests {
 
     /// The time of a request with `len` bytes that the store answers at once.
     fn time_of(&self, len: u64) -> RequestTime {
-        let transfer = Duration::from_secs(len / LEAST_RATE);
         RequestTime {
-            deadline: self.read_deadline() + transfer,
+            deadline: self.read_deadline() + transfer_time(len),
             first_attempt: (len <= RESENT_MAX).then(|| self.bucket.config.resend_after()),
         }
     }
@@ -258,7 +233,7 @@ impl BucketRequests {
 
     /// The time of a copy of `len` bytes within the store.
     fn time_of_copy(&self, len: u64) -> RequestTime {
-        self.time_of_work(Duration::from_secs(len / LEAST_RATE))
+        self.time_of_work(transfer_time(len))
     }
 
     /// Sends a request until the store answers it.
@@ -301,7 +276,7 @@ impl BucketRequests {
         let mut repeated = 0;
         loop {
             let until = time.end_of_attempt(repeated);
-            let failure = match self.await_answer(until, progress, send(backend)).await {
+            let failure = match progress.await_answer(until, self.bucket.config.timeout, send(backend)).await {
                 Some(Ok(answer)) => {
                     self.note_pause(what, begun, repeated, last_failure.as_ref());
                     return Ok(answer);
@@ -341,23 +316,6 @@ impl BucketRequests {
                 "{what} took {seconds:.0} s and was sent {} times; the last failure was: {failure}",
                 repeated + 1
             );
-        }
-    }
-
-    /// The answer to an attempt; `None` when the deadline has passed, and the time of a request since the last byte of the answer.
-    async fn await_answer<T>(
-        &self,
-        deadline: Instant,
-        progress: &AnswerProgress,
-        mut attempt: BoxFuture<'_, T>,
-    ) -> Option<T> {
-        let mut until = deadline;
-        loop {
-            if let Ok(answer) = tokio::time::timeout_at(until.into(), &mut attempt).await {
-                return Some(answer);
-            }
-            let longer = progress.last_bytes().map(|at| at + self.bucket.config.timeout);
-            until = longer.filter(|longer| *longer > until)?;
         }
     }
 
@@ -674,11 +632,6 @@ impl BucketRequests {
     }
 }
 
-/// The time in which a store makes an object of parts.
-fn assembly_time(parts: usize) -> Duration {
-    TIME_PER_PART * parts as u32
-}
-
 /// Why a change has no result.
 struct ChangeFailure {
     error: Error,
@@ -695,12 +648,12 @@ fn unchangeable() -> Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::{AwsCredentials, OriginOptions, SourceLocation};
     use spurline_testkit::{ACCESS_KEY, ChaosProxy, PartAssembly, ProxyFault, S3Server, SECRET_KEY};
 
-    fn options_for(server: &S3Server) -> OriginOptions {
+    pub fn options_for(server: &S3Server) -> OriginOptions {
         OriginOptions {
             endpoint: Some(server.endpoint()),
             credentials: Some(AwsCredentials {

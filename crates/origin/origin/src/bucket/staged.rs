@@ -1,18 +1,21 @@
 //! The changed bytes of an open file of a bucket, above the object that they change: in memory as long as the file is small, else
-//! in a local file without a name. It knows no request and no name.
+//! in a local file without a name. Bytes that local space is too short for are read from spilled parts. It knows no request and no name.
 
 use super::BucketWriteOptions;
 use super::byte_ranges::ByteRanges;
+use super::spilled::SpilledPart;
 use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use spurline_types::{Error, ErrorKind, Result};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
-/// The part of a read that the object has.
-pub(super) type ReadObject<'a> = dyn Fn(u64, &mut [u8]) -> Result<()> + 'a;
+/// The piece of a read that a spilled part has, or else the object, from an offset in the one or the other.
+pub(super) type ReadBelow<'a> = dyn Fn(Option<&SpilledPart>, u64, &mut [u8]) -> Result<()> + 'a;
 
 /// Changed bytes lie in memory up to this offset of their file. A local file costs as much as the request that writes a small object.
 const SMALL_FILE_MAX: u64 = 128 << 10;
@@ -20,6 +23,8 @@ const SMALL_FILE_MAX: u64 = 128 << 10;
 const SMALL_FILE_MIN: u64 = 4 << 10;
 /// Memory for all small files, those that were just published included.
 const SMALL_FILES_BYTES: u64 = 16 << 20;
+/// Space is short while less than a quarter is free, and less than this.
+const SHORT_SPACE: u64 = 256 << 20;
 
 /// The space for changed bytes of all files.
 pub(super) struct StagingSpace {
@@ -49,14 +54,25 @@ impl StagingSpace {
         *self.small_used.lock() -= bytes;
     }
 
+    /// Whether the bytes that are written next should soon make room.
+    pub fn is_short(&self, options: &BucketWriteOptions) -> bool {
+        let used = *self.used.lock();
+        if self.max.saturating_sub(used) < SHORT_SPACE.min(self.max / 4) {
+            return true;
+        }
+        let Some(dir) = &options.staging_dir else { return false };
+        statvfs(dir)
+            .is_ok_and(|disk| disk.f_bavail * disk.f_frsize < SHORT_SPACE.min(disk.f_blocks * disk.f_frsize / 4))
+    }
+
     /// # Errors
     /// `NoSpace`.
     fn take(&self, bytes: u64) -> Result<()> {
         let mut used = self.used.lock();
         if bytes > self.max.saturating_sub(*used) {
             let why = format!(
-                "the changed bytes of files lie in memory, and {} bytes are the most: give the mount a disk (--cache-dir, \
-                 --cache-size), or more memory (--buffer-size)",
+                "changed bytes of files lie in memory until the store has them, and {bytes} more do not fit into {} bytes: give \
+                 the mount a disk (--cache-dir, --cache-size), or more memory (--buffer-size)",
                 self.max
             );
             return Err(Error::new(ErrorKind::NoSpace, why));
@@ -78,6 +94,17 @@ enum StagedPlace {
 }
 
 impl StagedPlace {
+    /// Gives the space of a range back.
+    fn free(&self, range: Range<u64>) -> std::io::Result<()> {
+        match self {
+            StagedPlace::Memory(_) => Ok(()),
+            StagedPlace::File(file) => {
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                Ok(fallocate(file, flags, range.start, range.end - range.start)?)
+            }
+        }
+    }
+
     fn read(&self, at: u64, piece: &mut [u8]) -> std::io::Result<()> {
         match self {
             StagedPlace::File(file) => file.read_exact_at(piece, at),
@@ -90,11 +117,21 @@ impl StagedPlace {
     }
 }
 
-/// The bytes of a file as the mount's programs see them: changed ones here, others in the object, and zeros.
+/// Where a byte comes from that is not in the local place.
+enum Below<'a> {
+    /// From the part that begins at this offset.
+    Spilled(u64, &'a SpilledPart),
+    Object,
+    Zeros,
+}
+
+/// The bytes of a file as the mount's programs see them: changed ones here, others in spilled parts, in the object, and zeros.
 pub(super) struct StagedBytes {
     place: StagedPlace,
     options: Arc<BucketWriteOptions>,
     changed: ByteRanges,
+    /// Parts with all bytes of the file as they were when the part was spilled, by their offsets.
+    spilled: BTreeMap<u64, SpilledPart>,
     len: u64,
     /// The object's bytes count up to here: a file that was cut keeps nothing behind its end.
     object_len: u64,
@@ -114,7 +151,8 @@ impl StagedBytes {
     /// The bytes of an object of this length, without a change.
     pub fn over_object(options: Arc<BucketWriteOptions>, object_len: u64, space: Arc<StagingSpace>) -> StagedBytes {
         let place = StagedPlace::Memory(Vec::new());
-        StagedBytes { place, options, changed: ByteRanges::default(), len: object_len, object_len, space }
+        let spilled = BTreeMap::new();
+        StagedBytes { place, options, changed: ByteRanges::default(), spilled, len: object_len, object_len, space }
     }
 
     /// Makes room for bytes up to `end`: in memory for a small file, else in a local file, which takes over what lies in memory.
@@ -153,12 +191,19 @@ impl StagedBytes {
     }
 
     /// The same bytes with the changes that a process before has made, in its local file.
-    pub fn continued(self, file: OwnedFd, changed: ByteRanges, len: u64) -> StagedBytes {
+    pub fn continued(
+        self,
+        file: OwnedFd,
+        changed: ByteRanges,
+        spilled: BTreeMap<u64, SpilledPart>,
+        len: u64,
+    ) -> StagedBytes {
         let mut continued = self;
         // Also if this mount has less space now.
         *continued.space.used.lock() += changed.len();
         continued.place = StagedPlace::File(File::from(file));
         continued.changed = changed;
+        continued.spilled = spilled;
         continued.len = len;
         continued
     }
@@ -171,6 +216,40 @@ impl StagedBytes {
     /// The ranges that lie here.
     pub fn changed_ranges(&self) -> &ByteRanges {
         &self.changed
+    }
+
+    /// The parts that do not lie here, by their offsets.
+    pub fn spilled_parts(&self) -> &BTreeMap<u64, SpilledPart> {
+        &self.spilled
+    }
+
+    /// The part with exactly the bytes of a range, if none of them was changed since.
+    pub fn spilled_part(&self, range: Range<u64>) -> Option<&SpilledPart> {
+        let part = self.spilled.get(&range.start)?;
+        (part.len == range.end - range.start && !self.changed.meets(range)).then_some(part)
+    }
+
+    /// The bytes of a range that lie here.
+    pub fn local_len(&self, range: Range<u64>) -> u64 {
+        range.end - range.start - self.changed.missing_in(range)
+    }
+
+    /// A part has all bytes of the file from `start` on, as far as the part goes: the local ones go.
+    pub fn note_spilled(&mut self, start: u64, part: SpilledPart) {
+        let range = start..start + part.len;
+        self.spilled.insert(start, part);
+        let freed = self.local_len(range.clone());
+        self.changed.remove(range.clone());
+        if let StagedPlace::Memory(bytes) = &self.place
+            && self.changed.len() == 0
+        {
+            self.space.give_back_small(bytes.capacity() as u64);
+            self.place = StagedPlace::Memory(Vec::new());
+        }
+        if let Err(error) = self.place.free(range) {
+            tracing::warn!("the space of bytes that the store has is not given back: {error}");
+        }
+        self.space.give_back(freed);
     }
 
     fn write_place(&mut self, offset: u64, data: &[u8]) -> Result<()> {
@@ -217,28 +296,17 @@ impl StagedBytes {
             self.changed.cut(len);
             self.space.give_back(before - self.changed.len());
             self.object_len = self.object_len.min(len);
+            self.spilled.split_off(&len);
+            if let Some(mut last) = self.spilled.last_entry() {
+                let start = *last.key();
+                last.get_mut().len = last.get().len.min(len - start);
+            }
             // Frees the space. Bytes that are written there later are marked as changed again.
             if let StagedPlace::File(file) = &self.place {
                 file.set_len(len).map_err(|e| Error::io("cutting the changed bytes of a file", &e))?;
             }
         }
         self.len = len;
-        Ok(())
-    }
-
-    /// Makes a range read as zeros.
-    ///
-    /// # Errors
-    /// The local file system's.
-    pub fn clear(&mut self, range: Range<u64>) -> Result<()> {
-        const PIECE: usize = 64 << 10;
-        let zeros = vec![0; PIECE.min((range.end - range.start) as usize)];
-        let mut at = range.start;
-        while at < range.end {
-            let len = zeros.len().min((range.end - at) as usize);
-            self.write(at, &zeros[..len])?;
-            at += len as u64;
-        }
         Ok(())
     }
 
@@ -249,29 +317,42 @@ impl StagedBytes {
 
     /// Whether the object has all bytes of a range.
     pub fn is_of_object(&self, range: Range<u64>) -> bool {
-        range.end <= self.object_len && !self.changed.meets(range)
+        let is_spilled =
+            self.spilled.range(..range.end).next_back().is_some_and(|(at, part)| at + part.len > range.start);
+        range.end <= self.object_len && !self.changed.meets(range) && !is_spilled
+    }
+
+    /// Where a byte comes from that does not lie here, and how far that goes.
+    fn below_at(&self, at: u64) -> (Below<'_>, u64) {
+        if let Some((start, part)) = self.spilled.range(..=at).next_back()
+            && at < start + part.len
+        {
+            return (Below::Spilled(*start, part), start + part.len);
+        }
+        let next = self.spilled.range(at..).next().map_or(u64::MAX, |(start, _)| *start);
+        if at < self.object_len { (Below::Object, next.min(self.object_len)) } else { (Below::Zeros, next) }
     }
 
     /// Fills `dst` from `offset`, up to the end of the file; returns the number of bytes.
     ///
     /// # Errors
-    /// The local file system's, and those of `read_object`.
-    pub fn read(&self, offset: u64, dst: &mut [u8], read_object: &ReadObject<'_>) -> Result<usize> {
+    /// The local file system's, and those of `read_below`.
+    pub fn read(&self, offset: u64, dst: &mut [u8], read_below: &ReadBelow<'_>) -> Result<usize> {
         let count = self.len.saturating_sub(offset).min(dst.len() as u64);
         let end = offset + count;
         let mut at = offset;
         while at < end {
             let (is_changed, piece_end) = self.changed.piece_at(at);
-            let is_of_object = !is_changed && at < self.object_len;
-            let limit = if is_of_object { self.object_len } else { u64::MAX };
-            let piece_end = piece_end.min(limit).min(end);
+            let (below, below_end) = self.below_at(at);
+            let piece_end = if is_changed { piece_end } else { piece_end.min(below_end) }.min(end);
             let piece = &mut dst[(at - offset) as usize..(piece_end - offset) as usize];
-            if is_changed {
-                self.place.read(at, piece).map_err(|e| Error::io("reading the changed bytes of a file", &e))?;
-            } else if is_of_object {
-                read_object(at, piece)?;
-            } else {
-                piece.fill(0);
+            match below {
+                _ if is_changed => {
+                    self.place.read(at, piece).map_err(|e| Error::io("reading the changed bytes of a file", &e))?;
+                }
+                Below::Spilled(start, part) => read_below(Some(part), at - start, piece)?,
+                Below::Object => read_below(None, at, piece)?,
+                Below::Zeros => piece.fill(0),
             }
             at = piece_end;
         }
@@ -286,6 +367,12 @@ fn staging_error(error: &std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::SourceLocation;
+    use crate::bucket::requests::BucketRequests;
+    use crate::bucket::requests::tests::options_for;
+    use crate::bucket::spilled::SpillGroup;
+    use proptest::test_runner::{Config, TestRunner};
+    use spurline_testkit::S3Server;
 
     /// Changed bytes above an object of ten bytes, with this space.
     fn staged_over_ten(space: &Arc<StagingSpace>) -> StagedBytes {
@@ -298,7 +385,7 @@ mod tests {
         let text = |staged: &StagedBytes, at: u64| {
             let mut bytes = [b'?'; 4];
             let len = staged
-                .read(at, &mut bytes, &|_, piece| {
+                .read(at, &mut bytes, &|_, _, piece| {
                     piece.fill(b'o');
                     Ok(())
                 })
@@ -333,7 +420,7 @@ mod tests {
     #[test]
     fn changes_lie_over_the_object_and_a_cut_forgets() {
         let object = *b"0123456789";
-        let read_object = |at: u64, dst: &mut [u8]| {
+        let read_object = |_: Option<&SpilledPart>, at: u64, dst: &mut [u8]| {
             dst.copy_from_slice(&object[at as usize..at as usize + dst.len()]);
             Ok(())
         };
@@ -352,7 +439,7 @@ mod tests {
         assert_eq!(text(&staged), "012ab...");
         staged.write(12, b"z").unwrap();
         assert_eq!(text(&staged), "012ab.......z");
-        staged.clear(1..4).unwrap();
+        staged.write(1, &[0; 3]).unwrap();
         assert_eq!(text(&staged), "0...b.......z");
         // Zeros between changed bytes take no space: 0 to 5, and 12.
         assert_eq!(staged.write(20, &[1; 10]).unwrap_err().kind(), ErrorKind::NoSpace);
@@ -362,5 +449,65 @@ mod tests {
         staged.set_len(13).unwrap();
         let mut few = [0; 2];
         assert_eq!(staged.read(12, &mut few, &read_object).unwrap(), 1);
+    }
+
+    /// Writes, cuts and spilled parts of a file above an object of 50 bytes, compared with a list of bytes.
+    #[test]
+    fn spilled_parts_lie_below_later_changes() {
+        const OBJECT: u64 = 50;
+        const PART: u64 = 16;
+        let server = S3Server::in_memory().unwrap();
+        server.create_bucket("bucket");
+        let source = SourceLocation::parse("s3://bucket").unwrap();
+        let bucket = crate::open_bucket(&source, &options_for(&server), Arc::default()).unwrap();
+        let requests = Arc::new(BucketRequests::new(bucket, "").unwrap());
+        let group = SpillGroup::new(&requests, "");
+        let read_below = |part: Option<&SpilledPart>, at: u64, dst: &mut [u8]| {
+            let bytes = part.map_or_else(|| vec![b'o'; 50], |part| server.bytes("bucket", part.key()).unwrap());
+            dst.copy_from_slice(&bytes[at as usize..at as usize + dst.len()]);
+            Ok(())
+        };
+        let read = |staged: &StagedBytes, range: Range<u64>| {
+            let mut bytes = vec![b'?'; (range.end - range.start) as usize];
+            let len = staged.read(range.start, &mut bytes, &read_below).unwrap();
+            bytes.truncate(len);
+            bytes
+        };
+        let steps = proptest::collection::vec((0..100_u64, 1..40_u64, 0..5), 1..40);
+        let ran = TestRunner::new(Config::with_cases(60)).run(&steps, |steps| {
+            let space = Arc::new(StagingSpace::new(1 << 20));
+            let options = Arc::new(BucketWriteOptions::new(0, 0));
+            let mut staged = StagedBytes::over_object(options, OBJECT, Arc::clone(&space));
+            let mut model = vec![b'o'; OBJECT as usize];
+            if steps.len() % 2 == 0 {
+                staged.use_file().unwrap();
+            }
+            for (number, (at, len, step)) in steps.into_iter().enumerate() {
+                let start = at / PART * PART;
+                match step {
+                    0 => {
+                        staged.set_len(at).unwrap();
+                        model.resize(at as usize, 0);
+                    }
+                    1 | 2 if start < staged.len() => {
+                        let body = read(&staged, start..staged.len().min(start + PART));
+                        let part = requests.run(Arc::clone(&group).store(body.into())).unwrap();
+                        staged.note_spilled(start, part);
+                    }
+                    _ => {
+                        let bytes = vec![b'a' + (number % 20) as u8; len as usize];
+                        staged.write(at, &bytes).unwrap();
+                        model.resize(model.len().max((at + len) as usize), 0);
+                        model[at as usize..(at + len) as usize].copy_from_slice(&bytes);
+                    }
+                }
+                proptest::prop_assert_eq!(read(&staged, 0..200), model.clone());
+                proptest::prop_assert_eq!(*space.used.lock(), staged.changed.len());
+            }
+            drop(staged);
+            proptest::prop_assert_eq!((*space.used.lock(), *space.small_used.lock()), (0, 0));
+            Ok(())
+        });
+        ran.unwrap();
     }
 }

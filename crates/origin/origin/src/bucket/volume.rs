@@ -8,8 +8,7 @@ use super::file::BucketFile;
 use super::file_attrs::{FileAttrs, file_time};
 use super::found::{FoundNode, FoundObject, OpenedNode, found_object};
 use super::last_known::{LastKnown, StoredName};
-use super::locks::BucketLocks;
-use super::names::{key_of, node_attr, path_identity, path_of};
+use super::names::{key_of, node_attr, path_of};
 use super::object::{ObjectContext, OpenObject};
 use super::published::{PublishedBytes, PublishedTimes};
 use super::requests::{BucketRequests, NewObject, mark_of, marked_as};
@@ -32,8 +31,8 @@ use spurline_volume::kept_files::KeptFiles;
 use spurline_volume::path_locks::PathLocks;
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, outcome_by_names};
 use spurline_volume::writes::{
-    Caller, Change, ContinuedFile, CreatedFile, FileIdentity, FileLock, LockConflict, NamePath, NodeAttr, NodePath,
-    PendingVersion, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SourceSpace, WritableDirectory, WritableFile, WritableVolume,
+    Caller, Change, CreatedFile, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SourceSpace,
+    WritableDirectory, WritableFile, WritableVolume,
 };
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -55,12 +54,8 @@ pub(super) struct BucketFiles {
     timeout: std::time::Duration,
     started: SystemTime,
     pub open: Mutex<OpenTable>,
-    /// New files of all mounts: an exclusive creation has a single winner.
-    pub making: Arc<Mutex<OpenTable>>,
     pub absences: Arc<RecentAbsences>,
     outage: Arc<OutageWatch>,
-    /// Of all mounts.
-    pub locks: Arc<BucketLocks>,
     /// Open files of processes that have ended, by their numbers.
     pub kept: Mutex<HashMap<u64, Weak<OpenObject>>>,
 }
@@ -88,39 +83,6 @@ impl OpenTable {
 }
 
 impl BucketFiles {
-    /// The files of one mount.
-    fn of_mount(&self, mount: u64) -> BucketFiles {
-        let options = Arc::new(BucketWriteOptions { mount: Some(mount), ..(*self.options).clone() });
-        let context = ObjectContext {
-            requests: Arc::clone(&self.requests),
-            reads: Arc::clone(&self.context.reads),
-            options: Arc::clone(&options),
-            published: Arc::clone(&self.context.published),
-            times: PublishedTimes::default(),
-            space: Arc::clone(&self.context.space),
-            absences: Arc::clone(&self.absences),
-            known: Arc::clone(&self.context.known),
-            ending: EndingFiles::default(),
-            kept_files: OnceLock::new(),
-            path_locks: OnceLock::new(),
-            steps: AtomicU64::new(0),
-        };
-        BucketFiles {
-            origin: Arc::clone(&self.origin),
-            requests: Arc::clone(&self.requests),
-            options,
-            context: Arc::new(context),
-            timeout: self.timeout,
-            started: self.started,
-            open: Mutex::default(),
-            making: Arc::clone(&self.making),
-            absences: Arc::clone(&self.absences),
-            outage: Arc::clone(&self.outage),
-            locks: Arc::clone(&self.locks),
-            kept: Mutex::default(),
-        }
-    }
-
     pub fn deadline(&self) -> Instant {
         Instant::now() + self.timeout
     }
@@ -331,7 +293,7 @@ impl BucketFiles {
         let mut attributes = ObjectAttributes::with_content_type("application/x-directory");
         new.store(&mut attributes);
         let key = format!("{}/", key_of(&self.options.root, &path)?);
-        let attributes = marked_as(attributes, &mark_of(self.options.mount, mark));
+        let attributes = marked_as(attributes, &mark_of(mark));
         let marker = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };
         self.requests.run(self.requests.put(&marker, Bytes::new()))?;
         let attr = ObjectAttr { mtime: SystemTime::now(), ..folder_attr() };
@@ -364,7 +326,7 @@ impl BucketFiles {
         let mut attributes = ObjectAttributes::with_content_type("application/octet-stream");
         new.store(&mut attributes);
         let key = key_of(&self.options.root, &path)?;
-        let attributes = marked_as(attributes, &mark_of(self.options.mount, mark));
+        let attributes = marked_as(attributes, &mark_of(mark));
         let link = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::Absent };
         let put = self.requests.run(self.requests.put(&link, Bytes::copy_from_slice(target)));
         let etag = put.map_err(|error| if error.kind() == ErrorKind::Stale { exists(&path) } else { error })?;
@@ -537,6 +499,7 @@ impl WritableBucket {
             published,
             times: PublishedTimes::default(),
             space: Arc::new(StagingSpace::new(options.staging_max)),
+            holders: Arc::default(),
             absences: Arc::default(),
             known: Arc::new(LastKnown::new(options.known_names_max)),
             ending: EndingFiles::default(),
@@ -554,8 +517,6 @@ impl WritableBucket {
             timeout: config.timeout,
             started: SystemTime::now(),
             open: Mutex::default(),
-            making: Arc::default(),
-            locks: Arc::default(),
             kept: Mutex::default(),
         };
         Ok(Arc::new(WritableBucket { files: Arc::new(files) }))
@@ -564,11 +525,6 @@ impl WritableBucket {
     /// The locks and the new names of files hold among all mounts that have these paths. Called before the first call.
     pub fn share_paths(&self, locks: Arc<dyn PathLocks>) {
         let _ = self.files.context.path_locks.set(locks);
-    }
-
-    /// Whether locks hold among several mounts.
-    fn has_group_locks(&self) -> bool {
-        self.files.options.mount.is_some() || self.files.context.path_locks.get().is_some()
     }
 
     /// Checks that a bucket can be changed.
@@ -635,7 +591,7 @@ impl WritableVolume for WritableBucket {
             modes: self.files.options.object_attrs,
             xattrs: self.files.options.object_attrs,
             acls: false,
-            locks: if self.has_group_locks() { LockScope::Group } else { LockScope::Mount },
+            locks: if self.files.context.path_locks.get().is_some() { LockScope::Group } else { LockScope::Mount },
             holes: true,
             copy: true,
             publishes: true,
@@ -666,18 +622,6 @@ impl WritableVolume for WritableBucket {
 
     fn open(&self, at: NodePath<'_>, flags: u32, _caller: &Caller) -> Result<Box<dyn WritableFile>> {
         Ok(Box::new(self.open_file(self.files.open_object(at.path)?, flags)?))
-    }
-
-    fn lock_identity(&self, at: NodePath<'_>) -> Option<FileIdentity> {
-        Some(path_identity(at.path))
-    }
-
-    fn find_lock_of_others(&self, path: &[u8], lock: &FileLock) -> Option<LockConflict> {
-        self.files.locks.find_conflict_of_others(path, self.files.options.mount?, lock)
-    }
-
-    fn for_mount(&self, mount: u64) -> Option<Arc<dyn WritableVolume>> {
-        Some(Arc::new(WritableBucket { files: Arc::new(self.files.of_mount(mount)) }))
     }
 
     fn keep_files(&self, files: Arc<dyn KeptFiles>) {
@@ -719,17 +663,6 @@ impl WritableVolume for WritableBucket {
             ChangeOutcome::Unclear(_) if matches!(change, Change::Unlink { .. }) => Ok(None),
             ChangeOutcome::Unclear(why) => Err(Error::new(ErrorKind::Io(libc::EIO), why)),
         }
-    }
-
-    fn open_again(
-        &self,
-        at: NodePath<'_>,
-        flags: u32,
-        pending: PendingVersion,
-        _caller: &Caller,
-    ) -> Result<Option<ContinuedFile>> {
-        let Some((object, has_changes)) = self.files.open_again(&at, pending)? else { return Ok(None) };
-        Ok(Some(ContinuedFile { file: Box::new(self.open_file(object, flags)?), has_changes }))
     }
 
     fn create_marked(
@@ -851,10 +784,6 @@ impl WritableVolume for WritableBucket {
     }
 
     fn sync_all(&self) -> Result<()> {
-        // A mount that uses a node publishes the files itself.
-        if self.files.options.mount.is_some() {
-            return Ok(());
-        }
         let open: Vec<_> = self.files.open.lock().files.values().filter_map(Weak::upgrade).collect();
         let mut result = Ok(());
         for object in open {

@@ -2,7 +2,6 @@
 
 use super::pieces::PieceList;
 use super::queue::LONGEST_WAIT;
-use super::unpublished::UnpublishedChanges;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use spurline_types::errno::EIO;
 use spurline_types::{Error, ErrorKind, Result};
@@ -24,8 +23,6 @@ pub(crate) struct FileBytes {
     appending: Mutex<()>,
     /// The open files of the object whose locks are lost.
     lost_locks: AtomicUsize,
-    /// Of no meaning where changes are visible at once.
-    pub(in crate::writes) unpublished: UnpublishedChanges,
     /// Until then, it is known to have no file capabilities.
     bare_until: Mutex<Option<Instant>>,
 }
@@ -72,11 +69,6 @@ impl FileBytes {
         }
     }
 
-    /// The file has `size` bytes, and only this mount changes the length; the caller has begun an append.
-    pub fn set_end(&self, size: u64) {
-        self.end.store(size, Ordering::Relaxed);
-    }
-
     /// Whether the file is known to have no file capabilities (`security.capability`).
     pub fn is_bare(&self) -> bool {
         self.bare_until.lock().is_some_and(|until| Instant::now() < until)
@@ -121,11 +113,6 @@ impl FileBytes {
 
     pub fn unsent_bytes(&self) -> u64 {
         self.list.lock().unsent_bytes()
-    }
-
-    /// Bytes of the file, if it has changes that are not published.
-    pub fn unpublished_bytes(&self) -> u64 {
-        if self.unpublished.is_changed() { self.end() } else { 0 }
     }
 
     /// The end of the bytes that a node may have lost.

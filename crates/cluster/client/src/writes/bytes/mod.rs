@@ -5,15 +5,13 @@
 //!    for written bytes ([`memory`]), and goes on.
 //! 2. A job waits for the senders ([`queue`]): a full piece at once, a growing one after a second.
 //! 3. A piece that a process has stays until that process reported a sync. It is sent again when the process is lost.
-//! 4. Where the source publishes changes, a piece stays until that, and so does how the file was cut ([`unpublished`]).
-//! 5. Failures are counted per file ([`FileBytes`]), and reported at each open file's next sync and next close.
+//! 4. Failures are counted per file ([`FileBytes`]), and reported at each open file's next sync and next close.
 
 mod file_bytes;
 mod memory;
 mod piece_steps;
 mod pieces;
 mod queue;
-mod unpublished;
 
 pub(crate) use file_bytes::{FileBytes, ReportedFailures};
 pub(crate) use memory::WriteMemory;

@@ -360,34 +360,6 @@ impl PieceList {
         bytes
     }
 
-    /// The changes of the file are nowhere any more: what processes have is unsent again. Returns the bytes.
-    pub fn resend_all(&mut self, stats: &Stats) -> u64 {
-        let mut processes: Vec<u64> = self.pieces.iter().filter_map(WrittenPiece::sent_to).collect();
-        processes.dedup();
-        processes.into_iter().map(|process| self.resend_from(process, stats)).sum()
-    }
-
-    /// Another process than `process` that has a piece below `mark`.
-    pub fn sent_elsewhere(&self, mark: u64, process: u64) -> Option<u64> {
-        let below = self.pieces.iter().take_while(|piece| piece.number < mark);
-        below.filter_map(WrittenPiece::sent_to).find(|to| *to != process)
-    }
-
-    /// Forgets the pieces that this process has.
-    pub fn forget_sent_to(&mut self, process: u64) {
-        self.pieces.retain(|piece| piece.sent_to() != Some(process));
-    }
-
-    /// Forgets all pieces but those that are being sent, of a file without appended ones.
-    pub fn forget_all(&mut self, stats: &Stats) {
-        self.pieces.retain(|piece| piece.is_sending());
-        let kept = self.pieces.iter().map(|piece| piece.len as u64).sum();
-        stats.writes.dirty_bytes.sub(self.unsent_bytes - kept);
-        self.unsent_bytes = kept;
-        self.unsent_pieces = self.pieces.len();
-        self.raise_sent_below();
-    }
-
     /// The process `by` reported a sync, which began when there had been `stamp` answers: its pieces below `mark` are
     /// durable.
     pub fn release(&mut self, mark: u64, stamp: u64, by: u64) {

@@ -14,8 +14,6 @@ pub(crate) struct DrawnAppend {
     pub place: u64,
     /// The processes that may have executed it.
     pub before: MaybeExecuted,
-    /// A process before has drawn it.
-    pub repeated: bool,
 }
 
 /// A hash of a node's name, as [`HeldFile::node`] has it.
@@ -80,11 +78,11 @@ impl WriteCalls {
         let drawn = match repeated {
             Some(sent) => {
                 let before = MaybeExecuted::of_kept(sent.process);
-                DrawnAppend { number: sent.number, place: sent.place, before, repeated: true }
+                DrawnAppend { number: sent.number, place: sent.place, before }
             }
             None => {
                 let number = self.numbers.draw_raw();
-                DrawnAppend { number, place, before: MaybeExecuted::Nowhere, repeated: false }
+                DrawnAppend { number, place, before: MaybeExecuted::Nowhere }
             }
         };
         let DrawnAppend { number, place, before, .. } = drawn;

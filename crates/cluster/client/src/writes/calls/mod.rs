@@ -36,7 +36,7 @@ use crate::placement::{FIRST_HOLDERS, WantedBlock};
 use crate::remote::{GroupClient, SCRATCH};
 use close_queue::CloseQueue;
 pub(super) use close_queue::FailedClose;
-pub(super) use kept::{DrawnAppend, node_hash};
+pub(super) use kept::node_hash;
 pub(super) use numbers::ChangeNumber;
 use numbers::ChangeNumbers;
 use parking_lot::Mutex;
@@ -51,14 +51,12 @@ use spurline_types::{Error, ErrorKind, ObjectId, Result, RetryAdvice};
 use spurline_volume::kept_client::{ClientStart, KeptClient};
 use spurline_volume::writes::{Caller, FileIdentity, NodeAttr};
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Attempts on one node before the next.
 const NODE_ATTEMPTS: usize = 2;
-/// The time of a publication grows with the file by this rate, in bytes per second, as that of requests to a store does.
-const LEAST_PUBLISHED_RATE: u64 = 1 << 20;
 /// Attempts of a process without an answer are fewer.
 const PROCESS_ATTEMPTS_BITS: u32 = 32;
 /// A program's call waits for this many answers: of a process that does not answer, and of the next one.
@@ -286,8 +284,6 @@ pub(crate) struct WriteCalls {
     /// Processes that executed changes which no sync of all has covered.
     touched: Mutex<Vec<HomeProcess>>,
     closes: CloseQueue,
-    /// The owner of all files, where the source has none.
-    owner: OnceLock<(u32, u32)>,
     /// What outlives this process.
     kept: Option<Arc<dyn KeptClient>>,
     /// An earlier process was the same client.
@@ -320,7 +316,6 @@ impl WriteCalls {
             squash,
             touched: Mutex::default(),
             closes: CloseQueue::default(),
-            owner: OnceLock::new(),
         }
     }
 
@@ -329,22 +324,9 @@ impl WriteCalls {
         WriteCalls { about_paths: true, ..WriteCalls::new(client, None, kept) }
     }
 
-    /// All files belong to this user and group, as the source has no owners.
-    pub fn set_owner(&self, uid: u32, gid: u32) {
-        // Only the first call has an effect.
-        let _ = self.owner.set((uid, gid));
-    }
-
     /// The deadline of a program's call that begins now.
     pub fn begin(&self) -> CallDeadline {
         CallDeadline::begin(self.client.patience())
-    }
-
-    /// As [`WriteCalls::begin`], for a call that publishes this many bytes.
-    pub fn begin_publication(&self, len: u64) -> CallDeadline {
-        let mut patience = self.client.patience();
-        patience.answer += Duration::from_secs(len / LEAST_PUBLISHED_RATE);
-        CallDeadline::begin(patience)
     }
 
     /// A number for a file that is to be opened.
@@ -742,10 +724,7 @@ impl PendingCall<'_> {
             })?;
             Ok((decoded, answer.payload_len))
         });
-        answered.map(|(mut answer, payload_len)| {
-            if let Some((uid, gid)) = calls.owner.get() {
-                answer.set_owner(*uid, *gid);
-            }
+        answered.map(|(answer, payload_len)| {
             let known = target.process().cloned();
             let home = known.unwrap_or_else(|| HomeProcess { node: peer.name().into(), instance });
             NodeAnswer { answer, payload_len, home }

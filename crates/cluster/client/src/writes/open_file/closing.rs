@@ -79,18 +79,6 @@ impl OpenFiles {
         }
     }
 
-    /// Closes moved files that a process has kept. True if there are any: a file that was opened there meanwhile can have old changes.
-    pub fn close_kept_at(&self, home: &HomeProcess) -> bool {
-        let mut any = false;
-        for close in self.calls.failed_closes().iter().filter(|close| close.home == *home) {
-            any = true;
-            if self.repeat_close(close) == Some(true) {
-                self.calls.forget_failed_close(close);
-            }
-        }
-        any
-    }
-
     /// Whether the process has the file no longer open, or rightly has it open; `None` while the file moves.
     fn repeat_close(&self, close: &FailedClose) -> Option<bool> {
         let Some(open) = self.open_file(close.number) else {

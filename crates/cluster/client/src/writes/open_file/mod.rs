@@ -6,17 +6,13 @@
 //!    requests.
 //! 3. **Opening.** The next process opens the file by its path and identity, and its locks are set there.
 //! 4. **Bytes** that the lost process had are sent again, before any other call on the file.
-//! 5. **Publication.** Where a source shows the changes of a file all at once, [`publishing`] has the file's process do that, and
-//!    a process that opens the file anew gets all changes that are not published.
-//! 6. **A lost lock** fails the file until it is unlocked or closed, for all open files of the object: the owner of a lock may write
+//! 5. **A lost lock** fails the file until it is unlocked or closed, for all open files of the object: the owner of a lock may write
 //!    through another process.
 
 mod closing;
 mod grace;
-mod group_locks;
 mod moving;
 mod path_locks;
-mod publishing;
 mod registry;
 mod sending;
 mod state;
@@ -45,10 +41,6 @@ use state::{FileAction, FileMachine, FileOutcome, LockAttempt, SettleTime};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-
-/// Why the changes of a file are not published whose lock is lost.
-const LOCKED_CHANGES_LOST: &str =
-    "the lock of this file was lost with a node, and the changes under it are not published: open the file again";
 
 /// How often an open file moves to another process within one call.
 pub(super) const MOVES_PER_CALL_MAX: usize = 16;
@@ -91,8 +83,6 @@ pub(crate) struct OpenFile {
     machine: Mutex<FileMachine>,
     /// As the machine says, for those that only want to know this.
     has_locks: AtomicBool,
-    /// A program has had a lock of it.
-    was_locked: AtomicBool,
     /// Held while it is opened elsewhere.
     moving: Mutex<()>,
     /// Held by requests that rely on its locks, from the look at these to the answer. An opening after their loss has the same
@@ -142,7 +132,6 @@ impl OpenFile {
             place: Mutex::new(place),
             machine: Mutex::new(FileMachine::new(home)),
             has_locks: AtomicBool::new(false),
-            was_locked: AtomicBool::new(false),
             moving: Mutex::new(()),
             relying: RwLock::new(()),
             vain_search: VainSearch::default(),
@@ -319,11 +308,6 @@ impl OpenFile {
         self.has_locks.load(Ordering::Relaxed)
     }
 
-    /// Whether a program has or had a lock.
-    pub fn was_locked(&self) -> bool {
-        self.was_locked.load(Ordering::Relaxed)
-    }
-
     /// The locks of all owners.
     pub fn all_locks(&self) -> Vec<FileLock> {
         self.machine.lock().all_locks()
@@ -361,7 +345,6 @@ impl OpenFile {
         let mut machine = self.machine.lock();
         machine.confirm(attempt.sent, home);
         let granted = machine.note_granted(lock, attempt, home);
-        self.was_locked.store(true, Ordering::Relaxed);
         self.has_locks.store(machine.has_locks(), Ordering::Relaxed);
         granted
     }
@@ -408,10 +391,6 @@ impl OpenFile {
                 tracing::warn!(
                     "a lock of {path} is lost: {why}; the file fails with EIO until it is closed or unlocked"
                 );
-                if files.publishes() && self.bytes.unpublished.is_changed() {
-                    // Another mount may have read the object under its lock.
-                    files.fail_changes(&self.bytes, Error::new(ErrorKind::Io(EIO), LOCKED_CHANGES_LOST));
-                }
             }
             FileAction::EndLoss => {}
             FileAction::EnterNext => {

@@ -11,12 +11,12 @@ use crate::writes::calls::{
     late_move, settle_answer, unexpected,
 };
 use parking_lot::Mutex;
-use spurline_proto::{KnownGrants, LOCK_TIMES, WriteAnswer, WriteCall};
+use spurline_proto::{KnownGrants, LOCK_TIMES, OpenFlags, WriteAnswer, WriteCall};
 use spurline_sys::join_path;
 use spurline_types::errno::{EACCES, EAGAIN, EIO, ENOENT, ENOTDIR, EPERM, ESTALE};
 use spurline_types::open_flags::{O_CREAT, O_EXCL, O_TRUNC};
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::writes::{Caller, FileIdentity, FileLock, ListedName, LockKind, NodePath, PendingVersion};
+use spurline_volume::writes::{Caller, FileIdentity, FileLock, ListedName, LockKind, NodePath};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -139,11 +139,7 @@ impl OpenFile {
         if lock_lost {
             drop(self.relying.write());
         }
-        let home = if files.publishes() && self.flags.is_some() {
-            self.continue_at_next(files, lost, deadline)?
-        } else {
-            self.open_next(files, lost, PendingVersion::default(), deadline)?.home
-        };
+        let home = self.open_next(files, lost, deadline)?.home;
         let path = self.logged_path();
         if home.node != lost.node {
             tracing::info!(from = %lost.node, to = %home.node, "{path}, which is open, moved to another node");
@@ -188,17 +184,6 @@ impl OpenFile {
             });
         }
         end
-    }
-
-    /// Sets its locks again where its process keeps them by the path, which has changed.
-    pub fn lock_again(&self, files: &OpenFiles, deadline: CallDeadline) {
-        let home = self.home();
-        let locks = self.machine.lock().all_locks();
-        let set = locks.iter().try_for_each(|lock| self.reclaim_lock(files, &home, lock, deadline));
-        if let Err(CallEnd::Failed(error) | CallEnd::Lost { error, .. }) = set {
-            let why = format!("it was renamed, and can't be locked under its new name: {error}");
-            self.apply(files, &why, |file| file.note_forgotten(&home));
-        }
     }
 
     fn reclaim_lock(
@@ -315,15 +300,14 @@ impl OpenFile {
         &self,
         files: &OpenFiles,
         lost: &HomeProcess,
-        pending: PendingVersion,
         deadline: CallDeadline,
     ) -> Result<NodeAnswer> {
         let FilePlace { path, identity: expected } = self.place.lock().clone();
-        let mut moved = self.open_at(files, &path, expected, pending, deadline);
+        let mut moved = self.open_at(files, &path, expected, deadline);
         if moved.as_ref().is_err_and(|error| is_gone(error.kind()))
             && let Some(known) = expected
         {
-            match self.open_elsewhere(files, &path, known, lost, pending, deadline) {
+            match self.open_elsewhere(files, &path, known, lost, deadline) {
                 Ok(Some((other, opened))) => {
                     let mut place = self.place.lock();
                     // A rename of this mount may have been faster.
@@ -354,14 +338,13 @@ impl OpenFile {
         files: &OpenFiles,
         path: &[u8],
         expected: Option<FileIdentity>,
-        pending: PendingVersion,
         deadline: CallDeadline,
     ) -> Result<NodeAnswer> {
         let at = NodePath { path, expected };
         let call = match self.flags {
             Some(flags) => {
-                let flags = files.sent_flags(flags & !(O_CREAT | O_EXCL | O_TRUNC));
-                WriteCall::OpenAgain { at, flags, file: self.number, pending }
+                let flags = OpenFlags::new(flags & !(O_CREAT | O_EXCL | O_TRUNC));
+                WriteCall::OpenAgain { at, flags, file: self.number }
             }
             None if self.is_path => WriteCall::OpenPath { at, file: self.number, reserves: false },
             None => WriteCall::OpenDirectory { at, file: self.number },
@@ -396,10 +379,9 @@ impl OpenFile {
         gone: &[u8],
         known: FileIdentity,
         lost: &HomeProcess,
-        pending: PendingVersion,
         deadline: CallDeadline,
     ) -> Result<Option<(Vec<u8>, NodeAnswer)>> {
-        let open = |path: &[u8]| self.open_at(files, path, Some(known), pending, deadline);
+        let open = |path: &[u8]| self.open_at(files, path, Some(known), deadline);
         let names = files.names().map_or(Vec::new(), |names| names.paths_of(known));
         if let Some(found) = open_first(names.into_iter().filter(|path| path != gone), open)? {
             return Ok(Some(found));

@@ -5,8 +5,8 @@ use crate::remote::GroupClient;
 use crate::writes::bytes::{FileBytes, SendQueue, WriteMemory};
 use crate::writes::calls::{CallDeadline, CallTarget, HomeProcess, WriteCalls};
 use parking_lot::Mutex;
-use spurline_proto::{LOCK_TIMES, MAX_WRITE, OpenFlags, WriteAnswer, WriteCall};
-use spurline_types::open_flags::{O_SYNC, O_TRUNC};
+use spurline_proto::{LOCK_TIMES, MAX_WRITE, WriteAnswer, WriteCall};
+use spurline_types::open_flags::O_TRUNC;
 use spurline_types::{Error, Result};
 use spurline_volume::delayed::WriteLosses;
 use spurline_volume::writes::{Caller, FileIdentity, KnownNames};
@@ -39,10 +39,6 @@ pub(crate) struct OpenFiles {
     pub(super) making_room: AtomicBool,
     pub losses: Mutex<WriteLosses>,
     pub lock_grace: LockGrace,
-    /// Held by a lock that is being granted, from the look at the other locks of this mount on.
-    pub(super) granting: Mutex<()>,
-    /// Whether the source shows the changes of a file when they are published.
-    pub publishes: AtomicBool,
     /// For the threads, which end when the last file does.
     pub(super) this: Weak<OpenFiles>,
 }
@@ -62,9 +58,7 @@ impl OpenFiles {
             closing: Mutex::default(),
             making_room: AtomicBool::new(false),
             losses: Mutex::default(),
-            granting: Mutex::default(),
             lock_grace: LockGrace::default(),
-            publishes: AtomicBool::new(false),
             this: Weak::clone(this),
         })
     }
@@ -185,20 +179,14 @@ impl OpenFiles {
         self.opened.lock().remove(&number);
     }
 
-    /// The first open file or directory for which this is true.
-    pub fn find_open(&self, is_wanted: impl Fn(&OpenFile) -> bool) -> Option<Arc<OpenFile>> {
-        self.opened.lock().values().filter_map(Weak::upgrade).find(|open| is_wanted(open))
-    }
-
-    /// The flags of an open as the process gets them: where changes are published, this mount does that after each write.
-    pub fn sent_flags(&self, flags: u32) -> OpenFlags {
-        OpenFlags::new(if self.publishes() { flags & !O_SYNC } else { flags })
-    }
-
     /// Adds a file that a node has opened.
     pub fn add_file(&self, path: Vec<u8>, opened: FileOpening<'_>) -> Arc<OpenFile> {
         let bytes = self.bytes_of(opened.attr.identity);
-        self.add_file_of(bytes, path, opened)
+        bytes.raise_end(opened.attr.size);
+        if opened.flags & O_TRUNC != 0 {
+            self.cut_bytes(&bytes, 0);
+        }
+        self.add_open(OpenFile::new(opened, path, bytes))
     }
 
     /// Whether a process has the file with this number open; `None` if it can't be reached.
@@ -212,15 +200,6 @@ impl OpenFiles {
     pub fn adopt_file(&self, path: Vec<u8>, adopted: AdoptedFile<'_>) -> Arc<OpenFile> {
         let bytes = self.bytes_of(adopted.identity);
         self.add_open(OpenFile::adopted(adopted, path, bytes))
-    }
-
-    /// As [`OpenFiles::add_file`], for a file with these bytes.
-    pub fn add_file_of(&self, bytes: Arc<FileBytes>, path: Vec<u8>, opened: FileOpening<'_>) -> Arc<OpenFile> {
-        bytes.raise_end(opened.attr.size);
-        if opened.flags & O_TRUNC != 0 {
-            self.cut_bytes(&bytes, 0);
-        }
-        self.add_open(OpenFile::new(opened, path, bytes))
     }
 }
 

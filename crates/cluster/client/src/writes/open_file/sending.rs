@@ -84,8 +84,8 @@ impl OpenFiles {
             }
             SendJob::Close { number, until } => {
                 let Some(opened) = self.closing.lock().get(number).cloned() else { return };
-                let sent = self.finish_changes(&opened);
-                if sent.is_err() && opened.bytes.unpublished.check().is_ok() && Instant::now() < *until {
+                let sent = self.send_all(&opened.bytes);
+                if sent.is_err() && Instant::now() < *until {
                     self.queue.push_due(SendJob::Close { number: *number, until: *until });
                     return;
                 }
@@ -124,7 +124,7 @@ impl OpenFiles {
         };
         if at_once {
             self.send_awaited(file, piece, failures)?;
-            if opened.writes_durably() && !self.publishes() {
+            if opened.writes_durably() {
                 file.list.lock().release_durable(piece);
             }
         } else {
@@ -172,7 +172,7 @@ impl OpenFiles {
         }
     }
 
-    /// Makes room for writes: the file with the most bytes becomes durable, or only the process has the bytes from now on.
+    /// Makes room for writes: the file with the most bytes becomes durable.
     fn make_room(&self) -> Result<()> {
         let files = self.open_files().into_iter().map(|open| {
             let bytes = open.bytes.list.lock().bytes();
@@ -181,10 +181,6 @@ impl OpenFiles {
         let Some((_, open)) = files.filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes) else {
             return Ok(());
         };
-        if self.publishes() {
-            // A sync would show a part of the file.
-            return unless_closed(&open, self.release_unpublished(&open));
-        }
         self.stats().room_syncs.add(1);
         unless_closed(&open, self.sync_file(&open, true).map(drop))
     }
@@ -201,13 +197,9 @@ impl OpenFiles {
         let failures = opened.bytes.failure_count();
         self.send_all(&opened.bytes)?;
         let deadline = self.calls.begin();
-        if self.publishes() {
-            opened.bytes.unpublished.note_incomplete();
-        }
         let mut before = new.before;
         while !deadline.is_over(Instant::now()) {
             match self.send_bytes(opened, new, SendAttempt { before, flush: false, deadline }, change) {
-                SendResult::Sent(_) if self.publishes() => return Ok(()),
                 SendResult::Sent(to) => {
                     if self.sync_by(opened, true, deadline)?.instance == to {
                         return opened.bytes.failure_after(failures);
@@ -319,9 +311,6 @@ impl OpenFiles {
                 let path = owner.as_ref().map_or_else(|| "a closed file".to_owned(), |owner| owner.logged_path());
                 tracing::warn!("{} bytes at {} of {path} were not written: {error}", piece.len, piece.offset);
                 self.stats().failures.add(1);
-                if self.publishes() {
-                    file.unpublished.fail(error.clone());
-                }
                 file.add_failure(error);
                 PieceOutcome::Refused
             }
@@ -330,10 +319,6 @@ impl OpenFiles {
         list.end_sending(piece, outcome, &self.client.stats);
         drop(list);
         file.sent.notify_all();
-        if let Some(owner) = owner.filter(|_| !file.unpublished.is_complete()) {
-            // Kept bytes are of no use without the released bytes.
-            self.forget_sent(&owner);
-        }
         unsent.map_or(Ok(outcome), Err)
     }
 
@@ -456,10 +441,9 @@ impl OpenFiles {
             // Its locks go with it.
             self.sync_retained(opened)
         } else {
-            self.finish_changes(opened)
+            self.send_all(&opened.bytes)
         };
-        let unpublished = &opened.bytes.unpublished;
-        if sent.is_ok() || !opened.bytes.has_unsent() && !unpublished.is_changed() {
+        if sent.is_ok() || !opened.bytes.has_unsent() {
             return self.end_open(opened, None);
         }
         self.closing.lock().insert(opened.number(), Arc::clone(opened));
@@ -477,9 +461,6 @@ impl OpenFiles {
 
     /// Ends an open file. Its bytes that are not durable stay while another open file can send them again.
     fn end_open(&self, opened: &OpenFile, error: Option<Error>) {
-        if self.publishes() {
-            self.note_unpublished_loss(opened, error.as_ref());
-        }
         self.leave_bytes(opened, error);
         self.close_soon(opened);
     }
@@ -492,8 +473,7 @@ impl OpenFiles {
         }
         let other = self.open_files().into_iter().find(|other| {
             let shares = Arc::ptr_eq(&other.bytes, file) && other.number() != opened.number();
-            // The process of a file that is published knows no open file that only reads.
-            shares && (other.writes_anywhere() || self.publishes()) && other.home() == home
+            shares && other.writes_anywhere() && other.home() == home
         });
         let other = other.map(|other| other.number());
         let mut changes = Vec::new();
@@ -508,9 +488,7 @@ impl OpenFiles {
         if lost > 0 {
             let error = error.map_or_else(String::new, |error| format!(": {error}"));
             tracing::error!("{lost} bytes of {} are lost, no node took them{error}", opened.logged_path());
-            if !self.publishes() {
-                self.losses.lock().add_file(opened.shown_path(), lost);
-            }
+            self.losses.lock().add_file(opened.shown_path(), lost);
             file.add_failure(Error::new(ErrorKind::Io(EIO), "no node took bytes of a closed file"));
         }
     }
@@ -563,11 +541,6 @@ impl OpenFiles {
         let mut changes = Vec::new();
         file.list.lock().cut_at(size, &self.client.stats, &mut changes);
         changes.into_iter().for_each(|number| self.calls.end_number(number));
-        if self.publishes() {
-            file.unpublished.note_cut(size);
-            let _none = file.begin_append();
-            file.set_end(size);
-        }
     }
 
     /// The state of a file, if it is open.
@@ -603,15 +576,13 @@ impl OpenFiles {
         (self.memory.used_bytes(), self.memory.limit_bytes())
     }
 
-    /// Files with bytes that no node has, or that are not published, and their numbers of bytes: they are lost if this process
-    /// ends.
+    /// Files with bytes that no node has, and their numbers of bytes: they are lost if this process ends.
     pub fn unsent_files(&self) -> Vec<(String, u64)> {
         let mut files: Vec<(*const FileBytes, String, u64)> = Vec::new();
         for open in self.open_files() {
-            let unsent = if self.publishes() { open.bytes.unpublished_bytes() } else { open.bytes.unsent_bytes() };
-            let is_unsent = unsent > 0 || open.bytes.unpublished.is_changed();
+            let unsent = open.bytes.unsent_bytes();
             let at = Arc::as_ptr(&open.bytes);
-            if is_unsent && files.iter().all(|(known, ..)| *known != at) {
+            if unsent > 0 && files.iter().all(|(known, ..)| *known != at) {
                 files.push((at, open.shown_path(), unsent));
             }
         }

@@ -14,7 +14,7 @@ use spurline_mem::{BufferPool, MemTier};
 use spurline_net_sim::{DetachedConnector, FaultPlan, FaultRates, RailMode, SimNode, SimRail};
 use spurline_node::CacheNode;
 use spurline_origin::{OriginStore, SourceRequests};
-use spurline_proto::{LOCK_TIMES, RailInfo, RailLink};
+use spurline_proto::{LOCK_TIMES, RailInfo, RailLink, StoreSettings};
 use spurline_transport::{Channel, Connector, DemandConfig, DemandPool, PathTiming, TransportKind};
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use spurline_volume::Volume;
@@ -29,7 +29,7 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(75);
 const PEER_SILENCE: Duration = Duration::from_secs(2);
 /// Memory of a mount for written bytes: little, so that syncs have to make room.
 pub const WRITE_MEMORY_BYTES: u64 = 512 << 10;
-const NODE_BLOCKS: u64 = 16;
+const NODE_BLOCKS: u64 = 640;
 /// As the default of `--nconnect`.
 const RAIL_CHANNELS: usize = 4;
 /// As the pauses before a failed rail is tried again, and until a rail that returned is used.
@@ -134,7 +134,7 @@ impl NodeHost {
         let changes = Arc::clone(&source);
         node.accept_writes(Box::new(move |volume| changes.open_writes(volume)));
         let requests = Arc::clone(&source);
-        node.accept_store_requests(Box::new(move |_| requests.open_requests()));
+        node.accept_store_requests(StoreSettings::default(), Box::new(move |_| requests.open_requests()));
         let ended = Arc::new(AtomicBool::new(false));
         let (host, checked, until) = (Arc::clone(self), Arc::clone(&node), Arc::clone(&ended));
         std::thread::spawn(move || {

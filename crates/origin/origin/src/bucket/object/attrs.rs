@@ -1,10 +1,10 @@
 //! Owner, mode, times and extended attributes of an open file: published with the bytes, or by a copy of the object within the store.
 //! Knows no bytes.
 
-use super::{ObjectChanges, OpenObject, file_number};
+use super::{ObjectChanges, OpenObject};
 use crate::bucket::file_attrs::{FileAttrs, check_space, file_time, forget_old_bytes};
 use crate::bucket::names::content_type_of;
-use crate::bucket::requests::{NewObject, mark_of, mark_of_new_file, marked, marked_as};
+use crate::bucket::requests::{NewObject, mark_of, marked, marked_as, new_mark};
 use crate::object_origin::object_attr;
 use crate::write_backend::{CopySource, ObjectAttributes, WriteCondition};
 use spurline_types::{ErrorKind, FileKind, ObjectAttr, Result};
@@ -49,11 +49,7 @@ impl OpenObject {
         } else {
             facts.file_attrs.store_headers(&mut attributes);
         }
-        let mark = match (changes.mark.take(), self.context.options.mount, &facts.published) {
-            (None, Some(mount), None) => mark_of_new_file(mount, file_number(&self.unpublished)),
-            (request, mount, _) => mark_of(mount, request),
-        };
-        Ok(marked_as(attributes, &mark))
+        Ok(marked_as(attributes, &mark_of(changes.mark.take())))
     }
 
     /// Changes owner, mode, times or extended attributes: those of bytes that are not published go with them, others are changed
@@ -121,7 +117,7 @@ impl OpenObject {
         } else {
             attrs.store_headers(&mut attributes);
         }
-        let attributes = marked_as(attributes, &mark_of(self.context.options.mount, None));
+        let attributes = marked_as(attributes, &new_mark());
         let object = NewObject { key: &key, attributes: &attributes, condition: &WriteCondition::None };
         let from = CopySource { key: &key, etag: etag.as_deref() };
         self.keep_sending(&attributes);

@@ -1,10 +1,8 @@
-//! An open file without changes goes over to the object that another mount has published; one that the mount has
-//! continued elsewhere is outdated. Knows no locks.
+//! An open file without changes goes over to the object that another mount has published. Knows no locks.
 
 use super::{ObjectChanges, ObjectFacts, OpenObject};
 use crate::bucket::found::{FoundObject, found_object};
-use crate::bucket::names::file_number;
-use crate::bucket::requests::{is_made_by, is_made_by_file, is_marked_as, mark_in};
+use crate::bucket::requests::{is_marked_as, mark_in};
 use crate::write_backend::ObjectAttributes;
 use spurline_types::FileKind;
 
@@ -25,8 +23,7 @@ impl OpenObject {
 
     fn can_follow(&self, changes: &ObjectChanges, facts: &ObjectFacts) -> bool {
         // A lone mount knows no other: an object that appears meanwhile is another writer's.
-        let has_others = self.context.options.mount.is_some() || self.context.path_locks.get().is_some();
-        let is_shared = has_others && !self.is_exclusive;
+        let is_shared = self.context.path_locks.get().is_some() && !self.is_exclusive;
         let is_new = is_shared && facts.published.is_none() && changes.staged.is_none();
         is_new || !facts.changed && !facts.attrs_changed
     }
@@ -81,29 +78,6 @@ impl OpenObject {
         facts.found_at = self.context.next_step();
         true
     }
-
-    /// Another open file of the mount takes the place of this one.
-    pub fn note_outdated(&self) {
-        self.facts.lock().outdated = true;
-        self.note_removed();
-    }
-
-    /// Whether the mount has to open the file anew.
-    pub fn is_outdated(&self) -> bool {
-        self.facts.lock().outdated
-    }
-
-    /// Whether the mount has made the object that the name leads to, by another open file or process. A new file that was made with
-    /// `O_EXCL` has to be this file: another program of the mount may have won.
-    pub(super) fn is_published_by_mount(&self) -> bool {
-        let Some(mount) = self.context.options.mount else { return false };
-        let requests = &self.context.requests;
-        let Ok(found) = self.key().and_then(|key| requests.run(requests.head(&key))) else { return false };
-        if self.is_exclusive && self.is_new() {
-            return is_made_by_file(&found.attributes, mount, file_number(&self.unpublished));
-        }
-        is_made_by(&found.attributes, mount)
-    }
 }
 
 impl ObjectChanges {
@@ -125,7 +99,8 @@ fn follow(changes: &mut ObjectChanges, facts: &mut ObjectFacts, found: FoundObje
     if is_known {
         changes.attributes = found.attributes;
     } else {
-        *changes = ObjectChanges { attributes: found.attributes, ..ObjectChanges::default() };
+        let spilling = std::mem::take(&mut changes.spilling);
+        *changes = ObjectChanges { attributes: found.attributes, spilling, ..ObjectChanges::default() };
         facts.len = found.attr.size;
         facts.published = Some(found.attr);
     }

@@ -7,11 +7,12 @@
 //! | the mark of a publication | looks first whether the object has the mark: then that publication was executed |
 //! | the mark, and later writes | publishes; an object with the mark is no conflict |
 
-use super::{FileAttrs, LostWrite, ObjectChanges, ObjectContext, ObjectFacts, OpenObject, file_number};
+use super::{FileAttrs, LostWrite, ObjectChanges, ObjectContext, ObjectFacts, OpenObject, Spilling, file_number};
 use crate::backend::RawObject;
 use crate::bucket::byte_ranges::ByteRanges;
 use crate::bucket::change_log::ChangeLog;
 use crate::bucket::requests::{OpenUpload, is_marked_as, mark_in};
+use crate::bucket::spilled::{KeptPart, SpillGroup, SpilledPart};
 use crate::bucket::staged::StagedBytes;
 use crate::object_origin::file_attr;
 use crate::s3_wire::bare_etag;
@@ -22,7 +23,7 @@ use spurline_volume::kept_client::HeldFile;
 use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
 use spurline_volume::path_locks::KeepPlace;
 use spurline_volume::writes::FileIdentity;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,6 +81,11 @@ enum LogEntry {
         mark: String,
     },
     Upload(KeptUpload),
+    /// All bytes of a part are in the store.
+    Spilled {
+        at: u64,
+        part: KeptPart,
+    },
     Locked(KeptPlace),
 }
 
@@ -124,11 +130,13 @@ struct KeptVersion {
     is_link: bool,
 }
 
-/// The changed bytes, which are in a local file.
+/// The changed bytes, which are in a local file and in spilled parts.
 #[derive(Debug, Serialize, Deserialize)]
 struct KeptBytes {
     object_len: u64,
     changed: ByteRanges,
+    #[serde(default)]
+    spilled: BTreeMap<u64, KeptPart>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -169,6 +177,9 @@ struct KeptState {
     failed_marks: VecDeque<String>,
     upload: Option<KeptUpload>,
     locked: Option<KeptPlace>,
+    /// The mark of the file in the names of spilled parts.
+    #[serde(default)]
+    spill_mark: Option<String>,
     /// The mark of the publication that was sent last, if nothing was changed since.
     #[serde(skip)]
     sent: Option<String>,
@@ -194,6 +205,12 @@ impl KeptState {
             }
             LogEntry::Upload(upload) => self.upload = Some(upload),
             LogEntry::Locked(place) => self.locked = Some(place),
+            LogEntry::Spilled { at, part } => {
+                if let Some(bytes) = &mut self.bytes {
+                    bytes.changed.remove(at..at + part.len);
+                    bytes.spilled.insert(at, part);
+                }
+            }
         }
     }
 }
@@ -292,7 +309,14 @@ impl OpenObject {
                 local.ok_or_else(|| Error::new(ErrorKind::Corrupt, "the changed bytes of an open file are lost"))?;
             let staged =
                 StagedBytes::over_object(Arc::clone(&context.options), bytes.object_len, Arc::clone(&context.space));
-            changes.staged = Some(staged.continued(local, bytes.changed, state.len));
+            let mut spilled = BTreeMap::new();
+            if let Some(mark) = state.spill_mark.filter(|_| !bytes.spilled.is_empty()) {
+                let group = SpillGroup::continued(&context.requests, &context.options.root, mark);
+                let parts = bytes.spilled.into_iter();
+                spilled = parts.map(|(at, part)| (at, SpilledPart::continued(&group, part))).collect();
+                changes.spilling = Spilling::continued(group);
+            }
+            changes.staged = Some(staged.continued(local, bytes.changed, spilled, state.len));
         }
         let mut object = OpenObject::with_changes(context, unpublished, facts, changes);
         object.is_exclusive = state.is_exclusive;
@@ -307,7 +331,7 @@ impl OpenObject {
         Ok(object)
     }
 
-    /// All bytes are in the local file: another upload begins.
+    /// All bytes are in the local file or in spilled parts: another upload begins.
     fn abort_earlier(&self, key: String, id: String, record: Option<String>) {
         let requests = Arc::clone(&self.context.requests);
         let upload = requests.earlier_upload(id, record);
@@ -353,10 +377,11 @@ impl OpenObject {
             etag: attr.etag.clone(),
             is_link: attr.kind == FileKind::Symlink,
         });
-        let bytes = changes
-            .staged
-            .as_ref()
-            .map(|staged| KeptBytes { object_len: staged.object_len(), changed: staged.changed_ranges().clone() });
+        let bytes = changes.staged.as_ref().map(|staged| KeptBytes {
+            object_len: staged.object_len(),
+            changed: staged.changed_ranges().clone(),
+            spilled: staged.spilled_parts().iter().map(|(at, part)| (*at, part.kept())).collect(),
+        });
         let upload = changes.upload.as_ref().map(|upload| KeptUpload::of(&upload.key, &upload.upload));
         KeptState {
             identity: *self.unpublished.bytes(),
@@ -378,6 +403,7 @@ impl OpenObject {
             failed_marks: changes.failed_marks.clone(),
             upload,
             locked: self.locks.get().map(|locked| KeptPlace::of(&locked.held())),
+            spill_mark: changes.spilling.mark().map(str::to_owned),
             sent: None,
         }
     }
@@ -390,6 +416,12 @@ impl OpenObject {
         }
         let time = self.facts.lock().changed_at;
         kept.log.append(&LogEntry::Write { at, len, time });
+    }
+
+    /// A part is in the store, and its local bytes are about to be given up.
+    pub(super) fn keep_spilled(&self, at: u64, part: &SpilledPart) {
+        let Some(kept) = &self.kept else { return };
+        kept.log.append(&LogEntry::Spilled { at, part: part.kept() });
     }
 
     /// A publication with these attributes is about to be sent.
@@ -420,6 +452,7 @@ impl OpenObject {
         self.note_published(len, etag.to_owned(), Some(&stored.attributes));
         changes.attributes = Some(stored.attributes);
         let staged = changes.staged.take();
+        changes.spilling.note_published();
         self.keep_hot(staged);
         true
     }

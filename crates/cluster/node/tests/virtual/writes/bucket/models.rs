@@ -23,6 +23,8 @@ pub struct DocumentModel {
 /// The bucket of a run, and the knowledge of its programs.
 pub struct BucketModel {
     pub store: SimStore,
+    /// A length of documents that takes several parts.
+    pub large_document: usize,
     pub documents: [Mutex<DocumentModel>; DOCUMENT_COUNT],
     /// The hashes of all contents that a program was about to publish under a name.
     contents: Mutex<BTreeMap<String, BTreeSet<u64>>>,
@@ -31,8 +33,9 @@ pub struct BucketModel {
 }
 
 impl BucketModel {
-    pub fn new(store: SimStore) -> BucketModel {
-        BucketModel { store, documents: Default::default(), contents: Mutex::default(), winners: Mutex::default() }
+    pub fn new(store: SimStore, large_document: usize) -> BucketModel {
+        let documents = Default::default();
+        BucketModel { store, large_document, documents, contents: Mutex::default(), winners: Mutex::default() }
     }
 
     /// A program is about to publish this content.

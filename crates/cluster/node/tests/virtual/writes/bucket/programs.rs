@@ -13,9 +13,8 @@ use spurline_volume::locks::LAST_BYTE;
 use spurline_volume::writes::*;
 use std::sync::atomic::Ordering;
 
-/// The longest document that is written in one request, and a length that takes several parts.
+/// The longest document that is written in one request, where space is not short.
 const SMALL_DOCUMENT: usize = 60_000;
-const LARGE_DOCUMENT: usize = 9 << 20;
 const COUNTER_FILE: &str = "counter";
 
 /// Whether another writer has changed the object.
@@ -280,7 +279,7 @@ impl<'a> BucketProgram<'a> {
         let before = session.content.clone();
         if self.base.dice.below(6) == 0 {
             let large = self.base.dice.below(12) == 0;
-            let size = if large { LARGE_DOCUMENT } else { self.base.dice.below(SMALL_DOCUMENT) };
+            let size = if large { self.model.large_document } else { self.base.dice.below(SMALL_DOCUMENT) };
             let set = AttrChange { size: Some(size as u64), ..AttrChange::default() };
             session.content.resize(size, 0);
             let cut = self.on_document(session, &format!("cut to {size}"), || open.set_attr(&set, &root()));

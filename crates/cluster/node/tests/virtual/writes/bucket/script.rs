@@ -3,10 +3,10 @@
 use super::super::hosts::WriteCluster;
 use super::super::programs::{Shared, StopOnPanic, locked};
 use super::super::script::{SOURCE_TROUBLE, WriteScript, draw_plan, run_programs};
+use super::BucketSource;
 use super::models::{BucketModel, DOCUMENT_COUNT};
 use super::programs::BucketProgram;
 use super::store::SimStore;
-use super::{BucketSource, BucketWriter};
 use crate::world::Dice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,18 +14,13 @@ use std::time::{Duration, Instant};
 
 /// Longest time until nothing is open any more after all programs have ended.
 const CLOSED_AFTER: Duration = Duration::from_secs(400);
+/// A length that takes several parts.
+const LARGE_DOCUMENT: usize = 9 << 20;
+/// The same in a run with short space.
+const LONGEST_IN_SHORT_SPACE: usize = 200_000;
 
-/// One run whose files are written in nodes. `events` outlives it.
+/// One run. `events` outlives it.
 pub fn run(seed: u64, events: &Arc<Shared>) {
-    run_written_by(BucketWriter::Node, seed, events);
-}
-
-/// One run whose files are written in mounts.
-pub fn run_over_store(seed: u64, events: &Arc<Shared>) {
-    run_written_by(BucketWriter::Mount, seed, events);
-}
-
-fn run_written_by(writer: BucketWriter, seed: u64, events: &Arc<Shared>) {
     let mut dice = Dice::new(seed);
     let mut plan = draw_plan(&mut dice, 0);
     // The host of a node keeps nothing that its power could take away.
@@ -35,12 +30,14 @@ fn run_written_by(writer: BucketWriter, seed: u64, events: &Arc<Shared>) {
         plan.kinds = vec![SOURCE_TROUBLE];
     }
     let store = SimStore::new(seed, events);
-    let source = Arc::new(BucketSource { store: store.clone(), writer });
+    store.make_ends_slow();
+    let short_space = seed.is_multiple_of(3);
+    let source = Arc::new(BucketSource { store: store.clone(), short_space });
     *locked(&events.began) = Some(Instant::now());
     let cluster = WriteCluster::start(source, plan.nodes, plan.mounts, 0);
     let shared = &**events;
-    shared.tell(format_args!("{plan:?}"));
-    let model = BucketModel::new(store);
+    shared.tell(format_args!("{plan:?}, short space: {short_space}"));
+    let model = BucketModel::new(store, if short_space { LONGEST_IN_SHORT_SPACE } else { LARGE_DOCUMENT });
     let script = WriteScript::new(dice, &cluster, shared, &plan);
     let start_program = |number, mount: &_, dice| BucketProgram::new(number, mount, shared, &model, dice).run();
     let mut kept = Vec::new();
@@ -112,5 +109,7 @@ fn check_end(cluster: &WriteCluster, shared: &Shared, model: &BucketModel) {
     }
     let keys = model.store.keys().len();
     let outages = shared.outages.load(Ordering::Relaxed);
+    let (spilled, left) = model.store.count_below(".spurline-part-");
+    shared.tell(format_args!("{spilled} objects with parts of open files, {left} left"));
     shared.tell(format_args!("{keys} keys, {} values of the counter, {outages} outages", counter.acknowledged()));
 }

@@ -108,6 +108,8 @@ struct StoreState {
     /// Processes whose requests do not fail yet.
     starting: BTreeSet<u64>,
     faults: StoreFaults,
+    /// The ends of some uploads take minutes, with blanks meanwhile.
+    has_slow_ends: bool,
 }
 
 impl StoreState {
@@ -186,6 +188,11 @@ fn unanswered(why: &str) -> RequestFailure {
     RequestFailure::transient(ErrorKind::Unavailable, why.to_owned())
 }
 
+/// Time between two blanks of an answer.
+const BLANK_INTERVAL: Duration = Duration::from_secs(10);
+/// More than a request has time for.
+const BLANKS_OF_SLOW_END: u32 = 15;
+
 /// A number for bytes: equal bytes have equal ones, as in S3.
 pub fn hash_of(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -219,6 +226,16 @@ impl SimStore {
 
     pub fn set_faults(&self, faults: StoreFaults) {
         self.state.lock().faults = faults;
+    }
+
+    pub fn make_ends_slow(&self) {
+        self.state.lock().has_slow_ends = true;
+    }
+
+    /// How many blanks come before the answer to the end of an upload.
+    fn blanks_before_end(&self, upload: &str) -> u32 {
+        let is_slow = self.state.lock().has_slow_ends && hash_of(upload.as_bytes()).is_multiple_of(3);
+        if is_slow { BLANKS_OF_SLOW_END } else { 0 }
     }
 
     pub fn start_process(&self) -> u64 {
@@ -264,6 +281,13 @@ impl SimStore {
     pub fn keys(&self) -> Vec<String> {
         let state = self.state.lock();
         state.keys.keys().filter(|key| state.find(key).is_some()).cloned().collect()
+    }
+
+    /// The number of objects that were made below a prefix, and of those that are left.
+    pub fn count_below(&self, prefix: &str) -> (usize, usize) {
+        let state = self.state.lock();
+        let made: Vec<_> = state.keys.keys().filter(|key| key.starts_with(prefix)).collect();
+        (made.len(), made.iter().filter(|key| state.find(key).is_some()).count())
     }
 
     /// A stranger writes an object.
@@ -468,7 +492,7 @@ impl ObjectWriteBackend for StoreAccess {
     ) -> BoxFuture<'a, Answer<String>> {
         let key = key.to_owned();
         let condition = condition.clone();
-        let body = body.bytes().clone();
+        let body = body.bytes();
         let etag = etag_of(&body);
         let what = format!("put '{key}' {} of {etag:.6}", shown(&condition));
         let attributes = attributes.clone();
@@ -500,7 +524,7 @@ impl ObjectWriteBackend for StoreAccess {
         body: ObjectBody,
     ) -> BoxFuture<'a, Answer<String>> {
         let id = upload.to_owned();
-        let body = body.bytes().clone();
+        let body = body.bytes();
         self.send(format!("part {number} of '{key}'"), move |state| {
             let etag = etag_of(&body);
             state.upload(&id)?.parts.insert(number, body);
@@ -539,14 +563,15 @@ impl ObjectWriteBackend for StoreAccess {
         upload: &'a str,
         parts: &'a [UploadedPart],
         condition: &'a WriteCondition,
-        _progress: &'a AnswerProgress,
+        progress: &'a AnswerProgress,
     ) -> BoxFuture<'a, Answer<String>> {
         let key = key.to_owned();
         let id = upload.to_owned();
         let parts = parts.to_vec();
         let condition = condition.clone();
         let process = self.process;
-        self.send(format!("complete '{key}' {}", shown(&condition)), move |state| {
+        let blanks = self.store.blanks_before_end(upload);
+        let completed = self.send(format!("complete '{key}' {}", shown(&condition)), move |state| {
             state.upload(&id)?;
             state.check(&key, &condition)?;
             let upload = state.upload(&id)?;
@@ -563,7 +588,14 @@ impl ObjectWriteBackend for StoreAccess {
             state.uploads.remove(&id);
             let mtime = time_now();
             Ok(state.put(&key, ObjectVersion { bytes: bytes.into(), etag, mtime, attributes, writer: Some(process) }))
-        })
+        });
+        async move {
+            for _ in 0..blanks {
+                progress.note_bytes();
+                tokio::time::sleep(BLANK_INTERVAL).await;
+            }
+            completed.await
+        }
         .boxed()
     }
 

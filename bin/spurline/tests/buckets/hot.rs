@@ -1,0 +1,88 @@
+//! The bytes of files that a mount has just written through nodes: other mounts read these without a request to the store.
+
+use crate::nodes::BUCKET;
+use serde_json::Value;
+use spurline_rig::world::*;
+use spurline_testkit::{ChaosProxy, S3Server};
+use std::fs;
+
+/// A coordinator, nodes that know each other, and a store behind a proxy.
+struct HotRig {
+    server: S3Server,
+    proxy: ChaosProxy,
+    _nodes: Vec<Node>,
+    registry: String,
+    world: World,
+    _coordinator: Process,
+}
+
+fn source() -> String {
+    format!("s3://{BUCKET}/p")
+}
+
+impl HotRig {
+    fn start(node_count: usize) -> HotRig {
+        let world = World::new();
+        let server = S3Server::in_memory().unwrap();
+        server.create_bucket(BUCKET);
+        let proxy = ChaosProxy::start(server.address()).unwrap();
+        let words = ["coordinator", "--group-port", "0", "--state-file", "none"];
+        let coordinator = Process::start(&mut world.command(&words), &world.log_path("coordinator"));
+        let line = coordinator.wait_for("coordinating on ");
+        let registry = format!("coordinator://{}", line.split("coordinating on ").nth(1).unwrap().trim());
+        let nodes = (0..node_count).map(|number| {
+            let mut command = world.command(&["node", "--writable", "--source", &source(), "--group-port", "0"]);
+            command.args(["--endpoint-url", &proxy.endpoint(), "--registry", &registry, "--cache-dir"]);
+            command.arg(world.dir(&format!("node-cache-{number}")));
+            world.node_with(with_credentials(&mut command))
+        });
+        let nodes: Vec<Node> = nodes.collect();
+        eventually("the nodes know each other", || {
+            nodes.iter().all(|node| node.count("group", "members") == node_count as u64)
+        });
+        HotRig { server, proxy, _nodes: nodes, registry, world, _coordinator: coordinator }
+    }
+
+    fn mount(&self, name: &str) -> Mount {
+        let at = self.world.dir(name);
+        let mut command = self.world.command(&["mount", &source(), at.to_str().unwrap(), "--rw"]);
+        self.world.mount_at(command.args(["--registry", &self.registry]), &at)
+    }
+
+    /// Waits until the nodes have all blocks of a file.
+    fn wait_until_hot(&self, mount: &Mount, name: &str) {
+        eventually(&format!("the blocks of {name} are with their nodes"), || {
+            let out = self.world.run(&["info", "--json", mount.path(name).to_str().unwrap()]);
+            let info: Value = serde_json::from_slice(&out.stdout).unwrap();
+            info["blocks"]["total"].as_u64() > Some(0) && info["blocks"]["cached"] == info["blocks"]["total"]
+        });
+    }
+}
+
+#[test]
+fn a_file_written_through_nodes_is_read_without_a_request() {
+    if !can_mount() {
+        return;
+    }
+    for node_count in [1, 3] {
+        let rig = HotRig::start(node_count);
+        let one = rig.mount("one");
+        let two = rig.mount("two");
+        let written = [("small", bytes(1, 10_000)), ("whole", bytes(2, 7 * MIB)), ("parts", bytes(3, 45 * MIB + 17))];
+        for (name, content) in &written {
+            fs::write(one.path(name), content).unwrap();
+            rig.wait_until_hot(&two, name);
+            assert!(two.read(name) == *content, "{name}");
+            // A program that writes a file under another name first.
+            let renamed = format!("{name}-renamed");
+            fs::rename(one.path(name), one.path(&renamed)).unwrap();
+            rig.wait_until_hot(&one, &renamed);
+            assert!(two.read(&renamed) == *content, "{renamed}");
+            assert!(rig.server.bytes(BUCKET, &format!("p/{renamed}")).unwrap() == *content);
+            let fetched = rig.proxy.count_requests("GET", &format!("/p/{name}"));
+            assert_eq!(fetched, 0, "{name} through {node_count} nodes: {:?}", rig.proxy.requests());
+        }
+        two.unmount();
+        one.unmount();
+    }
+}
