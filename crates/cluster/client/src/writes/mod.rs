@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`calls`] | the session, change numbers, proofs of processes, and the one loop of retries |
 //! | [`bytes`] | written bytes that are not durable: pieces, their memory, the queue of the senders |
-//! | [`open_file`] | open files: the table of their states, their moves and locks; carries pieces to their processes |
+//! | [`open_file`] | open files: the table of their states, their moves and locks, and paths of a bucket for locks alone; carries pieces to their processes |
 //! | this file, [`files`], [`known`] | the interface of the file system over these, and the objects that names led to |
 //!
 //! A room imports only rooms above it. Modules of one room import each other, and so do this file and [`files`].
