@@ -205,17 +205,19 @@ fn open_service(
     let origin_stats = Arc::clone(stats);
     let buckets = buckets.clone();
     let published = Arc::<PublishedBytes>::default();
-    let changes = config.writes.map(|writes| Arc::new(NodeChanges {
-        options: {
-            let mut options = bucket_options(&writes, config.cache.dirs.first().cloned(), config.budget.total);
-            setup::keep_known_names(&mut options, &under, limits.name_bytes);
-            options
-        },
-        origin: setup::origin_options(&under, &buckets),
-        published: Arc::clone(&published),
-        stats: Arc::clone(stats),
-        writes,
-    }));
+    let changes = config.writes.map(|writes| {
+        Arc::new(NodeChanges {
+            options: {
+                let mut options = bucket_options(&writes, config.cache.dirs.first().cloned(), config.budget.total);
+                setup::keep_known_names(&mut options, &under, limits.name_bytes);
+                options
+            },
+            origin: setup::origin_options(&under, &buckets),
+            published: Arc::clone(&published),
+            stats: Arc::clone(stats),
+            writes,
+        })
+    });
     let is_written = changes.is_some();
     let open = Box::new(move |source: &str| {
         let origin = setup::open_under(source, &within, &under, limits, &origin_stats, &buckets)?;

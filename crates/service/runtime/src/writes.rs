@@ -90,8 +90,7 @@ pub(crate) fn open_writes(
         let store = volume.remote.as_ref().map(|nodes| nodes.open_store(origin.timeout)).transpose();
         let store = store.map_err(|error| unwritable(error, ""))?;
         let writes = store.as_ref().map_or(writes, |store| writes_of_nodes(writes, store.settings()));
-        let memory_bytes = if store.is_some() { config.budget.write_bytes } else { config.budget.total };
-        let mut options = bucket_options(&writes, staging_dir, memory_bytes);
+        let mut options = bucket_options(&writes, staging_dir, config.budget.total);
         setup::keep_known_names(&mut options, &config.under, config.budget.metadata_bytes);
         options.conditions_known = kept.as_ref().is_some_and(|kept| kept.goes_on);
         // The nodes have the bytes that they send.

@@ -812,9 +812,11 @@ impl OpenObject {
         let completed = self.context.requests.complete(&object, &upload.upload, &parts).await;
         // An object that is missing is a conflict, which shows in a second attempt.
         upload.is_gone |= completed.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
-        let etag = completed?;
         let attributes = upload.attributes.clone();
-        self.facts.lock().note_uploaded_attrs(&upload.file_attrs);
+        let file_attrs = upload.file_attrs.clone();
+        // The store may execute the request late.
+        let etag = completed.inspect_err(|_| changes.note_failed(&attributes))?;
+        self.facts.lock().note_uploaded_attrs(&file_attrs);
         changes.upload = None;
         Ok((etag, attributes))
     }
