@@ -6,7 +6,7 @@ use crate::open_source::OpenSource;
 use crate::parallel::{BatchWork, ClientWorkers};
 use crate::range_reads::{AbandonedMemory, RangeReads, RangeTuple, closed_failure, plan_reads, writable_buffers};
 use crate::settings::ClientSettings;
-use crate::source_paths::{find_path, normal_path};
+use crate::source_paths::normal_path;
 use crate::writing::{PutFile, WritingFile, make_folders, put_files};
 use crate::writing_names::NameHolder;
 use parking_lot::Mutex;
@@ -214,9 +214,9 @@ impl NativeClient {
     /// The attributes of `path`, behind symbolic links, with the path without links.
     fn find<'py>(&self, py: Python<'py>, path: Vec<u8>) -> PyResult<NamedAttr<'py>> {
         let wanted = path.clone();
-        let found = self.parts()?.run(py, move |open| {
-            find_path(open.volume(), &wanted).map_err(|error| CallFailure::from(error).of_path(&wanted))
-        })?;
+        let found = self
+            .parts()?
+            .run(py, move |open| open.find_path(&wanted).map_err(|error| CallFailure::from(error).of_path(&wanted)))?;
         Ok(named_attr(py, &found.path, &found.attr))
     }
 
@@ -224,7 +224,7 @@ impl NativeClient {
     fn find_many<'py>(&self, py: Python<'py>, paths: Vec<Vec<u8>>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let found = self.parts()?.run_for_items(py, paths.len(), Vec::new(), move |open, item| {
             let path = &paths[item];
-            find_path(open.volume(), path).map_err(|error| CallFailure::from(error).of_path(path))
+            open.find_path(path).map_err(|error| CallFailure::from(error).of_path(path))
         })?;
         let found = found.into_iter().map(|found| match found {
             Ok(found) => Ok(named_attr(py, &found.path, &found.attr).into_pyobject(py)?.into_any()),
@@ -244,7 +244,9 @@ impl NativeClient {
         let page = self.parts()?.run(py, move |open| {
             let listed = match &cursor {
                 Some(cursor) => open.volume().list(&path, Some(cursor), most),
-                None => find_path(open.volume(), &path).and_then(|found| open.volume().list(&found.path, None, most)),
+                None => open
+                    .find_path(&path)
+                    .and_then(|found| open.volume().list_within(&found.path, None, most, open.since_change())),
             };
             listed.map_err(|error| CallFailure::from(error).of_path(&path))
         })?;
@@ -263,7 +265,7 @@ impl NativeClient {
     /// The blocks of `path` in the cache, as JSON.
     fn info(&self, py: Python<'_>, path: Vec<u8>) -> PyResult<String> {
         self.parts()?.run(py, move |open: &OpenSource| {
-            let found = find_path(open.volume(), &path).and_then(|found| open.volume().info(&found.path));
+            let found = open.find_path(&path).and_then(|found| open.volume().info(&found.path));
             let info = found.map_err(|error| CallFailure::from(error).of_path(&path))?;
             serde_json::to_string(&info).map_err(|error| CallFailure::new(Errno::IO, error.to_string()))
         })
@@ -317,7 +319,7 @@ impl NativeClient {
 
     /// Makes a folder, with all folders above.
     fn make_folders(&self, py: Python<'_>, path: Vec<u8>) -> PyResult<()> {
-        self.parts()?.run(py, move |open: &OpenSource| make_folders(&*open.files()?, &path))
+        self.parts()?.run(py, move |open: &OpenSource| open.change(|files| make_folders(files, &path)))
     }
 
     /// Starts a file that gets the name `path` by the commit.
@@ -329,13 +331,16 @@ impl NativeClient {
 
     /// Removes the file, or the empty folder, `path`.
     fn remove(&self, py: Python<'_>, path: Vec<u8>, is_folder: bool) -> PyResult<()> {
-        self.parts()?.run(py, move |open: &OpenSource| crate::writing::remove_name(&*open.files()?, &path, is_folder))
+        self.parts()?
+            .run(py, move |open: &OpenSource| open.change(|files| crate::writing::remove_name(files, &path, is_folder)))
     }
 
     /// Renames a file or folder; a file at the new path is replaced.
     fn rename(&self, py: Python<'_>, from: Vec<u8>, to: Vec<u8>) -> PyResult<()> {
         let flags = rustix::fs::RenameFlags::empty();
-        self.parts()?.run(py, move |open: &OpenSource| crate::writing::rename_path(&*open.files()?, &from, &to, flags))
+        self.parts()?.run(py, move |open: &OpenSource| {
+            open.change(|files| crate::writing::rename_path(files, &from, &to, flags))
+        })
     }
 
     /// Writes whole files from buffers, several at a time; for each None, or the exception.

@@ -3,7 +3,9 @@
 
 use crate::failure::CallFailure;
 use crate::settings::ClientSettings;
+use crate::source_paths::{FoundPath, find_path};
 use crate::writing_names::WritingNames;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use spurline_config::{CacheSize, HostLimits, WritesConfig};
 use spurline_fs::FileService;
@@ -30,6 +32,7 @@ pub(crate) struct OpenSource {
     opened: OpenKind,
     pub stats: Arc<Stats>,
     names: Arc<WritingNames>,
+    last_change: Mutex<Option<Instant>>,
     /// The last to be dropped.
     folder: Option<CacheFolder>,
 }
@@ -115,7 +118,7 @@ impl OpenSource {
             volume.keep_directories();
             OpenKind::Reading(volume)
         };
-        Ok(OpenSource { opened, stats, folder, names: Arc::default() })
+        Ok(OpenSource { opened, stats, folder, names: Arc::default(), last_change: Mutex::default() })
     }
 
     fn open_volume(&self) -> &OpenVolume {
@@ -128,6 +131,30 @@ impl OpenSource {
     /// Names, attributes and bytes.
     pub fn volume(&self) -> &dyn Volume {
         &**self.open_volume().volume()
+    }
+
+    /// The time since this client has changed something: what was learned of the source before is not used again.
+    pub fn since_change(&self) -> Duration {
+        self.last_change.lock().map_or(Duration::MAX, |at| at.elapsed())
+    }
+
+    /// As [`find_path`], with the changes of this client.
+    ///
+    /// # Errors
+    /// As [`find_path`].
+    pub fn find_path(&self, path: &[u8]) -> spurline_types::Result<FoundPath> {
+        find_path(self.volume(), path, self.since_change())
+    }
+
+    /// Makes a change by the files of the source.
+    ///
+    /// # Errors
+    /// `EROFS` for a source that is open for reading; those of the change.
+    pub fn change<T>(&self, make: impl FnOnce(&dyn FileService) -> Result<T, CallFailure>) -> Result<T, CallFailure> {
+        let files = self.files()?;
+        let made = make(&*files);
+        *self.last_change.lock() = Some(Instant::now());
+        made
     }
 
     /// The target of loads.

@@ -5,7 +5,6 @@ use crate::client::{interruptible, wait_step};
 use crate::failure::CallFailure;
 use crate::open_source::OpenSource;
 use crate::parallel::{Batch, BatchWork, ItemWait};
-use crate::source_paths::find_path;
 use parking_lot::Mutex;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -85,7 +84,7 @@ impl ReadWork {
                 read_full(open.volume(), object, piece.offset, dst).map_err(|failure| failure.of_path(&object.path))
             }
             RangeSource::Path(path) => {
-                let object = find_object(open.volume(), path)?;
+                let object = find_object(open, path)?;
                 read_full(open.volume(), &object, piece.offset, dst).map_err(|failure| failure.of_path(path))
             }
         }
@@ -132,12 +131,12 @@ pub(crate) fn closed_failure() -> CallFailure {
 ///
 /// # Errors
 /// `ENOENT`; `EISDIR`; failures of the volume.
-pub(crate) fn find_object(volume: &dyn Volume, path: &[u8]) -> Result<ObjectRef, CallFailure> {
-    let found = find_path(volume, path).map_err(|error| CallFailure::from(error).of_path(path))?;
+pub(crate) fn find_object(open: &OpenSource, path: &[u8]) -> Result<ObjectRef, CallFailure> {
+    let found = open.find_path(path).map_err(|error| CallFailure::from(error).of_path(path))?;
     if found.attr.kind == FileKind::Directory {
         return Err(CallFailure::new(Errno::ISDIR, "is a directory").of_path(path));
     }
-    Ok(ObjectRef::new(volume.source(), &found.path, found.attr.version, found.attr.size))
+    Ok(ObjectRef::new(open.volume().source(), &found.path, found.attr.version, found.attr.size))
 }
 
 /// Reads until `dst` is full or the file ends.

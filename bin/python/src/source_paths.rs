@@ -2,6 +2,7 @@
 
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, Result};
 use spurline_volume::Volume;
+use std::time::Duration;
 
 /// The most symbolic links of a path, as in the kernel.
 const MOST_LINKS: usize = 40;
@@ -25,14 +26,14 @@ pub(crate) struct FoundPath {
     pub attr: ObjectAttr,
 }
 
-/// Finds `path`, through symbolic links that stay in the source.
+/// Finds `path`, through symbolic links that stay in the source, by attributes that are not older than `max_age`.
 ///
 /// # Errors
 /// `ELOOP` for too many links; `Invalid` for a link out of the source; failures of the volume.
-pub(crate) fn find_path(volume: &dyn Volume, path: &[u8]) -> Result<FoundPath> {
+pub(crate) fn find_path(volume: &dyn Volume, path: &[u8], max_age: Duration) -> Result<FoundPath> {
     let mut path = normal_path(path);
     for _ in 0..MOST_LINKS {
-        let error = match volume.lookup(&path) {
+        let error = match volume.lookup_within(&path, max_age) {
             Ok(attr) if attr.kind != FileKind::Symlink => return Ok(FoundPath { path, attr }),
             Ok(_) => {
                 path = link_target(volume, &path, path.len())?;

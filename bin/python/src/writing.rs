@@ -280,11 +280,15 @@ impl WritingFile {
         WritingFile { open, started: Mutex::new(Some(started)), process: std::process::id() }
     }
 
-    fn files(&self) -> Result<Arc<dyn FileService>, CallFailure> {
+    fn open_source(&self) -> Result<Arc<OpenSource>, CallFailure> {
         if self.process != std::process::id() {
             return Err(CallFailure::new(Errno::BADF, "the file belongs to the parent process"));
         }
-        self.open.upgrade().ok_or_else(closed_failure)?.files()
+        self.open.upgrade().ok_or_else(closed_failure)
+    }
+
+    fn files(&self) -> Result<Arc<dyn FileService>, CallFailure> {
+        self.open_source()?.files()
     }
 
     fn take(&self) -> Option<PutFile> {
@@ -308,10 +312,10 @@ impl WritingFile {
 
     /// Sets the name of the file; with `sync`, once the bytes are durable, and with `exclusive` only if the name is free.
     fn commit(&self, py: Python<'_>, sync: bool, exclusive: bool) -> PyResult<()> {
-        let files = self.files()?;
+        let open = self.open_source()?;
         let started = self.take().ok_or_else(closed_failure)?;
         let flags = if exclusive { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
-        Ok(py.detach(|| started.commit(&*files, sync, flags))?)
+        Ok(py.detach(|| open.change(|files| started.commit(files, sync, flags)))?)
     }
 
     /// Removes the file.
@@ -370,15 +374,14 @@ impl BufferBytes {
 }
 
 fn put_file(open: &OpenSource, path: &[u8], bytes: &[u8], sync: bool) -> Result<(), CallFailure> {
-    let files = open.files()?;
     let mut file = PutFile::create(open, path, NameHolder::Put)?;
-    match file.write(&*files, bytes) {
-        Ok(()) => file.commit(&*files, sync, RenameFlags::empty()),
+    open.change(|files| match file.write(files, bytes) {
+        Ok(()) => file.commit(files, sync, RenameFlags::empty()),
         Err(failure) => {
-            file.abort(&*files);
+            file.abort(files);
             Err(failure)
         }
-    }
+    })
 }
 
 /// Writes whole files; for each None, or the exception.
