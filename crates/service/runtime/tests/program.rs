@@ -143,7 +143,7 @@ fn a_volume_that_is_not_changed_takes_no_changes() {
     let config = raw().check(&HostLimits::detect()).unwrap();
     let fault = open_writable_files(&config, &Arc::default()).err().unwrap();
     assert!(fault.remedy.contains("check_writable"), "{fault}");
-    let bucket = RawVolume::new("s3://bucket".parse().unwrap());
+    let bucket = RawVolume::new("gs://bucket".parse().unwrap());
     let fault = bucket.check_writable(WritesConfig::default(), &HostLimits::detect()).unwrap_err();
-    assert!(fault.what.contains("only directories can be changed"), "{fault}");
+    assert!(fault.what.contains("neither a directory nor an S3 bucket"), "{fault}");
 }
