@@ -84,7 +84,7 @@ impl ReadWork {
                 read_full(open.volume(), object, piece.offset, dst).map_err(|failure| failure.of_path(&object.path))
             }
             RangeSource::Path(path) => {
-                let object = find_object(open, path)?;
+                let object = find_object(&open, path)?;
                 read_full(open.volume(), &object, piece.offset, dst).map_err(|failure| failure.of_path(path))
             }
         }
