@@ -28,7 +28,7 @@ use super::file_attrs::{FileAttrs, file_time};
 use super::found::{FoundObject, OpenedNode};
 use super::last_known::LastKnown;
 use super::names::{file_number, identity_of, key_of, random_identity};
-use super::part_upload::{PartState, PartUpload};
+use super::part_upload::{PartBuffers, PartState, PartUpload};
 use super::published::{PublishedBytes, PublishedTimes};
 use super::requests::{BucketRequests, NewObject};
 use super::staged::{StagedBytes, StagingSpace};
@@ -383,10 +383,10 @@ impl OpenObject {
     /// Those of the cache and the store; `Stale` when the object that the changes lie above is gone.
     pub fn read(&self, offset: u64, dst: &mut [u8]) -> Result<usize> {
         let changes = self.changes.lock();
-        let object = self.object();
-        if let Some(staged) = &changes.staged {
-            return staged.read(offset, dst, &|part, at, piece| self.read_below(part, object.as_ref(), at, piece));
+        if changes.staged.is_some() {
+            return self.read_staged(&changes, offset, dst);
         }
+        let object = self.object();
         drop(changes);
         let Some(object) = object else { return Ok(0) };
         let len = object.size.saturating_sub(offset).min(dst.len() as u64) as usize;
@@ -557,6 +557,7 @@ impl OpenObject {
                 file_attrs,
                 key,
                 lengths: self.context.options.part_lengths(),
+                buffers: PartBuffers::default(),
                 parts: BTreeMap::new(),
                 failure: None,
             });
@@ -573,9 +574,15 @@ impl OpenObject {
         }
         let reserved = self.context.requests.reserve_body(range.end - range.start).await?;
         let key = self.key()?;
-        let body = match self.copied_body(changes, &key, &range) {
+        let copied = self.copied_body(changes, &key, &range);
+        let Some(upload) = &changes.upload else { return Ok(()) };
+        let body = match copied {
             Some(copied) => copied,
-            None => PartBody::Bytes(self.staged_bytes(changes, range)?),
+            None => {
+                let mut buffer = upload.buffers.take((range.end - range.start) as usize);
+                let count = self.read_staged(changes, range.start, buffer.spare())?;
+                PartBody::Bytes(buffer.into_bytes(count))
+            }
         };
         let Some(upload) = &mut changes.upload else { return Ok(()) };
         let requests = Arc::clone(&self.context.requests);
@@ -597,13 +604,16 @@ impl OpenObject {
     /// The bytes of a range of the file.
     fn staged_bytes(&self, changes: &ObjectChanges, range: Range<u64>) -> Result<Bytes> {
         let mut body = vec![0; (range.end - range.start) as usize];
-        let object = self.object();
-        if let Some(staged) = &changes.staged {
-            let count = staged
-                .read(range.start, &mut body, &|part, at, piece| self.read_below(part, object.as_ref(), at, piece))?;
-            body.truncate(count);
-        }
+        let count = self.read_staged(changes, range.start, &mut body)?;
+        body.truncate(count);
         Ok(body.into())
+    }
+
+    /// Fills `dst` with bytes of a changed file; returns how many there are.
+    fn read_staged(&self, changes: &ObjectChanges, offset: u64, dst: &mut [u8]) -> Result<usize> {
+        let Some(staged) = &changes.staged else { return Ok(0) };
+        let object = self.object();
+        staged.read(offset, dst, &|part, at, piece| self.read_below(part, object.as_ref(), at, piece))
     }
 
     /// As [`OpenObject::publish`], with the mark of a request.

@@ -4,9 +4,12 @@
 use super::file_attrs::FileAttrs;
 use super::requests::OpenUpload;
 use crate::write_backend::ObjectAttributes;
+use bytes::Bytes;
+use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use tokio::task::JoinHandle;
 
 /// Length of the first parts of an upload. A file of at most one part is one request.
@@ -54,6 +57,53 @@ impl PartLengths {
     }
 }
 
+/// The memory for the bytes of parts of an upload. A part takes the memory of a part before: pages that the kernel has to clear
+/// cost as much as the copy into them.
+#[derive(Default)]
+pub(super) struct PartBuffers {
+    free: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl PartBuffers {
+    /// Memory for a part of `len` bytes, with any bytes in it.
+    pub fn take(&self, len: usize) -> PartBuffer {
+        let used_before = self.free.lock().pop().filter(|bytes| bytes.len() >= len);
+        PartBuffer { bytes: used_before.unwrap_or_else(|| vec![0; len]), len, free: Arc::clone(&self.free) }
+    }
+}
+
+/// The bytes of a part, whose memory returns to the upload.
+pub(super) struct PartBuffer {
+    bytes: Vec<u8>,
+    len: usize,
+    free: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl PartBuffer {
+    /// The memory, to be filled.
+    pub fn spare(&mut self) -> &mut [u8] {
+        &mut self.bytes[..self.len]
+    }
+
+    /// The first `len` bytes.
+    pub fn into_bytes(mut self, len: usize) -> Bytes {
+        self.len = len;
+        Bytes::from_owner(self)
+    }
+}
+
+impl AsRef<[u8]> for PartBuffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl Drop for PartBuffer {
+    fn drop(&mut self) {
+        self.free.lock().push(std::mem::take(&mut self.bytes));
+    }
+}
+
 /// A part of an upload.
 pub(super) enum PartState {
     /// On its way; `changed` since.
@@ -73,6 +123,7 @@ pub(super) struct PartUpload {
     pub file_attrs: FileAttrs,
     pub key: String,
     pub lengths: PartLengths,
+    pub buffers: PartBuffers,
     pub parts: BTreeMap<u32, PartState>,
     /// Why a part was not sent.
     pub failure: Option<Error>,
