@@ -416,6 +416,24 @@ impl Cache {
         }
     }
 
+    /// Begins to make the local file of an object that was just written its file on a cache disk; false for other objects.
+    fn take_over_file(&self, object: &ObjectRef) -> bool {
+        let Some(store) = &self.shared.store else { return false };
+        let Some(local) = self.origin.take_local_file(object) else { return false };
+        let Some(adoption) = local.file().and_then(|file| store.begin_adoption(object, file)) else { return false };
+        let shared = Arc::clone(&self.shared);
+        let source = self.origin.source_url().to_owned();
+        let object = object.clone();
+        self.shared.workers.run_ahead(move || {
+            let class = shared.rules.class_for(&source, &object.path);
+            if let Some(file) = local.file()
+                && adoption.finish(file, class)
+            {
+                local.note_taken_over();
+            }
+        })
+    }
+
     /// Brings a block into memory ahead of readers, if memory is free.
     fn prefetch_block(&self, object: &ObjectRef, index: u32) -> bool {
         let shared = &self.shared;
@@ -612,6 +630,9 @@ impl Volume for Cache {
     }
 
     fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>, _piece: usize) {
+        if self.take_over_file(object) {
+            return;
+        }
         for index in blocks {
             if self.shared.tier.find(&BlockId { object: object.id, index }).is_none()
                 && !self.prefetch_block(object, index)

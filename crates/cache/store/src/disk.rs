@@ -10,10 +10,13 @@ use crate::layout::{self, CacheRoot};
 use crate::policy::S3Fifo;
 use crate::write_permits::WritePermits;
 use parking_lot::{Condvar, Mutex};
+use rustix::fs::{AtFlags, CWD, linkat};
 use spurline_types::units::human_bytes;
 use spurline_types::{BlockId, Stats};
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -133,6 +136,19 @@ impl CacheDisk {
     pub fn create_file(&self, key: &FileKey, padded: &[u8], len: usize) -> io::Result<()> {
         let path = layout::data_path(&self.root, key);
         with_folder(&path, || self.io.create(&path, padded, len, self.timeouts.1))?;
+        // A reader may hold an older file of that name.
+        self.files.remove(key);
+        Ok(())
+    }
+
+    /// Gives a file without a name the name of a data file.
+    ///
+    /// # Errors
+    /// The system's error; `AlreadyExists` when there is such a data file.
+    pub fn link_file(&self, key: &FileKey, file: &File) -> io::Result<()> {
+        let path = layout::data_path(&self.root, key);
+        let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+        with_folder(&path, || Ok(linkat(CWD, &unnamed, CWD, &path, AtFlags::SYMLINK_FOLLOW)?))?;
         // A reader may hold an older file of that name.
         self.files.remove(key);
         Ok(())

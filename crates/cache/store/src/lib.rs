@@ -4,6 +4,7 @@
 //! [`Store`] is blocking and thread-safe. A read takes a shared lock, a system call and a pass over the bytes for the checksum;
 //! nothing is allocated.
 
+mod adopt;
 mod block_state;
 mod capacity;
 mod classes;
@@ -29,6 +30,7 @@ mod synth;
 mod write;
 mod write_permits;
 
+pub use adopt::FileAdoption;
 pub use classes::{BlockClass, PINNED_PERCENT, UNCLASSIFIED};
 pub use config::{CacheCapacity, DiskDecorator, IoMode, StoreConfig, StoreFinding};
 pub use crc::GRANULE;

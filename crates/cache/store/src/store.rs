@@ -105,6 +105,10 @@ impl Drop for Store {
 }
 
 impl Store {
+    pub(crate) fn core(&self) -> &Arc<StoreCore> {
+        &self.core
+    }
+
     /// Opens the directories, reads the index logs and starts the background threads. A million blocks take about a second; no
     /// data file is read.
     ///

@@ -96,20 +96,24 @@ impl StoreCore {
             },
             other => other,
         };
-        let done = kept == PutOutcome::Stored;
-        if done {
-            self.classes.mark_stored(&block);
+        self.end_block(disk, &block, &key, kept == PutOutcome::Stored);
+        kept
+    }
+
+    /// Ends the write of a block.
+    pub(crate) fn end_block(&self, disk: &CacheDisk, block: &BlockId, key: &FileKey, is_stored: bool) {
+        if is_stored {
+            self.classes.mark_stored(block);
         } else {
-            self.classes.forget_block(&block);
+            self.classes.forget_block(block);
         }
-        let revoked = self.index.shard_of(&obj.id).write().end_write(&block);
+        let revoked = self.index.shard_of(&block.object).write().end_write(block);
         if revoked {
             // The removal must follow the block in the log.
-            disk.enqueue(DiskWork::Discard(block));
-        } else if !done {
-            self.remove_file_if_empty(disk, &key);
+            disk.enqueue(DiskWork::Discard(*block));
+        } else if !is_stored {
+            self.remove_file_if_empty(disk, key);
         }
-        kept
     }
 
     /// Waits for a permit to write to a disk. `None` when the disk has stopped answering, which is detected here when
@@ -232,6 +236,26 @@ impl StoreCore {
             // Space of evicted blocks may become free only later.
             return if gave_way { PutOutcome::Busy } else { PutOutcome::NoRoom };
         }
+        let kept = self.enter_block(disk, block, flags, len, crcs);
+        if kept == PutOutcome::Stored {
+            let stats = &self.stats.blockcache;
+            stats.write_bytes.add(bytes.min(u64::from(len)));
+            stats.write_us.add_us(began.elapsed());
+        }
+        kept
+    }
+
+    /// Enters a block, whose bytes are on disk and whose space is reserved, into the policy, the index and the log.
+    pub(crate) fn enter_block(
+        &self,
+        disk: &Arc<CacheDisk>,
+        block: &BlockId,
+        flags: u8,
+        len: u32,
+        crcs: Box<[u32]>,
+    ) -> PutOutcome {
+        let bytes = disk_footprint(len, flags);
+        let whole = flags & WHOLE != 0;
         let place = disk.policy.insert(*block, block_fingerprint(block), bytes as u32, self.policy_time());
         let Some((slot, main)) = place else {
             self.release_bytes(disk, bytes);
@@ -255,8 +279,6 @@ impl StoreCore {
             let gave_way = self.evict_for_refusal(disk, "writing to the index log", len, &error);
             return if gave_way { PutOutcome::Busy } else { PutOutcome::NoRoom };
         }
-        stats.write_bytes.add(bytes.min(u64::from(len)));
-        stats.write_us.add_us(began.elapsed());
         PutOutcome::Stored
     }
 
@@ -352,7 +374,7 @@ impl StoreCore {
     }
 
     /// Reserves `bytes` on a disk, evicting if necessary; [`PutOutcome::Stored`] on success.
-    fn reserve_bytes(&self, disk: &Arc<CacheDisk>, bytes: u64) -> PutOutcome {
+    pub(crate) fn reserve_bytes(&self, disk: &Arc<CacheDisk>, bytes: u64) -> PutOutcome {
         if bytes > disk.limit.load(Ordering::Relaxed) {
             return PutOutcome::NoRoom;
         }
@@ -387,7 +409,7 @@ impl StoreCore {
     }
 
     /// Admits a block to a class on a disk by evicting older blocks; [`PutOutcome::Stored`] on success.
-    fn admit_to_class(&self, disk: &CacheDisk, block: BlockId, class: u64, bytes: u64) -> PutOutcome {
+    pub(crate) fn admit_to_class(&self, disk: &CacheDisk, block: BlockId, class: u64, bytes: u64) -> PutOutcome {
         loop {
             match self.classes.admit(block, class, bytes, disk.number, pinned_limit(disk)) {
                 ClassAdmission::Admitted => return PutOutcome::Stored,

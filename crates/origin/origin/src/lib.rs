@@ -72,7 +72,7 @@ mod writable_file;
 mod write_backend;
 
 pub use backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint};
-pub use bucket::{BucketWriteOptions, PublishedBytes, PublishingOrigin, WritableBucket};
+pub use bucket::{BucketWriteOptions, LocalFile, PublishedBytes, PublishingOrigin, WritableBucket};
 pub use cached::{CachedOrigin, MetadataConfig};
 pub use caller_identity::Squash;
 pub use config::{AwsCredentials, EnvironmentSource, OriginOptions};
@@ -251,6 +251,12 @@ pub trait OriginStore: Send + Sync {
     ) -> Vec<Result<()>> {
         let _ = at_once;
         reads.map(|read| self.read(read.object, read.offset, read.sink, Instant::now() + time)).collect()
+    }
+
+    /// A local file with all bytes of an object that was just written, for the caller to take over.
+    fn take_local_file(&self, object: &ObjectRef) -> Option<LocalFile> {
+        let _ = object;
+        None
     }
 
     /// The capacity of the source, if it has one.

@@ -3,9 +3,12 @@
 use crate::common;
 use common::*;
 use spurline_mem::BufferPool;
-use spurline_store::{CacheCapacity, GRANULE, IoMode, ReadOutcome, Store};
-use spurline_types::{ErrorKind, Stats};
+use spurline_store::{CacheCapacity, GRANULE, IoMode, ReadOutcome, Store, UNCLASSIFIED};
+use spurline_types::{ErrorKind, ObjectRef, Stats};
+use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
 use std::sync::Arc;
 
 #[test]
@@ -395,4 +398,58 @@ fn blocks_of_zeros_take_a_page_on_disk_and_no_room_from_others() {
 fn disk_bytes(file: &std::fs::File) -> u64 {
     use std::os::unix::fs::MetadataExt as _;
     file.metadata().unwrap().blocks() * 512
+}
+
+/// A file without a name in a cache directory, with the bytes of an object.
+fn unnamed_file(dir: &Path, obj: &ObjectRef, blocks: u32) -> File {
+    let unnamed = File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).open(dir).unwrap();
+    for index in 0..blocks {
+        unnamed.write_all_at(&bytes(obj, index), u64::from(index) * u64::from(BLOCK)).unwrap();
+    }
+    unnamed
+}
+
+#[test]
+fn a_local_file_becomes_the_file_of_an_object() {
+    for mode in [IoMode::Dio, IoMode::PageCache] {
+        let dir = scratch_dir();
+        let mut config = config(dir.path(), 64 << 20);
+        config.io = mode;
+        let (store, stats) = open(config.clone());
+        let obj = object(1, 3 * u64::from(BLOCK) + 12_345);
+        let unnamed = unnamed_file(dir.path(), &obj, 4);
+        let adoption = store.begin_adoption(&obj, &unnamed).unwrap();
+        assert!(!put(&store, &obj, 0) && store.begin_adoption(&obj, &unnamed).is_none(), "it is claimed");
+        assert!(adoption.finish(&unnamed, UNCLASSIFIED));
+        (0..4).for_each(|index| read(&store, &obj, index).unwrap());
+        assert_eq!((stats.blockcache.blocks.get(), stats.blockcache.write_bytes.get()), (4, 0));
+        let mut all = Vec::new();
+        store.whole_file(&obj).unwrap().file.read_to_end(&mut all).unwrap();
+        assert_eq!(all.len() as u64, obj.size);
+        assert!(store.begin_adoption(&obj, &unnamed).is_none(), "it has blocks");
+        // An adoption that is given up leaves the blocks to others.
+        let other = object(2, u64::from(BLOCK));
+        let unfinished = unnamed_file(dir.path(), &other, 1);
+        drop(store.begin_adoption(&other, &unfinished).unwrap());
+        assert!(put(&store, &other, 0));
+        assert!(store.begin_adoption(&object(3, 5), &unfinished).is_none(), "another length");
+        drop(store);
+        let (store, _) = open(config);
+        (0..4).for_each(|index| read(&store, &obj, index).unwrap());
+        store.remove_object(&obj);
+        assert_eq!(store.blocks_of(&obj).count(), 0);
+    }
+}
+
+#[test]
+fn a_local_file_that_is_longer_than_the_cache_is_kept_in_part() {
+    let dir = scratch_dir();
+    let (store, _) = open(config(dir.path(), 6 * u64::from(BLOCK)));
+    let obj = object(1, 9 * u64::from(BLOCK));
+    let unnamed = unnamed_file(dir.path(), &obj, 9);
+    assert!(store.begin_adoption(&obj, &unnamed).unwrap().finish(&unnamed, UNCLASSIFIED));
+    eventually("the cache is as long as it may be", || store.used_bytes() <= 6 * u64::from(BLOCK));
+    let held = (0..9).filter(|index| read(&store, &obj, *index).is_some()).count();
+    assert!((1..=6).contains(&held), "{held}");
+    eventually("the space of the others is free", || unnamed.metadata().unwrap().blocks() * 512 <= 7 * u64::from(BLOCK));
 }

@@ -193,6 +193,12 @@ impl ObjectContext {
         self.known.note_published(path, FoundObject { attr: attr.clone(), attributes });
     }
 
+    /// Begins to bring the bytes of an object into the cache.
+    fn bring_into_cache(&self, object: &ObjectRef) {
+        let blocks = object.size.div_ceil(self.reads.block_size());
+        self.reads.prefetch(object, 0..u32::try_from(blocks).unwrap_or(u32::MAX), HOT_PIECE);
+    }
+
     /// The number of a look that begins now, or of a change that has just been made.
     pub fn next_step(&self) -> u64 {
         self.steps.fetch_add(1, Ordering::SeqCst) + 1
@@ -750,9 +756,14 @@ impl OpenObject {
     fn keep_hot(&self, staged: Option<StagedBytes>) {
         let is_kept = |staged: &StagedBytes| self.context.options.fills_cache && staged.spilled_parts().is_empty();
         if let (Some(staged), Some(object)) = (staged.filter(is_kept), self.object()) {
-            self.context.published.insert(&object, staged);
-            let blocks = object.size.div_ceil(self.context.reads.block_size());
-            self.context.reads.prefetch(&object, 0..u32::try_from(blocks).unwrap_or(u32::MAX), HOT_PIECE);
+            let is_local_file = staged.whole_file().is_some();
+            for oldest in self.context.published.insert(object.clone(), staged) {
+                self.context.bring_into_cache(&oldest);
+                self.context.published.end_offer(&oldest);
+            }
+            if !is_local_file {
+                self.context.bring_into_cache(&object);
+            }
         }
     }
 

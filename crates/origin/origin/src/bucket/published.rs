@@ -1,11 +1,13 @@
 //! The bytes of objects that this process has just published: the cache reads them from the local files that they were written
-//! to, and not back from the store. It knows no cache and no request.
+//! to, and not back from the store. The cache takes a local file over when others follow, or when it is read. It knows no cache and
+//! no request.
 
 use super::staged::StagedBytes;
 use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore, forward_to};
 use parking_lot::Mutex;
 use spurline_types::{ByteSink, Error, ListPage, ObjectAttr, ObjectHeaders, ObjectId, ObjectRef, Result};
 use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,11 +16,31 @@ const OBJECTS_MAX: usize = 64;
 /// Most bytes of these files.
 const BYTES_MAX: u64 = 1 << 30;
 
+/// An object, and the local bytes that it was published from.
+struct PublishedObject {
+    object: ObjectRef,
+    staged: Arc<StagedBytes>,
+    /// Whether the cache may take the local file over.
+    is_offered: bool,
+    /// Whether the cache is taking the local file over.
+    is_taken: bool,
+}
+
 #[derive(Default)]
 struct PublishedList {
     /// The oldest first.
-    objects: VecDeque<(ObjectId, Arc<StagedBytes>)>,
-    bytes: u64,
+    objects: VecDeque<PublishedObject>,
+}
+
+impl PublishedList {
+    /// The oldest object that is not offered yet, if there are too many, or too many bytes of several.
+    fn find_excess(&self) -> Option<usize> {
+        let kept = || self.objects.iter().filter(|known| !known.is_offered);
+        let bytes: u64 = kept().map(|known| known.staged.len()).sum();
+        let count = kept().count();
+        let is_excess = count > OBJECTS_MAX || count > 1 && bytes > BYTES_MAX;
+        self.objects.iter().position(|known| !known.is_offered).filter(|_| is_excess)
+    }
 }
 
 /// The local files of the objects that were published last.
@@ -28,15 +50,28 @@ pub struct PublishedBytes {
 }
 
 impl PublishedBytes {
-    /// Keeps the bytes of an object; those of the oldest ones go.
-    pub(super) fn insert(&self, object: &ObjectRef, staged: StagedBytes) {
+    /// Keeps the bytes of an object. Of the oldest objects, those in memory go; returns the others, whose local files the cache may
+    /// take over until [`PublishedBytes::end_offer`].
+    pub(super) fn insert(&self, object: ObjectRef, staged: StagedBytes) -> Vec<ObjectRef> {
         let mut list = self.list.lock();
-        list.bytes += staged.len();
-        list.objects.push_back((object.id, Arc::new(staged)));
-        while list.objects.len() > OBJECTS_MAX || list.bytes > BYTES_MAX {
-            let Some((_, oldest)) = list.objects.pop_front() else { return };
-            list.bytes -= oldest.len();
+        let staged = Arc::new(staged);
+        list.objects.push_back(PublishedObject { object, staged, is_offered: false, is_taken: false });
+        let mut offered = Vec::new();
+        while let Some(index) = list.find_excess() {
+            let oldest = &mut list.objects[index];
+            if oldest.staged.whole_file().is_some() {
+                oldest.is_offered = true;
+                offered.push(oldest.object.clone());
+            } else {
+                list.objects.remove(index);
+            }
         }
+        offered
+    }
+
+    /// Gives up the local file of an object unless the cache is taking it over.
+    pub(super) fn end_offer(&self, object: &ObjectRef) {
+        self.list.lock().objects.retain(|known| known.object.id != object.id || known.is_taken || !known.is_offered);
     }
 
     /// Gives up all local files; whether there were any.
@@ -46,21 +81,63 @@ impl PublishedBytes {
     }
 
     /// The bytes of an object are those of another one now: the store has copied them.
-    pub(super) fn move_to(&self, old: ObjectId, new: ObjectId) {
-        for (known, _) in &mut self.list.lock().objects {
-            if *known == old {
-                *known = new;
+    pub(super) fn move_to(&self, old: ObjectId, new: &ObjectRef) {
+        for known in &mut self.list.lock().objects {
+            if known.object.id == old && !known.is_taken {
+                known.object = new.clone();
             }
         }
     }
 
     fn find(&self, id: ObjectId) -> Option<Arc<StagedBytes>> {
         let list = self.list.lock();
-        list.objects.iter().find(|(known, _)| *known == id).map(|(_, staged)| Arc::clone(staged))
+        list.objects.iter().find(|known| known.object.id == id).map(|known| Arc::clone(&known.staged))
     }
 
     fn is_empty(&self) -> bool {
         self.list.lock().objects.is_empty()
+    }
+
+    /// The local file of an object, for the first caller.
+    fn take_local_file(self: &Arc<Self>, id: ObjectId) -> Option<LocalFile> {
+        let mut list = self.list.lock();
+        let known = list.objects.iter_mut().find(|known| known.object.id == id && !known.is_taken)?;
+        known.staged.whole_file()?;
+        known.is_taken = true;
+        let staged = Arc::clone(&known.staged);
+        Some(LocalFile { published: Arc::clone(self), id, staged, is_taken_over: false })
+    }
+}
+
+/// A local file with all bytes of a new object, from which the object is read meanwhile.
+pub struct LocalFile {
+    published: Arc<PublishedBytes>,
+    id: ObjectId,
+    staged: Arc<StagedBytes>,
+    is_taken_over: bool,
+}
+
+impl LocalFile {
+    /// The file.
+    pub fn file(&self) -> Option<&File> {
+        self.staged.whole_file()
+    }
+
+    /// The cache has the file now.
+    pub fn note_taken_over(mut self) {
+        self.is_taken_over = true;
+    }
+}
+
+impl Drop for LocalFile {
+    fn drop(&mut self) {
+        let mut list = self.published.list.lock();
+        let Some(index) = list.objects.iter().position(|known| known.object.id == self.id) else { return };
+        if self.is_taken_over || list.objects[index].is_offered {
+            list.objects.remove(index);
+        } else {
+            list.objects[index].is_taken = false;
+        }
     }
 }
 
@@ -146,6 +223,10 @@ impl OriginStore for PublishingOrigin {
         fn readlink(&self, path: &[u8], deadline: Instant) -> Result<Vec<u8>>;
         fn object_headers(&self, path: &[u8], deadline: Instant) -> Result<ObjectHeaders>;
         fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>>;
+    }
+
+    fn take_local_file(&self, object: &ObjectRef) -> Option<LocalFile> {
+        self.published.take_local_file(object.id)
     }
 
     fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {

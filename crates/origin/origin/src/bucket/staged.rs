@@ -315,6 +315,14 @@ impl StagedBytes {
         self.changed.covers(range)
     }
 
+    /// The local file, if all bytes lie there.
+    pub fn whole_file(&self) -> Option<&File> {
+        match &self.place {
+            StagedPlace::File(file) if self.is_changed(0..self.len) => Some(file),
+            _ => None,
+        }
+    }
+
     /// Whether the object has all bytes of a range.
     pub fn is_of_object(&self, range: Range<u64>) -> bool {
         let is_spilled =

@@ -154,7 +154,7 @@ impl BucketFiles {
         let source = self.context.reads.source();
         let old = ObjectRef::new(source, old_path, Version::new(etag), copy.attr.size);
         let new = ObjectRef::new(source, new_path, copy.attr.version.clone(), copy.attr.size);
-        self.context.published.move_to(old.id, new.id);
+        self.context.published.move_to(old.id, &new);
         copy
     }
 

@@ -135,7 +135,7 @@ impl OpenObject {
         drop(facts);
         self.keep_state(changes);
         if let Some(after) = self.object() {
-            self.context.published.move_to(before.id, after.id);
+            self.context.published.move_to(before.id, &after);
         }
         Ok(())
     }
