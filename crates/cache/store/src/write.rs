@@ -79,7 +79,7 @@ impl StoreCore {
         let whole = self.disks.len() == 1 || obj.size <= EXTENT_BYTES;
         let key = self.file_key(obj.id, index, whole);
         let Some((disk, first)) = self.begin_block(&block, &key, whole) else {
-            return if self.contains_block(obj, index) {
+            return if self.is_logged(&block) {
                 PutOutcome::Stored
             } else if self.disks.iter().any(|disk| disk.health.usable() && disk.limit.load(Ordering::Relaxed) > 0) {
                 PutOutcome::Busy
@@ -98,6 +98,12 @@ impl StoreCore {
         };
         self.end_block(disk, &block, &key, kept == PutOutcome::Stored);
         kept
+    }
+
+    /// Whether a usable disk has a block that outlives this process.
+    fn is_logged(&self, block: &BlockId) -> bool {
+        let shard = self.index.shard_of(&block.object).read();
+        shard.get(block).is_some_and(|entry| self.is_served(entry) && !entry.state().is_being_written())
     }
 
     /// Ends the write of a block.
