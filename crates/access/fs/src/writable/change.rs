@@ -1,10 +1,10 @@
 //! Changes of names and attributes: each is made by the source, and then applied to the inode table.
 
 use super::life::made_object;
-use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error};
-use crate::errno::{FsError, FsResult};
+use super::{NodeEntry, WritableFileSystem};
+use crate::errno::{FsError, FsResult, errno_error};
 use crate::kept_records::MadeChange;
-use crate::service::DirName;
+use crate::service::{DirName, FsCaller, NewNode};
 use spurline_volume::capabilities::LimitedCall;
 use spurline_volume::repeated::{ChangeOutcome, RepeatedCall};
 use spurline_volume::writes::{AttrChange, Change, NamePath, NodeAttr, NodePath, OpenAttrCall, SourceSpace};
@@ -15,39 +15,12 @@ const CAPABILITIES: &[u8] = b"security.capability";
 /// `RENAME_EXCHANGE` of renameat2(2).
 const RENAME_EXCHANGE: u32 = 2;
 
-/// What [`WritableFileSystem::make`] makes.
-#[derive(Debug, Clone, Copy)]
-pub enum NewNode<'a> {
-    /// A directory.
-    Directory {
-        /// Its permission bits.
-        mode: u32,
-    },
-    /// A directory that is only on the way to a new file: a bucket keeps nothing of it.
-    ImpliedDirectory {
-        /// Its permission bits.
-        mode: u32,
-    },
-    /// A file, a device, a pipe or a socket.
-    Node {
-        /// Its type and permission bits.
-        mode: u32,
-        /// Its device number, as `makedev(3)` has it.
-        rdev: u64,
-    },
-    /// A symbolic link.
-    Symlink {
-        /// Where it leads.
-        target: &'a [u8],
-    },
-}
-
 impl WritableFileSystem {
     /// Makes `new` as `name` in `parent`; raises its lookup count.
     ///
     /// # Errors
     /// The source's errno.
-    pub fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &FsCaller) -> FsResult<NodeEntry> {
+    pub(super) fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &FsCaller) -> FsResult<NodeEntry> {
         if matches!(new, NewNode::Symlink { .. }) {
             self.can.check(LimitedCall::Symlink)?;
         }
@@ -80,7 +53,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<NodeEntry> {
+    pub(super) fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<NodeEntry> {
         self.can.check(LimitedCall::Link)?;
         let _changing = self.directory_attrs.changing(parent);
         if let Some(repeat) = self.find_repeat(caller) {
@@ -118,7 +91,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &FsCaller) -> FsResult<()> {
+    pub(super) fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &FsCaller) -> FsResult<()> {
         let _changing = self.directory_attrs.changing(parent);
         let repeat = self.find_repeat(caller);
         let known = self.nodes.identity_at(parent, name);
@@ -136,7 +109,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn rename(&self, from: DirName<'_>, to: DirName<'_>, flags: u32, caller: &FsCaller) -> FsResult<()> {
+    pub(super) fn rename(&self, from: DirName<'_>, to: DirName<'_>, flags: u32, caller: &FsCaller) -> FsResult<()> {
         let exchange = flags & RENAME_EXCHANGE != 0;
         if self.nodes.is_directory(from.parent, from.name) || exchange && self.nodes.is_directory(to.parent, to.name) {
             self.can.check(LimitedCall::RenameDirectory)?;
@@ -176,7 +149,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn setattr(
+    pub(super) fn setattr(
         &self,
         ino: u64,
         fh: Option<u64>,
@@ -232,7 +205,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn readlink(&self, ino: u64, caller: &FsCaller) -> FsResult<Vec<u8>> {
+    pub(super) fn readlink(&self, ino: u64, caller: &FsCaller) -> FsResult<Vec<u8>> {
         self.on_node(ino, caller, false, |at, caller| self.source.readlink(at, caller))
     }
 
@@ -240,7 +213,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn access(&self, ino: u64, mask: u32, caller: &FsCaller) -> FsResult<()> {
+    pub(super) fn access(&self, ino: u64, mask: u32, caller: &FsCaller) -> FsResult<()> {
         let answer = self.on_node(ino, caller, true, |at, caller| self.source.access(at, mask, caller));
         self.or_attr_of_open(ino, answer, OpenAttrCall::Access(mask), caller, drop)
     }
@@ -268,7 +241,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn getxattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<Vec<u8>> {
+    pub(super) fn getxattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<Vec<u8>> {
         self.can.check(LimitedCall::Xattr(name))?;
         // The kernel requests them before the first write. The source's kernel removes them at a write, whatever is known here.
         if name == CAPABILITIES && self.nodes.is_bare(ino) {
@@ -282,7 +255,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn listxattr(&self, ino: u64, caller: &FsCaller) -> FsResult<Vec<u8>> {
+    pub(super) fn listxattr(&self, ino: u64, caller: &FsCaller) -> FsResult<Vec<u8>> {
         let answer = self.on_node(ino, caller, false, |at, caller| self.source.list_xattr(at, caller));
         self.or_attr_of_open(ino, answer, OpenAttrCall::List, caller, |names| names)
     }
@@ -291,7 +264,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: u32, caller: &FsCaller) -> FsResult<()> {
+    pub(super) fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: u32, caller: &FsCaller) -> FsResult<()> {
         self.can.check(LimitedCall::Xattr(name))?;
         let _changing = self.directory_attrs.changing(ino);
         if name == CAPABILITIES {
@@ -318,7 +291,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn removexattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<()> {
+    pub(super) fn removexattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<()> {
         self.can.check(LimitedCall::Xattr(name))?;
         let _changing = self.directory_attrs.changing(ino);
         let answer = self
@@ -344,7 +317,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn statfs(&self) -> FsResult<SourceSpace> {
+    pub(super) fn statfs(&self) -> FsResult<SourceSpace> {
         Ok(self.source.space()?)
     }
 }

@@ -6,8 +6,10 @@
 //! reader that holds its lock. A length that grew is therefore put into the kernel before the program goes on: the last byte of
 //! the file is stored there. A length that shrank corrects itself at the first short read.
 
-use super::{BeginWait, FsResult, OpenedNode, WritableFileSystem};
-use crate::service::HandleRef;
+use super::WritableFileSystem;
+use super::open::OpenedNode;
+use crate::errno::FsResult;
+use crate::service::{BeginWait, HandleRef, KernelView};
 use parking_lot::Mutex;
 use spurline_types::Error;
 use spurline_volume::writes::{Caller, FileLock, LockKind, NodeAttr, WritableFile};
@@ -22,27 +24,6 @@ const SHARDS: usize = 16;
 const O_RDONLY: u32 = 0;
 /// Set-user-ID and set-group-ID.
 pub(super) const PRIVILEGE_BITS: u32 = 0o6000;
-
-/// The kernel's view of files.
-pub trait KernelView {
-    /// Makes the kernel get the attributes again.
-    ///
-    /// # Errors
-    /// The kernel's.
-    fn forget_attr(&self, ino: u64) -> io::Result<()>;
-
-    /// Makes the kernel drop the pages, and get the attributes again.
-    ///
-    /// # Errors
-    /// The kernel's.
-    fn drop_pages(&self, ino: u64) -> io::Result<()>;
-
-    /// Puts a byte into the kernel's pages, whose file then has at least that length.
-    ///
-    /// # Errors
-    /// The kernel's.
-    fn store_byte(&self, ino: u64, offset: u64, byte: u8) -> io::Result<()>;
-}
 
 /// The view of a kernel that waits, at each notification about pages, for requests that are served meanwhile: each begins a
 /// wait.
@@ -165,7 +146,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; the source's errno; the kernel's.
-    pub fn refresh_locked(&self, handle: HandleRef, kernel: &dyn KernelView) -> FsResult<()> {
+    pub(super) fn refresh_locked(&self, handle: HandleRef, kernel: &dyn KernelView) -> FsResult<()> {
         let HandleRef { ino, fh } = handle;
         let file = self.file(ino, fh)?;
         let _one = self.refreshes.of(ino).lock();
@@ -179,7 +160,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; the source's errno; the kernel's.
-    pub fn refresh_opened(&self, ino: u64, opened: &OpenedNode, kernel: &dyn KernelView) -> FsResult<()> {
+    pub(super) fn refresh_opened(&self, ino: u64, opened: &OpenedNode, kernel: &dyn KernelView) -> FsResult<()> {
         let file = self.file(ino, opened.fh)?;
         let _one = self.refreshes.of(ino).lock();
         if file.kernel_inode.size() >= opened.attr.size {
@@ -198,7 +179,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; the source's errno; the kernel's.
-    pub fn refresh_privileges(&self, handle: HandleRef, kernel: &dyn KernelView) -> FsResult<()> {
+    pub(super) fn refresh_privileges(&self, handle: HandleRef, kernel: &dyn KernelView) -> FsResult<()> {
         let HandleRef { ino, fh } = handle;
         let file = self.file(ino, fh)?;
         if !file.kernel_inode.privileged.swap(false, Ordering::AcqRel) {

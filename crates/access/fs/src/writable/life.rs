@@ -12,14 +12,14 @@
 //! Other requests have the same result the second time. A source that numbers its changes recognises a change without a record of
 //! its result itself.
 
+use super::WritableFileSystem;
 use super::open::{OpenNodeDirectory, OpenNodeFile};
-use super::{FsCaller, WritableFileSystem, errno_error};
-use crate::errno::{FsError, FsResult};
+use crate::errno::{FsError, FsResult, errno_error};
 use crate::kept_records::{
     KeptChange, KeptHandle, KeptLife, KeptLock, KeptRecord, KeptRecords, MadeChange, RecordSlot,
 };
 use crate::passthrough::RegisterBacking;
-use crate::service::DirName;
+use crate::service::{DirName, FsCaller};
 use parking_lot::Mutex;
 use spurline_sys::random;
 use spurline_types::Result;

@@ -11,17 +11,16 @@
 //! | locks of its own owner through another such file | the same: the number of an owner is used again when its file is closed |
 //! | a lock through a file that is being closed | it waits until the source has closed the file |
 
+use super::WritableFileSystem;
 use super::open::OpenNodeFile;
-use super::{FsCaller, WritableFileSystem, errno_error};
-use crate::errno::{FsError, FsResult};
+use crate::errno::{FsError, FsResult, errno_error};
 use crate::kept_records::{KeptLock, KeptRecord, KeptRecords, RecordSlot};
-use crate::service::HandleRef;
+use crate::service::{BeginWait, FsCaller, HandleRef, LockRequest};
 use parking_lot::{Condvar, Mutex};
 use spurline_types::{ErrorKind, Result};
 use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
 use spurline_volume::locks::{KnownLock, KnownLocks, LAST_BYTE, LockOwner};
 use spurline_volume::writes::{FileLock, LockConflict, LockFamily, LockKind, LockRange, WritableFile};
-use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,30 +39,6 @@ const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
 const UNSETTLED: Duration = Duration::from_secs(10);
 /// Interruptions that arrived before their request began to wait.
 const EARLY_MAX: usize = 256;
-
-/// A lock as a program requests it.
-#[derive(Debug, Clone, Copy)]
-pub struct LockRequest {
-    /// The lock, or the range to unlock.
-    pub lock: FileLock,
-    /// The process.
-    pub pid: u32,
-    /// The number of the request, for [`WritableFileSystem::interrupt`].
-    pub number: u64,
-}
-
-/// What a request for a lock needs of the session that it came through.
-pub trait BeginWait {
-    /// Lets other requests be served meanwhile. Dropping the result ends that.
-    ///
-    /// # Errors
-    /// `ENOLCK` when too many requests wait.
-    fn begin_wait(&self) -> FsResult<Box<dyn Any>>;
-
-    /// Whether it is certain that the end of the open file `fh` is not on its way: if the program that requests the lock has
-    /// closed the last descriptor before, [`WritableFileSystem::release`] was called.
-    fn has_all_closes(&self, fh: u64) -> bool;
-}
 
 /// The locks of all open files.
 #[derive(Default)]
@@ -399,7 +374,7 @@ impl WritableFileSystem {
     /// # Errors
     /// `EAGAIN` while another lock is in the way and there is no `wait`; `EINTR` after an interruption; the source's
     /// errno.
-    pub fn set_lock(
+    pub(super) fn set_lock(
         &self,
         handle: HandleRef,
         request: &LockRequest,
@@ -518,7 +493,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; `EINTR` after an interruption of request `number`; the source's errno.
-    pub fn test_lock(
+    pub(super) fn test_lock(
         &self,
         handle: HandleRef,
         lock: &FileLock,
@@ -584,7 +559,7 @@ impl WritableFileSystem {
     /// Whether the kernel may have pages with bytes that programs stored into a shared map, which have to be written before a lock
     /// is set or given up: it does so by itself at a close only. Bytes that were stored under a lock are there for the next one
     /// that gets it; older ones must not be written over its bytes.
-    pub fn has_stores_to_write(&self, ino: u64, lock: &FileLock) -> bool {
+    pub(super) fn has_stores_to_write(&self, ino: u64, lock: &FileLock) -> bool {
         (lock.kind != LockKind::Unlock || self.locks.has_owner(ino, lock.owner())) && self.has_pages(ino)
     }
 
@@ -610,12 +585,12 @@ impl WritableFileSystem {
     }
 
     /// The program that made request `number` got a signal: if it waits for a lock, the wait ends.
-    pub fn interrupt(&self, number: u64) {
+    pub(super) fn interrupt(&self, number: u64) {
         self.locks.interrupt(number);
     }
 
     /// Ends all waits: the kernel takes no more answers.
-    pub fn end_waits(&self) {
+    pub(super) fn end_waits(&self) {
         self.locks.end_waits();
     }
 }

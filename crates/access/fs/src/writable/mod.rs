@@ -19,14 +19,9 @@ mod removed;
 mod service;
 mod version_reads;
 
-pub use change::NewNode;
-pub use kernel_view::KernelView;
-pub use locks::{BeginWait, LockRequest};
-pub use open::OpenedNode;
-
 use crate::attr::LookupOutcome;
 use crate::block_reads::{BlockReads, ReadAheadLimits};
-use crate::errno::{FsError, FsResult};
+use crate::errno::{FsError, FsResult, errno_error};
 use crate::handle::HandleTable;
 use crate::inode_limit::LimitAlarm;
 use crate::service::{CallerGroups, FsCaller};
@@ -127,7 +122,7 @@ pub struct WritableFileSystem {
 
 impl WritableFileSystem {
     /// Closes everything that is open, after the last request.
-    pub fn close_all(&self) {
+    fn close_all(&self) {
         self.files.clear();
         self.directories.clear();
     }
@@ -178,18 +173,13 @@ impl WritableFileSystem {
         })
     }
 
-    /// The volume that is mounted.
-    pub fn volume(&self) -> &Arc<dyn Volume> {
-        &self.volume
-    }
-
     /// The number of inodes referenced by the kernel, the root included.
     pub fn known_inodes(&self) -> usize {
         self.nodes.len()
     }
 
     /// The path of an inode in quotes, for the log.
-    pub fn logged_path(&self, ino: u64) -> String {
+    fn logged_path(&self, ino: u64) -> String {
         match self.nodes.resolve(ino) {
             Some(node) => format!("'/{}'", String::from_utf8_lossy(&node.path)),
             None => "an object without a name".to_owned(),
@@ -197,7 +187,7 @@ impl WritableFileSystem {
     }
 
     /// Distinguishes inodes of the kernel that have the same number; the same in every mount of the source.
-    pub fn generation(&self, ino: u64, identity: &FileIdentity) -> u64 {
+    fn generation(&self, ino: u64, identity: &FileIdentity) -> u64 {
         match *identity == self.root {
             true => 0,
             false if self.can.publishes => nodes::generation_of_number(ino),
@@ -339,7 +329,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `Stale` for a forgotten directory; the source's errno.
-    pub fn lookup(&self, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<NodeLookup> {
+    fn lookup(&self, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<NodeLookup> {
         if matches!(name, b"." | b"..") {
             return self.lookup_handle(parent, name == b"..").map(NodeLookup::Found);
         }
@@ -357,7 +347,7 @@ impl WritableFileSystem {
     }
 
     /// Lowers the lookup count of `ino` by `n`.
-    pub fn forget(&self, ino: u64, n: u64) {
+    fn forget(&self, ino: u64, n: u64) {
         self.nodes.forget(ino, n);
     }
 
@@ -365,7 +355,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn getattr(&self, ino: u64, fh: Option<u64>, caller: &FsCaller) -> FsResult<(NodeAttr, Duration)> {
+    fn getattr(&self, ino: u64, fh: Option<u64>, caller: &FsCaller) -> FsResult<(NodeAttr, Duration)> {
         let ttl = self.config.attr_ttl;
         if let Some(file) = fh.and_then(|fh| self.files.get(fh)).filter(|file| file.ino == ino) {
             let attr = file.file.stat()?;
@@ -424,8 +414,4 @@ fn errno_of(error: &Error) -> i32 {
 /// Whether no path of the object leads to it any more.
 fn has_lost_name(error: &FsError) -> bool {
     matches!(error.errno(), libc::ENOENT | libc::ESTALE | libc::ENOTDIR)
-}
-
-fn errno_error(errno: i32, why: &'static str) -> FsError {
-    Error::new(ErrorKind::Io(errno), why).into()
 }

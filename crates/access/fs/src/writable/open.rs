@@ -7,12 +7,12 @@ use super::locks::HandleLocks;
 use super::opener::FileOpener;
 use super::removed::RemovedDirectory;
 use super::version_reads::VersionReads;
-use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error, has_lost_name};
-use crate::errno::{FsError, FsResult};
+use super::{NodeEntry, WritableFileSystem, has_lost_name};
+use crate::errno::{FsError, FsResult, errno_error};
 use crate::inode_limit::LimitedInodes as _;
 use crate::kept_records::{KeptHandle, MadeChange, RecordSlot};
 use crate::passthrough::{LiveBacking, RegisterBacking};
-use crate::service::{DirName, DirRead, FilePosition, FileWrite, HandleRef};
+use crate::service::{DirName, DirRead, FilePosition, FileWrite, FsCaller, HandleRef};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, ObjectRef, Result};
 use spurline_volume::ReadData;
@@ -141,7 +141,7 @@ pub struct OpenedNode {
 
 impl WritableFileSystem {
     /// The kernel can map files that bypass its pages: files that are only written may do that.
-    pub fn allow_direct_writes(&self) {
+    pub(super) fn allow_direct_writes(&self) {
         self.direct_writes.store(true, Ordering::Relaxed);
     }
 
@@ -184,7 +184,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno; `ESTALE` when the path leads to another object, and the kernel looks it up again.
-    pub fn open(
+    pub(super) fn open(
         &self,
         ino: u64,
         flags: i32,
@@ -212,7 +212,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn create(
+    pub(super) fn create(
         &self,
         parent: u64,
         name: &[u8],
@@ -249,7 +249,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn tmpfile(
+    pub(super) fn tmpfile(
         &self,
         parent: u64,
         flags: i32,
@@ -554,7 +554,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle` when it is not open.
-    pub fn release(&self, fh: u64) -> FsResult<()> {
+    pub(super) fn release(&self, fh: u64) -> FsResult<()> {
         let file = self.files.remove(fh).ok_or(FsError::BadHandle(fh))?;
         self.stats.fuse.open_handles.sub(1);
         let mut unused = None;
@@ -608,7 +608,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`.
-    pub fn discard(&self, ino: u64, fh: u64) -> FsResult<()> {
+    pub(super) fn discard(&self, ino: u64, fh: u64) -> FsResult<()> {
         self.file(ino, fh)?.file.discard();
         Ok(())
     }
@@ -617,7 +617,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; the source's errno.
-    pub fn read(&self, ino: u64, fh: u64, offset: u64, dst: &mut [u8]) -> FsResult<ReadData> {
+    pub(super) fn read(&self, ino: u64, fh: u64, offset: u64, dst: &mut [u8]) -> FsResult<ReadData> {
         let file = self.file(ino, fh)?;
         let cached = file.version_reads.as_ref().and_then(|reads| self.read_version(reads, offset, dst));
         match cached {
@@ -630,7 +630,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; the source's errno.
-    pub fn write(&self, handle: HandleRef, write: &FileWrite<'_>, caller: &FsCaller) -> FsResult<usize> {
+    pub(super) fn write(&self, handle: HandleRef, write: &FileWrite<'_>, caller: &FsCaller) -> FsResult<usize> {
         let started = Instant::now();
         let file = self.file(handle.ino, handle.fh)?;
         let loses_privileges = write.lose_privileges.then(|| Caller {
@@ -692,7 +692,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; the source's errno.
-    pub fn flush(&self, ino: u64, fh: u64, owner: u64, caller: &FsCaller<'_>) -> FsResult<()> {
+    pub(super) fn flush(&self, ino: u64, fh: u64, owner: u64, caller: &FsCaller<'_>) -> FsResult<()> {
         let file = self.file(ino, fh)?;
         let is_close = file.opener.as_ref().is_none_or(|opener| opener.counts_close_of(caller.pid));
         // The bytes first: the next owner of the lock reads them.
@@ -709,7 +709,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; the source's errno.
-    pub fn fsync(&self, ino: u64, fh: u64, data_only: bool) -> FsResult<()> {
+    pub(super) fn fsync(&self, ino: u64, fh: u64, data_only: bool) -> FsResult<()> {
         let file = self.file(ino, fh)?;
         let synced = file.file.sync(data_only);
         self.follow_identity(&file);
@@ -727,7 +727,15 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; the source's errno.
-    pub fn fallocate(&self, ino: u64, fh: u64, mode: u32, offset: u64, len: u64, caller: &FsCaller) -> FsResult<()> {
+    pub(super) fn fallocate(
+        &self,
+        ino: u64,
+        fh: u64,
+        mode: u32,
+        offset: u64,
+        len: u64,
+        caller: &FsCaller,
+    ) -> FsResult<()> {
         self.can.check(LimitedCall::Allocate(mode))?;
         let file = self.file(ino, fh)?;
         Ok(self.as_caller(caller, false, |caller| file.file.allocate(mode, offset, len, caller))?)
@@ -737,7 +745,13 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; the source's errno; `EXDEV` and `EOPNOTSUPP` make the kernel read and write.
-    pub fn copy_file_range(&self, from: FilePosition, to: FilePosition, len: u64, caller: &FsCaller) -> FsResult<u64> {
+    pub(super) fn copy_file_range(
+        &self,
+        from: FilePosition,
+        to: FilePosition,
+        len: u64,
+        caller: &FsCaller,
+    ) -> FsResult<u64> {
         self.can.check(LimitedCall::Copy)?;
         let input = self.file(from.file.ino, from.file.fh)?;
         let output = self.file(to.file.ino, to.file.fh)?;
@@ -750,7 +764,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; `ENXIO` past the end.
-    pub fn lseek(&self, ino: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
+    pub(super) fn lseek(&self, ino: u64, fh: u64, offset: u64, whence: u32) -> FsResult<u64> {
         self.can.check(LimitedCall::Seek)?;
         Ok(self.file(ino, fh)?.file.seek(offset, whence)?)
     }
@@ -759,7 +773,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// The source's errno.
-    pub fn opendir(&self, ino: u64, caller: &FsCaller) -> FsResult<u64> {
+    pub(super) fn opendir(&self, ino: u64, caller: &FsCaller) -> FsResult<u64> {
         if let Some(fh) = self.find_opened_handle(caller) {
             return Ok(fh);
         }
@@ -802,7 +816,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle` when it is not open.
-    pub fn releasedir(&self, fh: u64) -> FsResult<()> {
+    pub(super) fn releasedir(&self, fh: u64) -> FsResult<()> {
         let open = self.directories.remove(fh).ok_or(FsError::BadHandle(fh))?;
         let record = open.record.load(Ordering::Relaxed);
         drop(open);
@@ -820,7 +834,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; the source's errno.
-    pub fn readdir(
+    pub(super) fn readdir(
         &self,
         read: &DirRead,
         caller: &FsCaller,
@@ -848,7 +862,7 @@ impl WritableFileSystem {
     ///
     /// # Errors
     /// `BadHandle`; the source's errno.
-    pub fn fsyncdir(&self, ino: u64, fh: u64, data_only: bool) -> FsResult<()> {
+    pub(super) fn fsyncdir(&self, ino: u64, fh: u64, data_only: bool) -> FsResult<()> {
         Ok(self.directory(ino, fh)?.directory.sync(data_only)?)
     }
 }

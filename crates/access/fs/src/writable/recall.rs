@@ -2,9 +2,10 @@
 //! that it may have forgotten, and that this mount may never have given out. A number leads to its object by the names
 //! that were kept, each compared with the object it leads to.
 
-use super::{FsCaller, NodeEntry, WritableFileSystem, nodes};
+use super::{NodeEntry, WritableFileSystem, nodes};
 use crate::errno::{FsError, FsResult};
 use crate::name_records::DEPTH_MAX;
+use crate::service::FsCaller;
 use spurline_volume::writes::NodeAttr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +13,7 @@ use std::sync::atomic::Ordering;
 impl WritableFileSystem {
     /// Keeps the names of all inodes in the first `records` from now on, and stores the names of the present inodes there: file
     /// handles of an NFS server are resolved by them.
-    pub fn keep_names(&self, records: Arc<dyn crate::NameRecords>) {
+    pub(super) fn keep_names(&self, records: Arc<dyn crate::NameRecords>) {
         self.exported.store(true, Ordering::Relaxed);
         self.nodes.keep_names(records, self.can.publishes);
     }
@@ -24,7 +25,7 @@ impl WritableFileSystem {
     }
 
     /// The present path of an inode below the source, for logs; `None` if it has no name, or the kernel has forgotten it.
-    pub fn path_of(&self, ino: u64) -> Option<Vec<u8>> {
+    pub(super) fn path_of(&self, ino: u64) -> Option<Vec<u8>> {
         Some(self.nodes.resolve(ino)?.path)
     }
 

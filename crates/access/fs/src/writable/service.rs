@@ -1,17 +1,17 @@
 //! The writable file system as a [`FileService`]: it converts types, and keeps a kernel's view of a file in step with
 //! opens and locks. The rules are in the modules beside it.
 
-use super::kernel_view::{BegunWait, KernelView, WaitingView};
-use super::{LockRequest, NewNode, NodeEntry, NodeLookup, OpenedNode, WritableFileSystem};
+use super::kernel_view::{BegunWait, WaitingView};
+use super::open::OpenedNode;
+use super::{NodeEntry, NodeLookup, WritableFileSystem};
 use crate::attr::LookupOutcome;
 use crate::errno::{FsError, FsResult};
-use crate::fs::OpenedFile;
 use crate::inode_limit::LimitedInodes;
 use crate::kept_records::KeptLife;
 use crate::name_records::NameRecords;
 use crate::service::{
     CreateMode, DirName, DirRead, FileEntry, FilePosition, FileService, FileWrite, FsCaller, HandleRef, KernelSide,
-    ListedEntry, StatAttr,
+    KernelView, ListedEntry, LockRequest, NewNode, OpenedFile, StatAttr,
 };
 use spurline_volume::ReadData;
 use spurline_volume::writes::{AttrChange, FileLock, LockConflict, NodeAttr, SourceSpace};
