@@ -60,7 +60,7 @@ impl FileSystem {
         if config.inode_bytes < u64::MAX {
             stats.fuse.inode_limit_bytes.set(config.inode_bytes);
         }
-        let handles = HandleTable::new();
+        let handles = HandleTable::default();
         let capacity = Mutex::default();
         let starts = PageStarts::default();
         let open_files = OpenFiles::new();

@@ -1,13 +1,13 @@
 //! Changes of names and attributes: each is made by the source, and then applied to the inode table.
 
 use super::life::made_object;
-use super::{NodeEntry, WritableFileSystem};
+use super::names::{MountNames, NodeEntry};
 use crate::errno::{FsError, FsResult, errno_error};
 use crate::kept_records::MadeChange;
 use crate::service::{DirName, FsCaller, NewNode};
 use spurline_volume::capabilities::LimitedCall;
-use spurline_volume::repeated::{ChangeOutcome, RepeatedCall};
-use spurline_volume::writes::{AttrChange, Change, NamePath, NodeAttr, NodePath, OpenAttrCall, SourceSpace};
+use spurline_volume::repeated::{ChangeOutcome, RepeatedCall, find_name};
+use spurline_volume::writes::{AttrChange, Change, NamePath, NodeAttr, NodePath, OpenAttrCall};
 use std::time::Duration;
 
 /// The attribute with a file's capabilities.
@@ -15,17 +15,14 @@ const CAPABILITIES: &[u8] = b"security.capability";
 /// `RENAME_EXCHANGE` of renameat2(2).
 const RENAME_EXCHANGE: u32 = 2;
 
-impl WritableFileSystem {
+impl MountNames {
     /// Makes `new` as `name` in `parent`; raises its lookup count.
-    ///
-    /// # Errors
-    /// The source's errno.
-    pub(super) fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &FsCaller) -> FsResult<NodeEntry> {
+    pub fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &FsCaller) -> FsResult<NodeEntry> {
         if matches!(new, NewNode::Symlink { .. }) {
             self.can.check(LimitedCall::Symlink)?;
         }
         let _changing = self.directory_attrs.changing(parent);
-        let repeat = self.find_repeat(caller);
+        let repeat = self.life.find_repeat(caller);
         let mode = match new {
             NewNode::Directory { mode } | NewNode::ImpliedDirectory { mode } | NewNode::Node { mode, .. } => mode,
             NewNode::Symlink { .. } => 0,
@@ -37,10 +34,10 @@ impl WritableFileSystem {
                 NewNode::Node { mode, rdev } => Change::Mknod { at, mode, rdev },
                 NewNode::Symlink { target } => Change::Symlink { at, target },
             };
-            self.change_names(&change, repeat, None, by, caller)
+            self.life.change_names(&change, repeat, None, by, caller)
         })?;
         let attr = with_attr(attr)?;
-        self.note_names_made(caller, made_object(attr.identity));
+        self.life.note_names_made(caller, made_object(attr.identity));
         self.stats.fuse.change_ops.add(1);
         let entry = self.intern(parent, name, attr);
         if self.can.publishes && matches!(new, NewNode::ImpliedDirectory { .. }) {
@@ -50,16 +47,13 @@ impl WritableFileSystem {
     }
 
     /// Gives the object of `ino` the name `name` in `parent`; raises its lookup count.
-    ///
-    /// # Errors
-    /// The source's errno.
-    pub(super) fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<NodeEntry> {
+    pub fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<NodeEntry> {
         self.can.check(LimitedCall::Link)?;
         let _changing = self.directory_attrs.changing(parent);
-        if let Some(repeat) = self.find_repeat(caller) {
+        if let Some(repeat) = self.life.find_repeat(caller) {
             let known = self.nodes.identity_of(ino);
             let outcome = self.on_name(parent, name, caller, false, |at, by| {
-                self.find_outcome(RepeatedCall::LinkOpen(at), repeat, known, by)
+                self.life.find_outcome(RepeatedCall::LinkOpen(at), repeat, known, by)
             })?;
             if let ChangeOutcome::Made(Some(attr)) = outcome {
                 return Ok(self.intern(parent, name, attr));
@@ -79,7 +73,7 @@ impl WritableFileSystem {
             Err(error) => {
                 // An open file without a name, made by O_TMPFILE.
                 let nameless = self.nodes.resolve(ino).is_none();
-                let Some(file) = self.open_file_of(ino).filter(|_| nameless) else { return Err(error) };
+                let Some(file) = self.open_nodes.any_file(ino).filter(|_| nameless) else { return Err(error) };
                 self.on_name(parent, name, caller, false, |at, caller| self.source.link_open(&*file.file, at, caller))?
             }
         };
@@ -88,28 +82,22 @@ impl WritableFileSystem {
     }
 
     /// Removes a name of anything but a directory, or an empty directory.
-    ///
-    /// # Errors
-    /// The source's errno.
-    pub(super) fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &FsCaller) -> FsResult<()> {
+    pub fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &FsCaller) -> FsResult<()> {
         let _changing = self.directory_attrs.changing(parent);
-        let repeat = self.find_repeat(caller);
+        let repeat = self.life.find_repeat(caller);
         let known = self.nodes.identity_at(parent, name);
         self.on_name(parent, name, caller, false, |at, by| {
             let change = if directory { Change::Rmdir { at } } else { Change::Unlink { at } };
-            self.change_names(&change, repeat, known, by, caller)
+            self.life.change_names(&change, repeat, known, by, caller)
         })?;
-        self.note_names_made(caller, MadeChange::default());
+        self.life.note_names_made(caller, MadeChange::default());
         self.nodes.remove(parent, name);
         self.stats.fuse.change_ops.add(1);
         Ok(())
     }
 
     /// Renames; `flags` as for `renameat2(2)`.
-    ///
-    /// # Errors
-    /// The source's errno.
-    pub(super) fn rename(&self, from: DirName<'_>, to: DirName<'_>, flags: u32, caller: &FsCaller) -> FsResult<()> {
+    pub fn rename(&self, from: DirName<'_>, to: DirName<'_>, flags: u32, caller: &FsCaller) -> FsResult<()> {
         let exchange = flags & RENAME_EXCHANGE != 0;
         if self.nodes.is_directory(from.parent, from.name) || exchange && self.nodes.is_directory(to.parent, to.name) {
             self.can.check(LimitedCall::RenameDirectory)?;
@@ -117,7 +105,7 @@ impl WritableFileSystem {
         let _changing = [from.parent, to.parent].map(|directory| self.directory_attrs.changing(directory));
         // Until the table has the new name, paths below the old one lead nowhere.
         let under_way = self.nodes.begin_rename();
-        let repeat = self.find_repeat(caller);
+        let repeat = self.life.find_repeat(caller);
         let known = self.nodes.identity_at(from.parent, from.name);
         let renamed = self.while_moving(1, || {
             let old = self.nodes.resolve(from.parent).ok_or_else(|| self.missing(from.parent))?;
@@ -127,10 +115,10 @@ impl WritableFileSystem {
                 let new = NodePath { path: &new.path, expected: Some(new.identity) };
                 let from = NamePath { directory: old, name: from.name };
                 let to = NamePath { directory: new, name: to.name };
-                self.change_names(&Change::Rename { from, to, flags }, repeat, known, by, caller)
+                self.life.change_names(&Change::Rename { from, to, flags }, repeat, known, by, caller)
             })?)
         })?;
-        self.note_names_made(caller, MadeChange::default());
+        self.life.note_names_made(caller, MadeChange::default());
         // The process before may have come so far.
         if repeat.is_none() || !self.knows_name(to, caller)? {
             self.nodes.rename(from, to, exchange);
@@ -146,10 +134,7 @@ impl WritableFileSystem {
     }
 
     /// Sets attributes; with `fh`, of an open file.
-    ///
-    /// # Errors
-    /// The source's errno.
-    pub(super) fn setattr(
+    pub fn setattr(
         &self,
         ino: u64,
         fh: Option<u64>,
@@ -157,13 +142,13 @@ impl WritableFileSystem {
         caller: &FsCaller,
     ) -> FsResult<(NodeAttr, Duration)> {
         let set = &self.can.stored_attributes(set);
-        if *set == AttrChange::default() && self.is_passed_through(ino) {
+        if *set == AttrChange::default() && self.open_nodes.is_passed_through(ino) {
             self.take_privileges(ino, caller)?;
         }
         let _changing = self.directory_attrs.changing(ino);
         // Without its groups, a caller would silently lose the set-group-ID bit.
         let groups_decide = set.mode.is_some_and(|mode| mode & libc::S_ISGID != 0);
-        let attr = match fh.and_then(|fh| self.files.get(fh)).filter(|file| file.ino == ino) {
+        let attr = match fh.and_then(|fh| self.open_nodes.file(ino, fh).ok()) {
             Some(file) => self.as_caller(caller, groups_decide, |caller| file.file.set_attr(set, caller))?,
             None => {
                 let by_path = self.on_node(ino, caller, groups_decide, |of, caller| {
@@ -202,18 +187,12 @@ impl WritableFileSystem {
     }
 
     /// Target of a symbolic link.
-    ///
-    /// # Errors
-    /// The source's errno.
-    pub(super) fn readlink(&self, ino: u64, caller: &FsCaller) -> FsResult<Vec<u8>> {
+    pub fn readlink(&self, ino: u64, caller: &FsCaller) -> FsResult<Vec<u8>> {
         self.on_node(ino, caller, false, |at, caller| self.source.readlink(at, caller))
     }
 
     /// access(2).
-    ///
-    /// # Errors
-    /// The source's errno.
-    pub(super) fn access(&self, ino: u64, mask: u32, caller: &FsCaller) -> FsResult<()> {
+    pub fn access(&self, ino: u64, mask: u32, caller: &FsCaller) -> FsResult<()> {
         let answer = self.on_node(ino, caller, true, |at, caller| self.source.access(at, mask, caller));
         self.or_attr_of_open(ino, answer, OpenAttrCall::Access(mask), caller, drop)
     }
@@ -238,10 +217,7 @@ impl WritableFileSystem {
     }
 
     /// An extended attribute's value.
-    ///
-    /// # Errors
-    /// The source's errno.
-    pub(super) fn getxattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<Vec<u8>> {
+    pub fn getxattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<Vec<u8>> {
         self.can.check(LimitedCall::Xattr(name))?;
         // The kernel requests them before the first write. The source's kernel removes them at a write, whatever is known here.
         if name == CAPABILITIES && self.nodes.is_bare(ino) {
@@ -252,19 +228,13 @@ impl WritableFileSystem {
     }
 
     /// The names of the extended attributes.
-    ///
-    /// # Errors
-    /// The source's errno.
-    pub(super) fn listxattr(&self, ino: u64, caller: &FsCaller) -> FsResult<Vec<u8>> {
+    pub fn listxattr(&self, ino: u64, caller: &FsCaller) -> FsResult<Vec<u8>> {
         let answer = self.on_node(ino, caller, false, |at, caller| self.source.list_xattr(at, caller));
         self.or_attr_of_open(ino, answer, OpenAttrCall::List, caller, |names| names)
     }
 
     /// Sets an extended attribute; `flags` as for `setxattr(2)`.
-    ///
-    /// # Errors
-    /// The source's errno.
-    pub(super) fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: u32, caller: &FsCaller) -> FsResult<()> {
+    pub fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: u32, caller: &FsCaller) -> FsResult<()> {
         self.can.check(LimitedCall::Xattr(name))?;
         let _changing = self.directory_attrs.changing(ino);
         if name == CAPABILITIES {
@@ -288,10 +258,7 @@ impl WritableFileSystem {
     }
 
     /// Removes an extended attribute.
-    ///
-    /// # Errors
-    /// The source's errno.
-    pub(super) fn removexattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<()> {
+    pub fn removexattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<()> {
         self.can.check(LimitedCall::Xattr(name))?;
         let _changing = self.directory_attrs.changing(ino);
         let answer = self
@@ -313,12 +280,10 @@ impl WritableFileSystem {
         }
     }
 
-    /// Sizes of the source's file system.
-    ///
-    /// # Errors
-    /// The source's errno.
-    pub(super) fn statfs(&self) -> FsResult<SourceSpace> {
-        Ok(self.source.space()?)
+    /// Whether the table of nodes has the name as the source has.
+    fn knows_name(&self, at: DirName<'_>, caller: &FsCaller<'_>) -> FsResult<bool> {
+        let found = self.on_name(at.parent, at.name, caller, false, |at, by| find_name(&*self.source, at, by))?;
+        Ok(found.map(|found| found.identity) == self.nodes.identity_at(at.parent, at.name))
     }
 }
 
