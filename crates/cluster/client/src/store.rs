@@ -808,7 +808,7 @@ impl ObjectWriteBackend for RemoteStore {
             let source = source_of(&from);
             let call = StoreCall::CopyPart { key, upload, number, source, from: range.start, to: range.end };
             let etag = text_of(self.send(key, call).await?)?;
-            self.link.notes.add_copied_part(upload, number, &etag, range.end - range.start);
+            self.link.notes.add_copied_part(upload, number, &etag, from, range);
             Ok(etag)
         }
         .boxed()
