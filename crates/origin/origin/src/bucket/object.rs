@@ -19,7 +19,6 @@ mod spill;
 pub(super) use kept::KeptFile;
 use kept::KeptObject;
 use locked::ObjectLocks;
-pub(super) use spill::SpaceHolders;
 use spill::Spilling;
 
 use super::BucketWriteOptions;
@@ -28,6 +27,7 @@ use super::file_attrs::{FileAttrs, file_time};
 use super::found::{FoundObject, OpenedNode};
 use super::last_known::LastKnown;
 use super::names::{file_number, identity_of, key_of, random_identity};
+use super::open_table::OpenTable;
 use super::part_upload::{PartState, PartUpload};
 use super::published::{PublishedBytes, PublishedTimes};
 use super::requests::{BucketRequests, NewObject};
@@ -171,7 +171,8 @@ pub(super) struct ObjectContext {
     pub times: PublishedTimes,
     /// For the changed bytes of all files.
     pub space: Arc<StagingSpace>,
-    pub holders: Arc<SpaceHolders>,
+    /// The files that programs have changed, or may change, by the numbers of their identities.
+    pub writing: Mutex<OpenTable<u64, OpenObject>>,
     pub absences: Arc<RecentAbsences>,
     pub known: Arc<LastKnown>,
     pub ending: EndingFiles,
@@ -259,7 +260,8 @@ impl OpenObject {
     }
 
     /// An open file that writes begins.
-    pub fn add_writer(&self) {
+    pub fn add_writer(self: &Arc<Self>) {
+        self.context.writing.lock().insert(file_number(&self.unpublished), self);
         self.writers.fetch_add(1, Ordering::SeqCst);
     }
 
