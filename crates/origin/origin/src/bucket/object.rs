@@ -41,7 +41,7 @@ use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, ObjectAttr, ObjectRef, Result};
 use spurline_volume::Volume;
 use spurline_volume::kept_files::KeptFiles;
-use spurline_volume::path_locks::{LockedPath, PathLocks};
+use spurline_volume::path_locks::PathLocks;
 use spurline_volume::repeated::ChangeMark;
 use spurline_volume::writes::FileIdentity;
 use std::collections::{BTreeMap, VecDeque};
@@ -223,15 +223,21 @@ impl OpenObject {
     /// A file that exists, or a new one.
     pub fn new(context: Arc<ObjectContext>, path: Vec<u8>, node: OpenedNode) -> OpenObject {
         let mut changes = ObjectChanges::default();
+        let mut is_exclusive = false;
         let facts = match node {
             OpenedNode::Found(found) => {
                 let file_attrs = found.file_attrs();
                 changes.attributes = found.attributes;
                 ObjectFacts::new(path, Some(found.attr), file_attrs)
             }
-            OpenedNode::New(file_attrs) => ObjectFacts::new(path, None, file_attrs),
+            OpenedNode::New { attrs, exclusive } => {
+                is_exclusive = exclusive;
+                ObjectFacts::new(path, None, attrs)
+            }
         };
-        OpenObject::with_changes(context, random_identity(), facts, changes)
+        let mut object = OpenObject::with_changes(context, random_identity(), facts, changes);
+        object.is_exclusive = is_exclusive;
+        object
     }
 
     fn with_changes(
@@ -273,15 +279,6 @@ impl OpenObject {
     /// Whether an open file writes, whose close publishes.
     pub fn has_writers(&self) -> bool {
         self.writers.load(Ordering::SeqCst) > 0
-    }
-
-    /// The same new file, made with `O_EXCL`, whose name is reserved among mounts.
-    pub fn made_exclusively(self, reserved: Option<Arc<dyn LockedPath>>) -> OpenObject {
-        let mut made = self;
-        made.is_exclusive = true;
-        reserved.into_iter().for_each(|reserved| made.lock_by(reserved));
-        made.keep_state_now();
-        made
     }
 
     /// The path that leads to the file, or has led to it.
