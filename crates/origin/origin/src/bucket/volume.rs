@@ -2,7 +2,7 @@
 
 use super::BucketWriteOptions;
 use super::absences::RecentAbsences;
-use super::checked::CheckedBucket;
+use super::checked::{CheckedBucket, clean_up_bucket};
 use super::directory::BucketFolder;
 use super::file::BucketFile;
 use super::file_attrs::{FileAttrs, file_time};
@@ -511,12 +511,20 @@ impl WritableBucket {
         let _ = self.files.context.path_locks.set(locks);
     }
 
-    /// Checks that a bucket can be changed.
+    /// Checks that a bucket can be changed, and completes or removes what mounts have left behind.
     ///
     /// # Errors
     /// As [`WritableBucket::open`].
     pub fn check(url: &str, config: &OriginOptions, options: BucketWriteOptions, stats: Arc<Stats>) -> Result<()> {
         CheckedBucket::open(url, config, options, stats).map(drop)
+    }
+
+    /// Completes or removes what mounts have left behind in a bucket that was checked before.
+    ///
+    /// # Errors
+    /// As [`WritableBucket::open`].
+    pub fn clean_up(url: &str, config: &OriginOptions, options: &BucketWriteOptions, stats: Arc<Stats>) -> Result<()> {
+        clean_up_bucket(url, config, options, stats)
     }
 
     fn open_file(&self, object: Arc<OpenObject>, flags: u32) -> Result<BucketFile> {
