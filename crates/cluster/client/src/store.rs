@@ -132,7 +132,13 @@ impl RemoteStore {
 
     /// Sends a request to the home of the key.
     async fn send(&self, key: &str, call: StoreCall<'_>) -> Answer<StoreAnswer> {
+        self.send_work(key, call, Duration::ZERO).await
+    }
+
+    /// As [`Self::send`], for a request that the store may work on for `work_time`.
+    async fn send_work(&self, key: &str, call: StoreCall<'_>, work_time: Duration) -> Answer<StoreAnswer> {
         let attempt = StoreAttempt::new(&self.link, self.link.home_of(key), &call, Bytes::new());
+        let attempt = StoreAttempt { time: attempt.time + work_time, ..attempt };
         attempt.run_apart().await.map(|answered| answered.answer)
     }
 }
@@ -807,7 +813,8 @@ impl ObjectWriteBackend for RemoteStore {
         async move {
             let source = source_of(&from);
             let call = StoreCall::CopyPart { key, upload, number, source, from: range.start, to: range.end };
-            let etag = text_of(self.send(key, call).await?)?;
+            let work_time = transfer_time(range.end - range.start);
+            let etag = text_of(self.send_work(key, call, work_time).await?)?;
             self.link.notes.add_copied_part(upload, number, &etag, from, range);
             Ok(etag)
         }
@@ -853,6 +860,7 @@ impl ObjectWriteBackend for RemoteStore {
         to: &'a str,
         attributes: Option<&'a ObjectAttributes>,
         condition: &'a WriteCondition,
+        work_time: Duration,
     ) -> BoxFuture<'a, Answer<String>> {
         async move {
             let mut encoded = EncodedAttributes::default();
@@ -862,7 +870,7 @@ impl ObjectWriteBackend for RemoteStore {
                 attributes: attributes.map(|attributes| encoded.encode(attributes)),
                 condition: condition_of(condition),
             };
-            let etag = text_of(self.send(to, call).await?)?;
+            let etag = text_of(self.send_work(to, call, work_time).await?)?;
             self.link.notes.add_copy(from, to, &etag);
             self.link.start_notes();
             Ok(etag)

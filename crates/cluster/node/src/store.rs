@@ -413,7 +413,8 @@ fn send_call(
             }
             StoreCall::Copy { source, key, attributes, condition } => {
                 let attributes = attributes.as_ref().map(attributes_of);
-                text_answer(writes.copy(source_of(source), key, attributes.as_ref(), &condition_of(condition)).await?)
+                let condition = condition_of(condition);
+                text_answer(writes.copy(source_of(source), key, attributes.as_ref(), &condition, time).await?)
             }
             StoreCall::Delete { key, condition } => {
                 writes.delete(key, &condition_of(condition)).await?;
