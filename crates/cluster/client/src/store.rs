@@ -51,8 +51,6 @@ const PROOF_TIME: Duration = Duration::from_secs(10);
 const NOTE_TIME: Duration = Duration::from_secs(5);
 /// The key of the upload by which stores are compared, below the source; never an object.
 const PROOF_KEY: &str = ".spurline-node";
-/// Names of a page that has no limit of its own.
-const NAMES_PER_PAGE: u32 = 1000;
 
 type Answer<T> = std::result::Result<T, RequestFailure>;
 
@@ -713,7 +711,8 @@ impl ObjectWriteBackend for RemoteStore {
     }
 
     fn list_below<'a>(&'a self, prefix: &'a str, token: Option<&'a str>) -> BoxFuture<'a, Answer<RawPage>> {
-        let call = StoreCall::List { prefix, token, max: NAMES_PER_PAGE, is_folded: false };
+        // The store decides how many names a page has.
+        let call = StoreCall::List { prefix, token, max: 0, is_folded: false };
         async move { page_of(self.send(prefix, call).await?) }.boxed()
     }
 
