@@ -170,16 +170,19 @@ impl StoreLink {
     fn start_notes(self: &Arc<Self>) {
         if self.notes.claim_thread() {
             let link = Arc::clone(self);
-            let send_all = move || {
-                while let Some(object) = link.notes.wait_next() {
-                    link.send_note(&object);
-                }
-            };
-            if let Err(error) = std::thread::Builder::new().name("sent-notes".to_owned()).spawn(send_all) {
+            let thread = std::thread::Builder::new().name("sent-notes".to_owned());
+            if let Err(error) = thread.spawn(move || link.send_notes()) {
                 tracing::warn!(
                     "the thread for notes to nodes can't be started, and new files are read from the store: {error}"
                 );
             }
+        }
+    }
+
+    /// Sends notes until there is none for a while.
+    fn send_notes(self: &Arc<Self>) {
+        while let Some(object) = self.notes.wait_next() {
+            self.send_note(&object);
         }
     }
 

@@ -737,8 +737,10 @@ impl OpenObject {
 
     /// The bytes that were just published are read from the local file, unless local space was too short for all of them.
     fn keep_hot(&self, staged: Option<StagedBytes>) {
-        let is_kept = |staged: &StagedBytes| self.context.options.fills_cache && staged.spilled_parts().is_empty();
-        if let (Some(staged), Some(object)) = (staged.filter(is_kept), self.object()) {
+        let fills_cache = self.context.options.fills_cache;
+        if let Some(staged) = staged.filter(|staged| fills_cache && staged.spilled_parts().is_empty())
+            && let Some(object) = self.object()
+        {
             self.context.published.insert(&object, staged);
             let blocks = object.size.div_ceil(self.context.reads.block_size());
             self.context.reads.prefetch(&object, 0..u32::try_from(blocks).unwrap_or(u32::MAX), HOT_PIECE);

@@ -208,8 +208,8 @@ impl BucketFiles {
 
     /// Removes the source of a copy, unless another writer has changed it.
     fn remove_source(&self, path: &[u8], found: Option<FoundNode>, known: Option<FileIdentity>) -> Result<()> {
-        let (Some(FoundNode::Object(found)), Some(known)) = (found, known) else { return Ok(()) };
-        if known != identity_of(path, &found.attr) {
+        let Some(FoundNode::Object(found)) = found else { return Ok(()) };
+        if known != Some(identity_of(path, &found.attr)) {
             return Ok(());
         }
         let key = key_of(&self.options.root, path)?;
