@@ -52,6 +52,8 @@ struct MemoryState {
     buckets: BTreeMap<String, BTreeMap<String, StoredObject>>,
     uploads: BTreeMap<String, StoredUpload>,
     writes: u64,
+    /// How far the clock is behind that of the host.
+    clock_behind: Duration,
 }
 
 /// Buckets in memory; clones share them.
@@ -78,7 +80,7 @@ impl MemoryState {
         // Unlike AWS, each write gets a new etag, even for equal bytes, so that tests can distinguish writes.
         let etag = format!("{:032x}", self.writes);
         self.writes += 1;
-        StoredObject { bytes, etag, modified: SystemTime::now(), attributes }
+        StoredObject { bytes, etag, modified: SystemTime::now() - self.clock_behind, attributes }
     }
 
     fn bucket(&mut self, bucket: &str) -> S3Result<&mut BTreeMap<String, StoredObject>> {
@@ -136,6 +138,11 @@ impl MemoryS3 {
     /// From now on each object and part is stored only after this long.
     pub(crate) fn set_put_delay(&self, delay: Duration) {
         *self.put_delay.write() = delay;
+    }
+
+    /// From now on the times of objects are this far behind those of the host.
+    pub(crate) fn set_clock_behind(&self, by: Duration) {
+        self.state.write().clock_behind = by;
     }
 
     /// How many requests to make the object of an upload have come.

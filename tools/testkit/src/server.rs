@@ -128,6 +128,14 @@ impl S3Server {
         self.memory.as_ref().expect("a server in memory").set_put_delay(delay);
     }
 
+    /// From now on the times of objects in memory are this far behind those of the host.
+    ///
+    /// # Panics
+    /// When the server serves a directory.
+    pub fn set_clock_behind(&self, by: Duration) {
+        self.memory.as_ref().expect("a server in memory").set_clock_behind(by);
+    }
+
     /// How many requests to make the object of an upload a server in memory has got.
     ///
     /// # Panics

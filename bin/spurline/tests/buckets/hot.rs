@@ -32,6 +32,8 @@ impl HotRig {
         let registry = format!("coordinator://{}", line.split("coordinating on ").nth(1).unwrap().trim());
         let nodes = (0..node_count).map(|number| {
             let mut command = world.command(&["node", "--writable", "--source", &source(), "--group-port", "0"]);
+            // Memory for the longest file.
+            command.args(["--buffer-size", "600M"]);
             command.args(["--endpoint-url", &proxy.endpoint(), "--registry", &registry, "--cache-dir"]);
             command.arg(world.dir(&format!("node-cache-{number}")));
             world.node_with(with_credentials(&mut command))
@@ -45,7 +47,8 @@ impl HotRig {
 
     fn mount(&self, name: &str) -> Mount {
         let at = self.world.dir(name);
-        let mut command = self.world.command(&["mount", &source(), at.to_str().unwrap(), "--rw"]);
+        let words = ["mount", &source(), at.to_str().unwrap(), "--rw", "--buffer-size", "100M"];
+        let mut command = self.world.command(&words);
         self.world.mount_at(command.args(["--registry", &self.registry]), &at)
     }
 
@@ -68,7 +71,13 @@ fn a_file_written_through_nodes_is_read_without_a_request() {
         let rig = HotRig::start(node_count);
         let one = rig.mount("one");
         let two = rig.mount("two");
-        let written = [("small", bytes(1, 10_000)), ("whole", bytes(2, 7 * MIB)), ("parts", bytes(3, 45 * MIB + 17))];
+        let written = [
+            ("small", bytes(1, 10_000)),
+            ("whole", bytes(2, 7 * MIB)),
+            ("parts", bytes(3, 30 * MIB + 17)),
+            // Longer than the space of the mount: parts are hidden objects before.
+            ("long", bytes(4, 110 * MIB + 5)),
+        ];
         for (name, content) in &written {
             fs::write(one.path(name), content).unwrap();
             rig.wait_until_hot(&two, name);
@@ -81,6 +90,8 @@ fn a_file_written_through_nodes_is_read_without_a_request() {
             assert!(rig.server.bytes(BUCKET, &format!("p/{renamed}")).unwrap() == *content);
             let fetched = rig.proxy.count_requests("GET", &format!("/p/{name}"));
             assert_eq!(fetched, 0, "{name} through {node_count} nodes: {:?}", rig.proxy.requests());
+            let spilled = rig.proxy.count_requests("PUT", "/p/.spurline-part-");
+            assert_eq!(spilled > 3, *name == "long", "{name}: {spilled} parts were moved to the store");
         }
         two.unmount();
         one.unmount();

@@ -51,8 +51,6 @@ const PROOF_TIME: Duration = Duration::from_secs(10);
 const NOTE_TIME: Duration = Duration::from_secs(5);
 /// The key of the upload by which stores are compared, below the source; never an object.
 const PROOF_KEY: &str = ".spurline-node";
-/// Names of a page that has no limit of its own.
-const NAMES_PER_PAGE: u32 = 1000;
 
 type Answer<T> = std::result::Result<T, RequestFailure>;
 
@@ -132,7 +130,13 @@ impl RemoteStore {
 
     /// Sends a request to the home of the key.
     async fn send(&self, key: &str, call: StoreCall<'_>) -> Answer<StoreAnswer> {
+        self.send_work(key, call, Duration::ZERO).await
+    }
+
+    /// As [`Self::send`], for a request that the store may work on for `work_time`.
+    async fn send_work(&self, key: &str, call: StoreCall<'_>, work_time: Duration) -> Answer<StoreAnswer> {
         let attempt = StoreAttempt::new(&self.link, self.link.home_of(key), &call, Bytes::new());
+        let attempt = StoreAttempt { time: attempt.time + work_time, ..attempt };
         attempt.run_apart().await.map(|answered| answered.answer)
     }
 }
@@ -166,16 +170,19 @@ impl StoreLink {
     fn start_notes(self: &Arc<Self>) {
         if self.notes.claim_thread() {
             let link = Arc::clone(self);
-            let send_all = move || {
-                while let Some(object) = link.notes.wait_next() {
-                    link.send_note(&object);
-                }
-            };
-            if let Err(error) = std::thread::Builder::new().name("sent-notes".to_owned()).spawn(send_all) {
+            let thread = std::thread::Builder::new().name("sent-notes".to_owned());
+            if let Err(error) = thread.spawn(move || link.send_notes()) {
                 tracing::warn!(
                     "the thread for notes to nodes can't be started, and new files are read from the store: {error}"
                 );
             }
+        }
+    }
+
+    /// Sends notes until there is none for a while.
+    fn send_notes(self: &Arc<Self>) {
+        while let Some(object) = self.notes.wait_next() {
+            self.send_note(&object);
         }
     }
 
@@ -707,7 +714,8 @@ impl ObjectWriteBackend for RemoteStore {
     }
 
     fn list_below<'a>(&'a self, prefix: &'a str, token: Option<&'a str>) -> BoxFuture<'a, Answer<RawPage>> {
-        let call = StoreCall::List { prefix, token, max: NAMES_PER_PAGE, is_folded: false };
+        // The store decides how many names a page has.
+        let call = StoreCall::List { prefix, token, max: 0, is_folded: false };
         async move { page_of(self.send(prefix, call).await?) }.boxed()
     }
 
@@ -807,8 +815,9 @@ impl ObjectWriteBackend for RemoteStore {
         async move {
             let source = source_of(&from);
             let call = StoreCall::CopyPart { key, upload, number, source, from: range.start, to: range.end };
-            let etag = text_of(self.send(key, call).await?)?;
-            self.link.notes.add_copied_part(upload, number, &etag, range.end - range.start);
+            let work_time = transfer_time(range.end - range.start);
+            let etag = text_of(self.send_work(key, call, work_time).await?)?;
+            self.link.notes.add_copied_part(upload, number, &etag, from, range);
             Ok(etag)
         }
         .boxed()
@@ -853,6 +862,7 @@ impl ObjectWriteBackend for RemoteStore {
         to: &'a str,
         attributes: Option<&'a ObjectAttributes>,
         condition: &'a WriteCondition,
+        work_time: Duration,
     ) -> BoxFuture<'a, Answer<String>> {
         async move {
             let mut encoded = EncodedAttributes::default();
@@ -862,7 +872,7 @@ impl ObjectWriteBackend for RemoteStore {
                 attributes: attributes.map(|attributes| encoded.encode(attributes)),
                 condition: condition_of(condition),
             };
-            let etag = text_of(self.send(to, call).await?)?;
+            let etag = text_of(self.send_work(to, call, work_time).await?)?;
             self.link.notes.add_copy(from, to, &etag);
             self.link.start_notes();
             Ok(etag)

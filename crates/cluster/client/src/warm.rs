@@ -147,28 +147,30 @@ impl GroupVolume {
         self.inner().copies_of(path)
     }
 
+    /// The folder rules and free space of a node.
+    fn rules_of<T: DeserializeOwned>(&self, name: &str, time: Duration) -> Result<T> {
+        let patience = RequestPatience { answer: time, absence: Duration::ZERO };
+        let text: Vec<u8> = self.inner().call_named(name, patience, |lease, body, deadline| {
+            lease.call(&NodeRequest::Rules { text: "" }, body, &mut [], &mut |_| {}, deadline)?;
+            Ok(std::mem::take(body))
+        })?;
+        serde_json::from_slice(&text).map_err(|error| {
+            Error::new(ErrorKind::Protocol, format!("the rules of node {name} are not valid JSON: {error}"))
+        })
+    }
+
     /// The folder rules and free space of the first `most` nodes, as JSON. Nodes are called in parallel, each with
     /// the timeout `time`.
     ///
     /// # Errors
     /// The error of the first node that does not answer.
     pub fn node_rules<T: DeserializeOwned + Send>(&self, most: usize, time: Duration) -> Result<Vec<T>> {
-        let inner = self.inner();
-        let patience = RequestPatience { answer: time, absence: Duration::ZERO };
-        let view = inner.members().snapshot();
-        let one = |name: &str| -> Result<T> {
-            let text: Vec<u8> = inner.call_named(name, patience, |lease, body, deadline| {
-                lease.call(&NodeRequest::Rules { text: "" }, body, &mut [], &mut |_| {}, deadline)?;
-                Ok(std::mem::take(body))
-            })?;
-            serde_json::from_slice(&text).map_err(|error| {
-                Error::new(ErrorKind::Protocol, format!("the rules of node {name} are not valid JSON: {error}"))
-            })
-        };
+        let view = self.inner().members().snapshot();
         let mut told = Vec::new();
         for some in view.members().chunks(SIDE_BY_SIDE).take(most.div_ceil(SIDE_BY_SIDE)) {
             std::thread::scope(|scope| {
-                let asked: Vec<_> = some.iter().take(most).map(|member| scope.spawn(|| one(&member.name))).collect();
+                let asked: Vec<_> =
+                    some.iter().take(most).map(|member| scope.spawn(|| self.rules_of(&member.name, time))).collect();
                 asked.into_iter().try_for_each(|thread| {
                     told.push(thread.join().unwrap_or_else(|_| {
                         Err(Error::new(ErrorKind::Io(EIO), "a thread that called a node panicked; see the log"))

@@ -12,7 +12,7 @@ mod writes;
 use hot::HotBlocks;
 use parking_lot::{Mutex, RwLock};
 use recent::RecentObjects;
-use spurline_cache::{Cache, CacheContext, FolderRule, PinOutcome, RemovedBytes, WarmBatch};
+use spurline_cache::{Cache, CacheContext, PinOutcome, RemovedBytes, WarmBatch};
 use spurline_origin::OriginStore;
 use spurline_proto::{
     AnswerBody, CapacityAnswer, HOT_BODY, HelloRequest, MAX_PAYLOAD, NodeRequest, ObjectRange, ObjectRanges,
@@ -197,10 +197,11 @@ impl CacheNode {
     /// The rules with the bytes held by each, and the node's pinned and pinnable bytes.
     pub fn node_rules(&self) -> NodeRules {
         let set = self.rules();
-        let hold = |rule: &FolderRule| HeldRule { rule: rule.clone(), held_bytes: self.shared.bytes_under_rule(rule) };
+        let rules = set.rules.iter();
+        let held = rules.map(|rule| HeldRule { rule: rule.clone(), held_bytes: self.shared.bytes_under_rule(rule) });
         NodeRules {
             revision: set.revision,
-            rules: set.rules.iter().map(hold).collect(),
+            rules: held.collect(),
             sources: self.allowed.clone(),
             volumes: self.volumes().iter().map(|volume| volume.source().to_owned()).collect(),
             block_size: self.shared.block_size,

@@ -256,19 +256,13 @@ impl CacheNode {
         let Ok(StoreAnswer::Text(etag)) = &sent else { return Ok(sent) };
         let transfer = bytes.transfer();
         let len = bytes.len();
-        match call {
-            StoreCall::Put { key, .. } => {
-                if let Some(path) = requests.readable_path(key)
-                    && bytes.stay()
-                {
-                    let range = SentRange { offset: 0, len, transfer, node: self.name().into() };
-                    note_sent(cache, path, etag, len, vec![range])?;
-                }
-            }
-            // The mount knows the version at the end of the upload.
-            _ => {
-                bytes.stay();
-            }
+        // Of a part, the mount knows the version at the end of the upload, which may also copy the part from a hidden object.
+        if bytes.stay()
+            && let StoreCall::Put { key, .. } = call
+            && let Some(path) = requests.readable_path(key)
+        {
+            let range = SentRange { offset: 0, len, transfer, node: self.name().into() };
+            note_sent(cache, path, etag, len, vec![range])?;
         }
         Ok(sent)
     }
@@ -419,7 +413,8 @@ fn send_call(
             }
             StoreCall::Copy { source, key, attributes, condition } => {
                 let attributes = attributes.as_ref().map(attributes_of);
-                text_answer(writes.copy(source_of(source), key, attributes.as_ref(), &condition_of(condition)).await?)
+                let condition = condition_of(condition);
+                text_answer(writes.copy(source_of(source), key, attributes.as_ref(), &condition, time).await?)
             }
             StoreCall::Delete { key, condition } => {
                 writes.delete(key, &condition_of(condition)).await?;

@@ -60,8 +60,10 @@ impl AwsFiles {
 
     /// Reads both files; an absent one is empty.
     pub(crate) fn read(&self) -> AwsProfiles {
-        let read = |path: &Option<PathBuf>| path.as_deref().map(read_sections).unwrap_or_default();
-        AwsProfiles { credentials: read(&self.credentials), config: read(&self.config) }
+        AwsProfiles {
+            credentials: self.credentials.as_deref().map(read_sections).unwrap_or_default(),
+            config: self.config.as_deref().map(read_sections).unwrap_or_default(),
+        }
     }
 
     /// The files to watch for changes.

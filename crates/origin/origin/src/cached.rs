@@ -14,7 +14,7 @@ use spurline_sys::join_path;
 use spurline_types::{ByteSink, Error, ErrorKind, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result, Stats};
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// Lifetime and number of cached names.
@@ -335,25 +335,8 @@ impl CachedOrigin {
         let inner = Arc::clone(&self.inner);
         let shared = Arc::downgrade(&self.state);
         let stats = Arc::clone(&self.stats);
-        let tests = move || {
-            loop {
-                let began = Instant::now();
-                let tested = inner.check(began + PROBE_LIMIT);
-                let Some(shared) = shared.upgrade() else { return };
-                let mut state = shared.lock();
-                let Some(outage) = &mut state.outage else { return };
-                match &tested {
-                    Err(error) if shows_silence(&*inner, error, began) => outage.is_tested = true,
-                    Err(error) if is_unanswered(error) => {}
-                    _ if outage.is_tested => return end_outage(&mut state.outage, &stats, inner.source_url()),
-                    _ => return,
-                }
-                drop(state);
-                drop(shared);
-                std::thread::sleep(PROBE_PAUSE);
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("test-origin".into()).spawn(tests) {
+        let thread = std::thread::Builder::new().name("test-origin".into());
+        if let Err(error) = thread.spawn(move || test_until_answered(&*inner, &shared, &stats)) {
             tracing::warn!(%error, "no thread can test whether the origin responds");
         }
     }
@@ -861,5 +844,25 @@ impl OriginStore for CachedOrigin {
             }
         }
         answers
+    }
+}
+
+/// Tests an origin until the outage has ended, or the names are dropped.
+fn test_until_answered(origin: &dyn OriginStore, names: &Weak<Mutex<MetadataState>>, stats: &Stats) {
+    loop {
+        let began = Instant::now();
+        let tested = origin.check(began + PROBE_LIMIT);
+        let Some(names) = names.upgrade() else { return };
+        let mut state = names.lock();
+        let Some(outage) = &mut state.outage else { return };
+        match &tested {
+            Err(error) if shows_silence(origin, error, began) => outage.is_tested = true,
+            Err(error) if is_unanswered(error) => {}
+            _ if outage.is_tested => return end_outage(&mut state.outage, stats, origin.source_url()),
+            _ => return,
+        }
+        drop(state);
+        drop(names);
+        std::thread::sleep(PROBE_PAUSE);
     }
 }

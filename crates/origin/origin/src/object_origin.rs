@@ -144,14 +144,17 @@ impl ObjectOrigin {
     ) -> Result<T> {
         let started = Instant::now();
         self.stats.object.in_flight.add(1);
-        let counted = async |backend: &dyn ObjectBackend| {
-            let permitted = async {
-                let _place = self.metadata_permits.acquire().await;
-                query(backend).await
-            };
-            self.with_deadline(deadline, permitted).await
-        };
-        let answer = self.run_transfer(counted, is_answered).unwrap_or_else(|| Err(closed_error()));
+        let answer = self.run_transfer(
+            async |backend: &dyn ObjectBackend| {
+                let permitted = async {
+                    let _place = self.metadata_permits.acquire().await;
+                    query(backend).await
+                };
+                self.with_deadline(deadline, permitted).await
+            },
+            is_answered,
+        );
+        let answer = answer.unwrap_or_else(|| Err(closed_error()));
         self.stats.object.in_flight.sub(1);
         self.stats.metadata.ops.add(1);
         self.stats.metadata.lat_us.add_us(started.elapsed());

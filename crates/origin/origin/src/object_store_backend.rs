@@ -289,8 +289,7 @@ impl ObjectBackend for ObjectStoreBackend {
             // The library can't name the marker of a folder, but lists it.
             if key.ends_with('/') {
                 let marker = self.list(key, None, 1).await?.objects.into_iter().find(|object| object.key == key);
-                let absent = || RequestFailure::fatal(ErrorKind::NotFound, format!("no object '{key}'"));
-                return marker.ok_or_else(absent);
+                return marker.ok_or_else(|| RequestFailure::fatal(ErrorKind::NotFound, format!("no object '{key}'")));
             }
             let options = GetOptions { head: true, ..GetOptions::default() };
             let answer = self.store.get_opts(&self.parse_path(key)?, options).await;

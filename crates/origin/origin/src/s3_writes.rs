@@ -18,7 +18,7 @@ use object_store::client::HttpResponse;
 use reqsign_core::hash::base64_encode;
 use spurline_types::{CONTENT_HEADERS, ErrorKind, USER_METADATA_PREFIX};
 use std::ops::Range;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 const COPY_SOURCE: HeaderName = HeaderName::from_static("x-amz-copy-source");
 const COPY_SOURCE_IF_MATCH: HeaderName = HeaderName::from_static("x-amz-copy-source-if-match");
@@ -339,6 +339,7 @@ impl ObjectWriteBackend for S3Backend {
         to: &'a str,
         attributes: Option<&'a ObjectAttributes>,
         condition: &'a WriteCondition,
+        _work_time: Duration,
     ) -> BoxFuture<'a, Result<String, RequestFailure>> {
         async move {
             let what = format!("the copy of '{}' to '{to}'", from.key);

@@ -87,15 +87,14 @@ impl SourceRequests {
     ) -> Result<T, RequestFailure> {
         let deadline = Instant::now() + time;
         let patience = self.bucket.config.timeout;
-        let attempt = async |reads: &dyn ObjectBackend| {
-            let Some(writes) = reads.writes() else { return Err(self.no_answer(ErrorKind::Unavailable)) };
-            let answer = progress.await_answer(deadline, patience, request(BucketSides { reads, writes })).await;
-            answer.unwrap_or_else(|| Err(self.no_answer(ErrorKind::Timeout)))
-        };
-        let is_kept = |answer: &Result<T, RequestFailure>| {
-            answer.as_ref().err().is_none_or(|failure| failure.advice == RetryHint::Never)
-        };
-        let answer = self.bucket.run_transfer(attempt, is_kept);
+        let answer = self.bucket.run_transfer(
+            async |reads: &dyn ObjectBackend| {
+                let Some(writes) = reads.writes() else { return Err(self.no_answer(ErrorKind::Unavailable)) };
+                let answer = progress.await_answer(deadline, patience, request(BucketSides { reads, writes })).await;
+                answer.unwrap_or_else(|| Err(self.no_answer(ErrorKind::Timeout)))
+            },
+            is_answered,
+        );
         let answer = answer.unwrap_or_else(|| Err(self.no_answer(ErrorKind::Unavailable)));
         if let Err(failure) = &answer
             && failure.advice == RetryHint::Never
@@ -108,6 +107,11 @@ impl SourceRequests {
     fn no_answer(&self, kind: ErrorKind) -> RequestFailure {
         RequestFailure::transient(kind, format!("{} gave no answer in time", self.describe()))
     }
+}
+
+/// Whether the store has answered, so that the connection can be used again.
+fn is_answered<T>(answer: &Result<T, RequestFailure>) -> bool {
+    answer.as_ref().err().is_none_or(|failure| failure.advice == RetryHint::Never)
 }
 
 #[cfg(test)]

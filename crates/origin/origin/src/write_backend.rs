@@ -261,13 +261,15 @@ pub trait ObjectWriteBackend: Send + Sync {
     /// Ends an upload without an object.
     fn abort<'a>(&'a self, key: &'a str, upload: &'a str) -> BoxFuture<'a, Result<(), RequestFailure>>;
 
-    /// Copies an object within the bucket, with its attributes or with other ones; returns the new etag.
+    /// Copies an object within the bucket, with its attributes or with other ones; returns the new etag. The store may work on the
+    /// copy for `work_time`, which depends on the length of the object.
     fn copy<'a>(
         &'a self,
         from: CopySource<'a>,
         to: &'a str,
         attributes: Option<&'a ObjectAttributes>,
         condition: &'a WriteCondition,
+        work_time: Duration,
     ) -> BoxFuture<'a, Result<String, RequestFailure>>;
 
     /// Removes an object; an absent one counts as removed.

@@ -288,14 +288,13 @@ impl NodeChanges {
             let opened = open_node_directory(source, &self.writes);
             return opened.map(drop).map_err(|error| unwritable(error, "leave --writable out"));
         }
-        self.check_bucket(source, false).map_err(|error| unwritable_bucket(error, "--writable"))
+        let checked = WritableBucket::check(source, &self.origin, self.options.clone(), Arc::clone(&self.stats));
+        checked.map_err(|error| unwritable_bucket(error, "--writable"))
     }
 
-    /// Completes or removes what mounts have left behind in a bucket, whose conditions are tried unless these are known.
-    fn check_bucket(&self, source: &str, conditions_known: bool) -> spurline_types::Result<()> {
-        let mut options = self.options.clone();
-        options.conditions_known = conditions_known;
-        WritableBucket::check(source, &self.origin, options, Arc::clone(&self.stats))
+    /// Completes or removes what mounts have left behind in a bucket.
+    fn clean_up(&self, source: &str) -> spurline_types::Result<()> {
+        WritableBucket::clean_up(source, &self.origin, &self.options, Arc::clone(&self.stats))
     }
 
     /// Opens a source for changes, which is read through `volume`.
@@ -513,7 +512,7 @@ fn remove_leftovers(changes: &Arc<NodeChanges>, sources: Vec<String>) -> Result<
             std::thread::sleep(LEFTOVERS_INTERVAL);
             let Some(changes) = changes.upgrade() else { return };
             for source in sources.iter().filter(|source| !is_directory(source)) {
-                if let Err(error) = changes.check_bucket(source, true) {
+                if let Err(error) = changes.clean_up(source) {
                     tracing::warn!("{source}: what mounts have left behind stays: {error}");
                 }
             }

@@ -7,6 +7,7 @@
 //! | an object is written | to the nodes that hold the blocks, but not to the node that sent all of the bytes |
 //! | an upload ends | to the nodes that hold blocks, with the transfers of all parts |
 //! | an object is copied that was made so | the same, under the new name and version |
+//! | a part is copied whole from such an object | the end of the upload names the transfer of that part |
 //!
 //! A thread sends the notes, so that no writer waits. The module knows what a note says, and not how a node gets the note.
 
@@ -18,6 +19,7 @@ use spurline_origin::{CopySource, UploadedPart};
 use spurline_proto::{AnswerBody as _, SentPart, SentParts};
 use spurline_types::ObjectId;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -44,7 +46,7 @@ pub(super) struct SentBytes<'a> {
 struct PartRoute {
     etag: String,
     len: u64,
-    /// The node and the number of the transfer; `None` for bytes that the store has copied.
+    /// The node and the number of the transfer; `None` for bytes that the store has copied from elsewhere.
     sent: Option<(Box<str>, u64)>,
 }
 
@@ -70,6 +72,14 @@ impl SentObject {
             payload
         });
         chunks.collect()
+    }
+
+    /// The node that has sent exactly the bytes of this range in a transfer, and the number of the transfer.
+    fn sender_of(&self, range: Range<u64>) -> Option<(&str, u64)> {
+        let found = self.sent.parts.binary_search_by_key(&range.start, |part| part.offset).ok()?;
+        let part = &self.sent.parts[found];
+        let node = self.sent.nodes.get(part.node as usize)?;
+        (part.len == range.end - range.start).then_some((node, part.transfer))
     }
 
     /// The nodes that hold blocks of the object at `path`, without the node that knows all.
@@ -125,9 +135,18 @@ impl SentNotes {
         self.add_route(upload, number, PartRoute { etag: etag.to_owned(), len: bytes.len, sent });
     }
 
-    /// The store has copied a part.
-    pub fn add_copied_part(&self, upload: &str, number: u32, etag: &str, len: u64) {
-        self.add_route(upload, number, PartRoute { etag: etag.to_owned(), len, sent: None });
+    /// The store has copied a part from this range of an object.
+    pub fn add_copied_part(&self, upload: &str, number: u32, etag: &str, from: CopySource<'_>, range: Range<u64>) {
+        let len = range.end - range.start;
+        let known = self.find_object(from);
+        let sent = known.and_then(|known| known.sender_of(range).map(|(node, transfer)| (node.into(), transfer)));
+        self.add_route(upload, number, PartRoute { etag: etag.to_owned(), len, sent });
+    }
+
+    /// The object of this version, if nodes have sent it lately.
+    fn find_object(&self, object: CopySource<'_>) -> Option<Arc<SentObject>> {
+        let objects = self.objects.lock();
+        objects.iter().find(|known| known.key == object.key && Some(&*known.etag) == object.etag).map(Arc::clone)
     }
 
     /// Keeps an object for the notes of copies; the oldest go.
@@ -190,9 +209,7 @@ impl SentNotes {
 
     /// The store has copied an object.
     pub fn add_copy(&self, from: CopySource<'_>, key: &str, etag: &str) {
-        let objects = self.objects.lock();
-        let known = objects.iter().find(|known| known.key == from.key && Some(&*known.etag) == from.etag).cloned();
-        drop(objects);
+        let known = self.find_object(from);
         if let Some(known) = known.filter(|known| known.key != key || known.etag != etag) {
             self.add(SentObject { key: key.to_owned(), etag: etag.to_owned(), known_by: None, ..(*known).clone() });
         }
@@ -239,11 +256,13 @@ mod tests {
         UploadedPart { number, etag: etag.to_owned() }
     }
 
+    const UNKNOWN: CopySource<'static> = CopySource { key: "elsewhere", etag: Some("e") };
+
     #[test]
     fn an_object_has_the_transfers_of_the_parts_that_it_was_made_of() {
         let notes = SentNotes::default();
         notes.add_part("upload", 1, "a", SentBytes { node: "n1", transfer: 11, len: 100 });
-        notes.add_copied_part("upload", 2, "b", 50);
+        notes.add_copied_part("upload", 2, "b", UNKNOWN, 0..50);
         notes.add_part("upload", 3, "c", SentBytes { node: "n2", transfer: 13, len: 100 });
         // The last part was sent again, with other bytes.
         notes.add_part("upload", 3, "d", SentBytes { node: "n1", transfer: 14, len: 70 });
@@ -257,5 +276,24 @@ mod tests {
             notes.add_part("upload", 1, "a", SentBytes { node: "n1", transfer: 11, len: 100 });
             assert!(notes.parts_of("upload", &parts).is_none());
         }
+    }
+
+    #[test]
+    fn a_part_that_is_copied_whole_has_the_transfer_of_its_source() {
+        let notes = SentNotes::default();
+        notes.add_object("hidden", "h", SentBytes { node: "n2", transfer: 21, len: 100 });
+        let source = |etag| CopySource { key: "hidden", etag: Some(etag) };
+        notes.add_copied_part("upload", 1, "a", source("h"), 0..100);
+        // A part of the bytes, and another version.
+        notes.add_copied_part("upload", 2, "b", source("h"), 0..60);
+        notes.add_copied_part("upload", 3, "c", source("i"), 0..100);
+        let parts = [part(1, "a"), part(2, "b"), part(3, "c")];
+        notes.add_upload("file", "f", "upload", &parts);
+        let made = notes.find_object(CopySource { key: "file", etag: Some("f") }).unwrap();
+        assert_eq!((made.size, made.sender_of(0..100)), (260, Some(("n2", 21))));
+        assert_eq!(made.sent.parts.len(), 1);
+        // The next version of the file keeps its first part.
+        notes.add_copied_part("next", 1, "a", CopySource { key: "file", etag: Some("f") }, 0..100);
+        assert_eq!(notes.parts_of("next", &[part(1, "a")]).unwrap().0.parts[0].transfer, 21);
     }
 }

@@ -213,6 +213,14 @@ impl GroupWrites {
         })
     }
 
+    /// A rename has left this object, or none, at a path.
+    fn note_moved(&self, path: &[u8], known: Option<FileIdentity>) {
+        match known {
+            Some(identity) => self.known.note_object(path, identity),
+            None => self.known.note_absence(path),
+        }
+    }
+
     /// The change was made: `known` are the objects that the names led to before.
     fn note_change(&self, change: &Change<'_>, path: &[u8], answer: &WriteAnswer, known: [Option<FileIdentity>; 2]) {
         match change {
@@ -222,12 +230,8 @@ impl GroupWrites {
                 const RENAME_EXCHANGE: u32 = 2;
                 let old = join_path(from.directory.path, from.name);
                 let exchange = flags & RENAME_EXCHANGE != 0;
-                let note = |path: &[u8], known: Option<FileIdentity>| match known {
-                    Some(identity) => self.known.note_object(path, identity),
-                    None => self.known.note_absence(path),
-                };
-                note(path, known[0]);
-                note(&old, known[1].filter(|_| exchange));
+                self.note_moved(path, known[0]);
+                self.note_moved(&old, known[1].filter(|_| exchange));
                 self.files.move_open_files(&old, path, exchange);
             }
             Change::SetAttr { set, .. } => {

@@ -82,9 +82,8 @@ impl ChangesMemory {
         deadline: Instant,
     ) -> Option<ChangeBytes> {
         let share = tier.pool().limit_bytes() / CHANGES_SHARE;
-        let footprint = |len: u64| if len == 0 { 0 } else { BufferPool::footprint(len as usize) };
-        let blocks = (body.len / block_size).saturating_mul(footprint(block_size));
-        let wanted = blocks.saturating_add(footprint(body.len % block_size));
+        let blocks = (body.len / block_size).saturating_mul(footprint_of(block_size));
+        let wanted = blocks.saturating_add(footprint_of(body.len % block_size));
         let bytes = wanted.min(share);
         let mut used = self.used.lock();
         while used.changes_bytes + bytes > share {
@@ -110,6 +109,11 @@ impl ChangesMemory {
             _share: MemoryShare { memory: Arc::clone(self), bytes },
         })
     }
+}
+
+/// The memory of a block with this many bytes.
+fn footprint_of(len: u64) -> u64 {
+    if len == 0 { 0 } else { BufferPool::footprint(len as usize) }
 }
 
 /// Where the bytes lie.

@@ -143,7 +143,7 @@ fn a_node_sends_every_request_to_the_store() {
         assert_eq!(server.open_uploads(), 0);
         // Copies, listings, removals.
         let from = CopySource { key: "folder/large", etag: Some(&etag) };
-        store.copy(from, "folder/below/copy", None, &WriteCondition::Absent).await.unwrap();
+        store.copy(from, "folder/below/copy", None, &WriteCondition::Absent, Duration::ZERO).await.unwrap();
         assert!(server.bytes(BUCKET, "folder/below/copy").unwrap() == wanted);
         let page = store.list("folder/", None, 1000).await.unwrap();
         let keys: Vec<_> = page.objects.iter().map(|object| object.key.as_str()).collect();
@@ -172,7 +172,8 @@ fn requests_outside_the_source_and_to_nodes_without_changes_are_refused() {
             assert!(refused.message().contains("is not below s3://bucket/folder"), "{refused}");
         }
         let from = CopySource { key: "secret", etag: None };
-        let refused = store.copy(from, "folder/copy", None, &WriteCondition::None).await.unwrap_err().error;
+        let refused =
+            store.copy(from, "folder/copy", None, &WriteCondition::None, Duration::ZERO).await.unwrap_err().error;
         assert_eq!(refused.kind(), ErrorKind::PermissionDenied, "{refused}");
     });
     let reader = BucketNode::start(&server, url, false);

@@ -8,7 +8,7 @@ use crate::s3_wire::bare_etag;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::Change;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 impl BucketFiles {
     /// An open file without changes continues with the object that its name leads to now: a mount that had the lock of the file
@@ -43,13 +43,12 @@ impl BucketFiles {
         };
         let file = KeptFile::read(log)?;
         let mut kept = self.kept.lock();
-        if let Some(object) = kept.get(&file.number()).and_then(Weak::upgrade) {
+        if let Some(object) = kept.get(&file.number()) {
             return Ok(object);
         }
         let number = file.number();
         let object = Arc::new(OpenObject::continued(Arc::clone(&self.context), files, file)?);
-        kept.retain(|_, object| object.strong_count() > 0);
-        kept.insert(number, Arc::downgrade(&object));
+        kept.insert(number, &object);
         if object.is_current() {
             self.open.lock().insert(object.path(), &object);
         }
@@ -81,7 +80,7 @@ impl BucketFiles {
     /// The paths of open files at a path or below it.
     fn open_below(&self, path: &[u8]) -> Vec<Vec<u8>> {
         let open = self.open.lock();
-        let below = open.files.keys().filter(|open| {
+        let below = open.keys().filter(|open| {
             let rest = open.strip_prefix(path);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
         });

@@ -36,7 +36,6 @@ impl BucketFile {
         let file = BucketFile { files: Arc::clone(files), object, flags, lock_owners: Mutex::default() };
         if file.writes() {
             file.object.add_writer();
-            file.files.context.holders.add(&file.object);
             if flags & libc::O_TRUNC as u32 != 0 {
                 file.object.set_len(0)?;
             }

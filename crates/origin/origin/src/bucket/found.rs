@@ -25,8 +25,11 @@ impl FoundObject {
 /// The file that is opened.
 pub(super) enum OpenedNode {
     Found(FoundObject),
-    /// A new file with these attributes.
-    New(FileAttrs),
+    New {
+        attrs: FileAttrs,
+        /// Made with `O_EXCL`: an object of another writer is never this file.
+        exclusive: bool,
+    },
 }
 
 /// An object as its head describes it.

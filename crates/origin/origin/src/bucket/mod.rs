@@ -18,6 +18,7 @@ mod last_known;
 mod names;
 mod new_files;
 mod object;
+mod open_table;
 mod part_upload;
 mod path_attrs;
 mod probe;

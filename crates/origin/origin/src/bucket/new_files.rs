@@ -1,4 +1,5 @@
-//! New files of a bucket: an exclusive creation has a single winner among the programs of a node. Knows no bytes.
+//! New files of a bucket: an exclusive creation has a single winner among the programs of this mount, and among the mounts of the same
+//! nodes. Knows no bytes.
 
 use super::absences::LookupStart;
 use super::file_attrs::FileAttrs;
@@ -23,7 +24,7 @@ impl BucketFiles {
     /// Makes the file of a name, or opens the one that is there.
     ///
     /// # Errors
-    /// `Io(EEXIST)` for an exclusive creation when there is one; the store's.
+    /// `Io(EEXIST)` for an exclusive creation when there is one, or another mount is making it; the store's, and those of the nodes.
     pub fn make_file(&self, at: &NamePath<'_>, exclusive: bool, new: FileAttrs) -> Result<Arc<OpenObject>> {
         let path = path_of(at);
         // Before the look at the store: the mount that has the name makes the object.
@@ -62,8 +63,9 @@ impl BucketFiles {
         if exclusive && self.absences.has_publications_since(path, start) {
             return Ok(None);
         }
-        let object = self.new_object(path.to_vec(), OpenedNode::New(new.clone()));
-        let object = Arc::new(if exclusive { object.made_exclusively(reserved.cloned()) } else { object });
+        let node = OpenedNode::New { attrs: new.clone(), exclusive };
+        let object = Arc::new(self.new_object(path.to_vec(), node));
+        reserved.into_iter().for_each(|reserved| object.lock_by(Arc::clone(reserved)));
         open.insert(path.to_vec(), &object);
         Ok(Some(object))
     }

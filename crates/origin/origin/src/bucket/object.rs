@@ -19,7 +19,6 @@ mod spill;
 pub(super) use kept::KeptFile;
 use kept::KeptObject;
 use locked::ObjectLocks;
-pub(super) use spill::SpaceHolders;
 use spill::Spilling;
 
 use super::BucketWriteOptions;
@@ -28,6 +27,7 @@ use super::file_attrs::{FileAttrs, file_time};
 use super::found::{FoundObject, OpenedNode};
 use super::last_known::LastKnown;
 use super::names::{file_number, identity_of, key_of, random_identity};
+use super::open_table::OpenTable;
 use super::part_upload::{PartBuffers, PartState, PartUpload};
 use super::published::{PublishedBytes, PublishedTimes};
 use super::requests::{BucketRequests, NewObject};
@@ -41,7 +41,7 @@ use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, ObjectAttr, ObjectRef, Result};
 use spurline_volume::Volume;
 use spurline_volume::kept_files::KeptFiles;
-use spurline_volume::path_locks::{LockedPath, PathLocks};
+use spurline_volume::path_locks::PathLocks;
 use spurline_volume::repeated::ChangeMark;
 use spurline_volume::writes::FileIdentity;
 use std::collections::{BTreeMap, VecDeque};
@@ -171,7 +171,8 @@ pub(super) struct ObjectContext {
     pub times: PublishedTimes,
     /// For the changed bytes of all files.
     pub space: Arc<StagingSpace>,
-    pub holders: Arc<SpaceHolders>,
+    /// The files that programs have changed, or may change, by the numbers of their identities.
+    pub writing: Mutex<OpenTable<u64, OpenObject>>,
     pub absences: Arc<RecentAbsences>,
     pub known: Arc<LastKnown>,
     pub ending: EndingFiles,
@@ -228,15 +229,21 @@ impl OpenObject {
     /// A file that exists, or a new one.
     pub fn new(context: Arc<ObjectContext>, path: Vec<u8>, node: OpenedNode) -> OpenObject {
         let mut changes = ObjectChanges::default();
+        let mut is_exclusive = false;
         let facts = match node {
             OpenedNode::Found(found) => {
                 let file_attrs = found.file_attrs();
                 changes.attributes = found.attributes;
                 ObjectFacts::new(path, Some(found.attr), file_attrs)
             }
-            OpenedNode::New(file_attrs) => ObjectFacts::new(path, None, file_attrs),
+            OpenedNode::New { attrs, exclusive } => {
+                is_exclusive = exclusive;
+                ObjectFacts::new(path, None, attrs)
+            }
         };
-        OpenObject::with_changes(context, random_identity(), facts, changes)
+        let mut object = OpenObject::with_changes(context, random_identity(), facts, changes);
+        object.is_exclusive = is_exclusive;
+        object
     }
 
     fn with_changes(
@@ -265,7 +272,8 @@ impl OpenObject {
     }
 
     /// An open file that writes begins.
-    pub fn add_writer(&self) {
+    pub fn add_writer(self: &Arc<Self>) {
+        self.context.writing.lock().insert(file_number(&self.unpublished), self);
         self.writers.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -277,15 +285,6 @@ impl OpenObject {
     /// Whether an open file writes, whose close publishes.
     pub fn has_writers(&self) -> bool {
         self.writers.load(Ordering::SeqCst) > 0
-    }
-
-    /// The same new file, made with `O_EXCL`, whose name is reserved among mounts.
-    pub fn made_exclusively(self, reserved: Option<Arc<dyn LockedPath>>) -> OpenObject {
-        let mut made = self;
-        made.is_exclusive = true;
-        reserved.into_iter().for_each(|reserved| made.lock_by(reserved));
-        made.keep_state_now();
-        made
     }
 
     /// The path that leads to the file, or has led to it.
@@ -754,8 +753,10 @@ impl OpenObject {
 
     /// The bytes that were just published are read from the local file, unless local space was too short for all of them.
     fn keep_hot(&self, staged: Option<StagedBytes>) {
-        let is_kept = |staged: &StagedBytes| self.context.options.fills_cache && staged.spilled_parts().is_empty();
-        if let (Some(staged), Some(object)) = (staged.filter(is_kept), self.object()) {
+        let fills_cache = self.context.options.fills_cache;
+        if let Some(staged) = staged.filter(|staged| fills_cache && staged.spilled_parts().is_empty())
+            && let Some(object) = self.object()
+        {
             let is_local_file = staged.whole_file().is_some();
             for oldest in self.context.published.insert(object.clone(), staged) {
                 self.context.bring_into_cache(&oldest);

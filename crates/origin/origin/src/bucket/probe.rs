@@ -1,5 +1,5 @@
-//! Finds out whether a store keeps the conditions of writes, by writes of an object that is removed again. Stores misreport
-//! what they can do, and one that ignores a condition would replace the changes of others. It changes no other object.
+//! Finds out whether a store keeps the conditions of writes, and which time the store has, by writes of an object that is removed again.
+//! Stores misreport what they can do, and one that ignores a condition would replace the changes of others. It changes no other object.
 
 use super::rename_record::HIDDEN_NAME;
 use super::requests::{BucketRequests, NewObject, marked};
@@ -7,6 +7,7 @@ use crate::write_backend::{ObjectAttributes, UploadedPart, WriteCondition};
 use bytes::Bytes;
 use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result};
+use std::time::SystemTime;
 
 /// An etag that no object has.
 const NO_ETAG: &str = "00000000000000000000000000000000-spurline";
@@ -16,12 +17,29 @@ const NO_ETAG: &str = "00000000000000000000000000000000-spurline";
 /// # Errors
 /// Those of the store: a bucket that this identity may not change.
 pub(super) async fn find_ignored_condition(requests: &BucketRequests, root: &str) -> Result<Option<&'static str>> {
-    let key = format!("{root}{HIDDEN_NAME}probe-{:016x}", random());
+    let key = probe_key(root);
     let found = probe_conditions(requests, &key).await;
     let removed = requests.delete(&key, &WriteCondition::None).await;
     let found = found?;
     removed?;
     Ok(found)
+}
+
+/// The time by the clock that stamps objects, in whole seconds. The clock of this host says nothing about the age of an object: either
+/// clock can be wrong.
+///
+/// # Errors
+/// Those of the store.
+pub(super) async fn find_store_time(requests: &BucketRequests, root: &str) -> Result<SystemTime> {
+    let key = probe_key(root);
+    put(requests, &key, &WriteCondition::None).await?;
+    let found = requests.head(&key).await;
+    requests.delete(&key, &WriteCondition::None).await?;
+    Ok(found?.raw.mtime)
+}
+
+fn probe_key(root: &str) -> String {
+    format!("{root}{HIDDEN_NAME}probe-{:016x}", random())
 }
 
 async fn probe_conditions(requests: &BucketRequests, key: &str) -> Result<Option<&'static str>> {

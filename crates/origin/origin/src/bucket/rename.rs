@@ -15,7 +15,6 @@ use bytes::Bytes;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome};
 use spurline_volume::writes::{FileIdentity, NamePath, NodeAttr};
-use std::sync::{Arc, Weak};
 
 /// From `linux/fs.h`.
 const RENAME_NOREPLACE: u32 = 1;
@@ -106,7 +105,7 @@ impl BucketFiles {
     /// An open file has another name.
     pub fn move_open(&self, old_path: &[u8], new_path: &[u8], found: FoundObject) {
         let mut open = self.open.lock();
-        let moved = open.files.remove(old_path).and_then(|open| open.upgrade());
+        let moved = open.remove(old_path);
         if let Some(object) = moved {
             open.insert(new_path.to_vec(), &object);
             drop(open);
@@ -209,8 +208,8 @@ impl BucketFiles {
 
     /// Removes the source of a copy, unless another writer has changed it.
     fn remove_source(&self, path: &[u8], found: Option<FoundNode>, known: Option<FileIdentity>) -> Result<()> {
-        let (Some(FoundNode::Object(found)), Some(known)) = (found, known) else { return Ok(()) };
-        if known != identity_of(path, &found.attr) {
+        let Some(FoundNode::Object(found)) = found else { return Ok(()) };
+        if known != Some(identity_of(path, &found.attr)) {
             return Ok(());
         }
         let key = key_of(&self.options.root, path)?;
@@ -240,8 +239,8 @@ impl BucketFiles {
 
     /// Publishes the open files below a folder.
     fn publish_below(&self, path: &[u8]) -> Result<()> {
-        let open: Vec<_> = self.open.lock().files.values().filter_map(Weak::upgrade).collect();
-        for object in open.iter().filter(|object: &&Arc<_>| object.is_changed()) {
+        let open = self.open.lock().all();
+        for object in open.iter().filter(|object| object.is_changed()) {
             if object.path().strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/")) {
                 object.publish()?;
             }

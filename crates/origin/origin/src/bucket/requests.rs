@@ -587,7 +587,9 @@ impl BucketRequests {
         }
         let NewObject { key, attributes, condition } = *object;
         let copied = self
-            .repeat(self.time_of_copy(len), "a copy", |backend| backend.copy(from, key, Some(attributes), condition))
+            .repeat(self.time_of_copy(len), "a copy", |backend| {
+                backend.copy(from, key, Some(attributes), condition, transfer_time(len))
+            })
             .await;
         match copied {
             Ok(etag) => Ok(etag),

@@ -4,6 +4,7 @@
 //! Each file with such parts has a heartbeat, a hidden object without bytes that is written again from time to time. The objects
 //! of a killed mount are recognised by the age of the newest object of their file.
 
+use super::probe::find_store_time;
 use super::rename_record::HIDDEN_NAME;
 use super::requests::{BucketRequests, NewObject, marked, new_mark};
 use crate::write_backend::{ObjectAttributes, WriteCondition};
@@ -209,7 +210,10 @@ async fn remove_old(requests: &BucketRequests, root: &str, age: Duration) -> Res
         *newest = object.mtime.max(*newest);
         keys.push(object.key);
     }
-    let now = SystemTime::now();
+    if files.is_empty() {
+        return Ok(());
+    }
+    let now = find_store_time(requests, root).await?;
     for (newest, keys) in files.into_values() {
         if now.duration_since(newest).unwrap_or_default() < age {
             continue;
@@ -247,12 +251,21 @@ mod tests {
         let leave = |age: Duration| requests.run(remove_old(&requests, "p/", age)).unwrap();
         leave(LEAST_AGE);
         assert!(server.keys("bucket").contains(&key));
+        // Old by the clock of this host, and young by that of the store.
+        server.set_clock_behind(2 * LEAST_AGE);
+        let other = SpillGroup::new(&requests, "p/");
+        let young = requests.run(Arc::clone(&other).store(Bytes::from_static(b"bytes"))).unwrap();
+        leave(LEAST_AGE);
+        assert!(server.keys("bucket").contains(&young.key().to_owned()));
+        drop(young);
+        server.set_clock_behind(Duration::ZERO);
         leave(Duration::ZERO);
         assert!(!server.keys("bucket").contains(&key));
         drop(store());
         drop(heartbeats);
         let removed = async {
             group.wait_for_removals().await;
+            other.wait_for_removals().await;
             Ok(())
         };
         requests.run(removed).unwrap();

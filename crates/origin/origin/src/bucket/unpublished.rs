@@ -4,8 +4,8 @@
 use super::volume::WritableBucket;
 use parking_lot::Mutex;
 use spurline_volume::delayed::{DelayedWrites, WriteLosses};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
 /// A file that ends.
 pub(super) struct EndingFile {
@@ -73,7 +73,7 @@ impl DelayedWrites for WritableBucket {
     }
 
     fn unsent_files(&self) -> Vec<(String, u64)> {
-        let open: Vec<_> = self.files.open.lock().files.values().filter_map(Weak::upgrade).collect();
+        let open = self.files.open.lock().all();
         let changed = open.iter().filter(|object| object.is_changed());
         let mut files: Vec<(String, u64)> = changed
             .map(|object| (String::from_utf8_lossy(&object.path()).into_owned(), object.unsent_bytes()))

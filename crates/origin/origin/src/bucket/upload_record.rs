@@ -2,13 +2,14 @@
 //! record and aborted. A store lists open uploads without their metadata, so nothing else distinguishes them from those of other
 //! programs. It knows no file.
 
+use super::probe::find_store_time;
 use super::rename_record::HIDDEN_NAME;
 use super::requests::{BucketRequests, NewObject, marked, new_mark};
 use crate::write_backend::{ObjectAttributes, WriteCondition};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use spurline_types::{ErrorKind, Result};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// The start of the names of records after [`HIDDEN_NAME`].
 const UPLOAD_NAME: &str = "upload-";
@@ -42,14 +43,17 @@ pub(super) async fn record_upload(requests: &BucketRequests, root: &str, key: &s
 
 /// Aborts the uploads that were recorded at least `age` ago, and says how many are younger.
 pub(super) async fn abort_leftovers(requests: &BucketRequests, root: &str, age: Duration) {
-    let records = match requests.list_below(&record_prefix(root), usize::MAX).await {
-        Ok(records) => records,
-        Err(error) => {
-            tracing::warn!("uploads that were left behind can't be looked for: {error}");
-            return;
-        }
-    };
-    let now = SystemTime::now();
+    if let Err(error) = abort_old(requests, root, age).await {
+        tracing::warn!("uploads that were left behind can't be looked for: {error}");
+    }
+}
+
+async fn abort_old(requests: &BucketRequests, root: &str, age: Duration) -> Result<()> {
+    let records = requests.list_below(&record_prefix(root), usize::MAX).await?;
+    if records.is_empty() {
+        return Ok(());
+    }
+    let now = find_store_time(requests, root).await?;
     let count = records.len();
     let old = records.into_iter().filter(|record| now.duration_since(record.mtime).unwrap_or_default() >= age);
     let old: Vec<String> = old.map(|record| record.key).collect();
@@ -65,6 +69,7 @@ pub(super) async fn abort_leftovers(requests: &BucketRequests, root: &str, age: 
             tracing::warn!("an upload that was left behind is not aborted: {error}");
         }
     }
+    Ok(())
 }
 
 fn in_hours(age: Duration) -> String {

@@ -2,7 +2,7 @@
 
 use super::BucketWriteOptions;
 use super::absences::RecentAbsences;
-use super::checked::CheckedBucket;
+use super::checked::{CheckedBucket, clean_up_bucket};
 use super::directory::BucketFolder;
 use super::file::BucketFile;
 use super::file_attrs::{FileAttrs, file_time};
@@ -10,6 +10,7 @@ use super::found::{FoundNode, FoundObject, OpenedNode, found_object};
 use super::last_known::{LastKnown, StoredName};
 use super::names::{key_of, node_attr, path_of};
 use super::object::{ObjectContext, OpenObject};
+use super::open_table::OpenTable;
 use super::published::{PublishedBytes, PublishedTimes};
 use super::requests::{BucketRequests, NewObject, mark_of, marked_as};
 use super::staged::StagingSpace;
@@ -34,14 +35,11 @@ use spurline_volume::writes::{
     Caller, Change, CreatedFile, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SourceSpace,
     WritableDirectory, WritableFile, WritableVolume,
 };
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
 
-/// Entries of the table of open files, before those that are closed are dropped.
-const LEAST_OPEN: usize = 64;
 /// Longest target of a symbolic link, as Linux has it.
 const LINK_MAX: usize = 4096;
 
@@ -53,32 +51,18 @@ pub(super) struct BucketFiles {
     pub context: Arc<ObjectContext>,
     timeout: std::time::Duration,
     started: SystemTime,
-    pub open: Mutex<OpenTable>,
+    /// By their paths.
+    pub open: Mutex<OpenTable<Vec<u8>, OpenObject>>,
     pub absences: Arc<RecentAbsences>,
     outage: Arc<OutageWatch>,
     /// Open files of processes that have ended, by their numbers.
-    pub kept: Mutex<HashMap<u64, Weak<OpenObject>>>,
+    pub kept: Mutex<OpenTable<u64, OpenObject>>,
 }
 
-/// Open files by their paths.
-#[derive(Default)]
-pub(super) struct OpenTable {
-    pub files: HashMap<Vec<u8>, Weak<OpenObject>>,
-    /// The number of entries at which closed files are dropped.
-    sweep_at: usize,
-}
-
-impl OpenTable {
+impl OpenTable<Vec<u8>, OpenObject> {
+    /// The file that a path leads to.
     pub fn find(&self, path: &[u8]) -> Option<Arc<OpenObject>> {
-        self.files.get(path).and_then(Weak::upgrade).filter(|object| object.is_current())
-    }
-
-    pub fn insert(&mut self, path: Vec<u8>, object: &Arc<OpenObject>) {
-        if self.files.len() >= self.sweep_at.max(LEAST_OPEN) {
-            self.files.retain(|_, open| open.strong_count() > 0);
-            self.sweep_at = 2 * self.files.len();
-        }
-        self.files.insert(path, Arc::downgrade(object));
+        self.get(path).filter(|object| object.is_current())
     }
 }
 
@@ -113,7 +97,7 @@ impl BucketFiles {
 
     /// The names and attributes of files in a folder that are open and not in the bucket yet.
     pub fn unpublished_in(&self, folder: &[u8]) -> Vec<(Vec<u8>, NodeAttr)> {
-        let open: Vec<_> = self.open.lock().files.values().filter_map(Weak::upgrade).collect();
+        let open = self.open.lock().all();
         let names = open.iter().filter(|object| object.is_changed()).filter_map(|object| {
             let path = object.path();
             let rest = match folder {
@@ -415,7 +399,7 @@ impl BucketFiles {
 
     /// The name leads to no open file any more.
     pub fn forget_open(&self, path: &[u8]) {
-        let open = self.open.lock().files.remove(path).and_then(|open| open.upgrade());
+        let open = self.open.lock().remove(path);
         if let Some(object) = open {
             object.note_removed();
         }
@@ -499,7 +483,7 @@ impl WritableBucket {
             published,
             times: PublishedTimes::default(),
             space: Arc::new(StagingSpace::new(options.staging_max)),
-            holders: Arc::default(),
+            writing: Mutex::default(),
             absences: Arc::default(),
             known: Arc::new(LastKnown::new(options.known_names_max)),
             ending: EndingFiles::default(),
@@ -527,12 +511,20 @@ impl WritableBucket {
         let _ = self.files.context.path_locks.set(locks);
     }
 
-    /// Checks that a bucket can be changed.
+    /// Checks that a bucket can be changed, and completes or removes what mounts have left behind.
     ///
     /// # Errors
     /// As [`WritableBucket::open`].
     pub fn check(url: &str, config: &OriginOptions, options: BucketWriteOptions, stats: Arc<Stats>) -> Result<()> {
         CheckedBucket::open(url, config, options, stats).map(drop)
+    }
+
+    /// Completes or removes what mounts have left behind in a bucket that was checked before.
+    ///
+    /// # Errors
+    /// As [`WritableBucket::open`].
+    pub fn clean_up(url: &str, config: &OriginOptions, options: &BucketWriteOptions, stats: Arc<Stats>) -> Result<()> {
+        clean_up_bucket(url, config, options, stats)
     }
 
     fn open_file(&self, object: Arc<OpenObject>, flags: u32) -> Result<BucketFile> {
@@ -784,7 +776,7 @@ impl WritableVolume for WritableBucket {
     }
 
     fn sync_all(&self) -> Result<()> {
-        let open: Vec<_> = self.files.open.lock().files.values().filter_map(Weak::upgrade).collect();
+        let open = self.files.open.lock().all();
         let mut result = Ok(());
         for object in open {
             result = result.and(object.publish());

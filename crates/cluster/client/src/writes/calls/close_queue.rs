@@ -111,8 +111,8 @@ impl WriteCalls {
 
     /// Forgets a failed close that was done later or is settled.
     pub fn forget_failed_close(&self, close: &FailedClose) {
-        let is_other = |failed: &FailedClose| failed.number != close.number || failed.home != close.home;
-        self.closes.state.lock().failed.retain(is_other);
+        let mut state = self.closes.state.lock();
+        state.failed.retain(|failed| failed.number != close.number || failed.home != close.home);
     }
 
     /// Whether the process has the files no longer open.

@@ -270,8 +270,9 @@ impl OpenFile {
         let lost = self.home();
         for node in files.calls.other_nodes(next, &lost) {
             loop {
-                let query = || files.calls.query(CallTarget::Node(&node), &call, &root, deadline);
-                let error = match self.find_doubt_of_node(&node, query) {
+                let doubt = self
+                    .find_doubt_of_node(&node, || files.calls.query(CallTarget::Node(&node), &call, &root, deadline));
+                let error = match doubt {
                     Ok(None) => break,
                     Ok(doubt) => return doubt,
                     Err(CallEnd::Failed(error)) if !is_transient(&error) => {

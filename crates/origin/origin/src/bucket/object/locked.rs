@@ -102,7 +102,7 @@ impl OpenObject {
     }
 
     /// The file has its locks, and a reserved name, by this path.
-    pub(super) fn lock_by(&self, locked: Arc<dyn LockedPath>) {
+    pub fn lock_by(&self, locked: Arc<dyn LockedPath>) {
         if let Some(kept) = &self.kept {
             locked.keep_place(kept.place_keeper());
         }

@@ -9,52 +9,15 @@
 //! A spilled part is below later changes of its bytes, like the object below a file. It is removed when the file is published or
 //! abandoned.
 
-use super::{LEAST_COPY, ObjectChanges, OpenObject, PARTS_IN_FLIGHT, PartBody, file_number};
+use super::{LEAST_COPY, ObjectChanges, OpenObject, PARTS_IN_FLIGHT, PartBody};
 use crate::bucket::spilled::{Heartbeats, SpillGroup, SpilledPart};
 use crate::bucket::staged::StagedBytes;
-use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, ObjectRef, Result, Version};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use tokio::task::JoinHandle;
-
-/// Known files, before those that are closed are dropped.
-const LEAST_KNOWN: usize = 64;
-
-/// The files with changed bytes in local space, and others.
-#[derive(Default)]
-pub(in crate::bucket) struct SpaceHolders {
-    files: Mutex<HolderTable>,
-}
-
-#[derive(Default)]
-struct HolderTable {
-    /// By the numbers of their identities.
-    files: BTreeMap<u64, Weak<OpenObject>>,
-    /// The number of files at which closed ones are dropped.
-    sweep_at: usize,
-}
-
-impl SpaceHolders {
-    /// A program is about to change a file.
-    pub fn add(&self, file: &Arc<OpenObject>) {
-        let mut table = self.files.lock();
-        if table.files.len() >= table.sweep_at.max(LEAST_KNOWN) {
-            table.files.retain(|_, file| file.strong_count() > 0);
-            table.sweep_at = 2 * table.files.len();
-        }
-        table.files.insert(file_number(&file.unpublished), Arc::downgrade(file));
-    }
-
-    /// All files but one.
-    fn others(&self, file: &OpenObject) -> Vec<Arc<OpenObject>> {
-        let own = file_number(&file.unpublished);
-        let table = self.files.lock();
-        table.files.iter().filter(|(number, _)| **number != own).filter_map(|(_, file)| file.upgrade()).collect()
-    }
-}
 
 /// A part on its way to a hidden object.
 struct PartUnderway {
@@ -147,7 +110,8 @@ impl OpenObject {
             return Some(failure);
         }
         let mut failure = failure;
-        for other in self.context.holders.others(self) {
+        let files = self.context.writing.lock().all();
+        for other in files.iter().filter(|file| !std::ptr::eq(&***file, self)) {
             let mut changes = other.changes.lock();
             match self.context.requests.run(other.make_room(&mut changes)) {
                 Ok(true) => return None,

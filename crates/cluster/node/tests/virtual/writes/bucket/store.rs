@@ -615,6 +615,7 @@ impl ObjectWriteBackend for StoreAccess {
         to: &'a str,
         attributes: Option<&'a ObjectAttributes>,
         condition: &'a WriteCondition,
+        _work_time: Duration,
     ) -> BoxFuture<'a, Answer<String>> {
         let from_key = from.key.to_owned();
         let from_etag = from.etag.map(str::to_owned);
