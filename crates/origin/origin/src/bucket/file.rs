@@ -59,10 +59,6 @@ impl BucketFile {
             owners.push(owner);
         }
     }
-
-    fn publish(&self) -> Result<()> {
-        self.object.publish()
-    }
 }
 
 impl Drop for BucketFile {
@@ -109,7 +105,7 @@ impl WritableObject for BucketFile {
     }
 
     fn sync(&self, _data_only: bool) -> Result<()> {
-        self.publish()
+        self.object.publish()
     }
 }
 
@@ -194,7 +190,7 @@ impl WritableFile for BucketFile {
     }
 
     fn flush(&self) -> Result<()> {
-        self.publish()
+        self.object.publish()
     }
 
     fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>> {
@@ -220,7 +216,7 @@ impl WritableFile for BucketFile {
     }
 
     fn discard(&self) {
-        self.object.discard();
+        self.object.note_removed();
     }
 
     fn new_identity(&self) -> Option<FileIdentity> {
