@@ -58,10 +58,6 @@ impl BucketFile {
             owners.push(owner);
         }
     }
-
-    fn publish(&self) -> Result<()> {
-        self.object.publish()
-    }
 }
 
 impl Drop for BucketFile {
@@ -108,7 +104,7 @@ impl WritableObject for BucketFile {
     }
 
     fn sync(&self, _data_only: bool) -> Result<()> {
-        self.publish()
+        self.object.publish()
     }
 }
 
@@ -193,7 +189,7 @@ impl WritableFile for BucketFile {
     }
 
     fn flush(&self) -> Result<()> {
-        self.publish()
+        self.object.publish()
     }
 
     fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>> {
@@ -219,7 +215,7 @@ impl WritableFile for BucketFile {
     }
 
     fn discard(&self) {
-        self.object.discard();
+        self.object.note_removed();
     }
 
     fn new_identity(&self) -> Option<FileIdentity> {

@@ -11,15 +11,19 @@
 
 mod attrs;
 mod below;
+mod facts;
 mod following;
 mod kept;
 mod locked;
 mod spill;
+mod state;
 
+use facts::ObjectFacts;
 pub(super) use kept::KeptFile;
 use kept::KeptObject;
 use locked::ObjectLocks;
 use spill::Spilling;
+use state::{LostWrite, ObjectEvent, ObjectState, Publication};
 
 use super::BucketWriteOptions;
 use super::absences::RecentAbsences;
@@ -34,7 +38,6 @@ use super::requests::{BucketRequests, NewObject};
 use super::staged::{StagedBytes, StagingSpace};
 use super::unpublished::{EndingFile, EndingFiles};
 use crate::object_origin::object_attr;
-use crate::s3_wire::bare_etag;
 use crate::write_backend::{CopySource, ObjectAttributes, UploadedPart, WriteCondition};
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -70,80 +73,6 @@ enum PartBody {
         etag: String,
         range: Range<u64>,
     },
-}
-
-/// The facts of a file that calls on names need. They are never locked during a request.
-struct ObjectFacts {
-    path: Vec<u8>,
-    /// The object as it was read or published; `None` before a new file is published.
-    published: Option<ObjectAttr>,
-    /// The step that has found or made it so.
-    found_at: u64,
-    /// The length with the changes.
-    len: u64,
-    /// There is something to publish.
-    changed: bool,
-    changed_at: SystemTime,
-    /// Owner, mode, times and extended attributes with the changes; only headers without `object_attrs`.
-    file_attrs: FileAttrs,
-    /// The attributes differ from those in the object's metadata, whose bytes may be published.
-    attrs_changed: bool,
-    /// The time of the last change was set since the last write.
-    mtime_is_set: bool,
-    /// Removed or replaced by this process, or its changes were dropped: nothing is published any more.
-    removed: bool,
-    /// Another writer has changed the object; every later call that publishes fails with this.
-    conflict: Option<Error>,
-    /// Bytes of a program are missing: nothing is published until they are cut off.
-    lost_write: Option<LostWrite>,
-    /// A program's call has reported that the changes until now could not be published.
-    failure_reported: bool,
-    /// A lock was lost, and the changes were dropped: reads fail as well.
-    changes_dropped: bool,
-}
-
-/// A write that the local disk had no space for.
-struct LostWrite {
-    offset: u64,
-    error: Error,
-}
-
-impl ObjectFacts {
-    fn new(path: Vec<u8>, published: Option<ObjectAttr>, file_attrs: FileAttrs) -> ObjectFacts {
-        ObjectFacts {
-            path,
-            len: published.as_ref().map_or(0, |attr| attr.size),
-            changed: published.is_none(),
-            published,
-            found_at: 0,
-            changed_at: SystemTime::now(),
-            file_attrs,
-            attrs_changed: false,
-            mtime_is_set: false,
-            removed: false,
-            conflict: None,
-            lost_write: None,
-            failure_reported: false,
-            changes_dropped: false,
-        }
-    }
-
-    fn is_current(&self) -> bool {
-        !self.removed && self.conflict.is_none()
-    }
-
-    /// The object of an upload has the attributes of the file when it began. A time of the last write that only this process
-    /// knows is worth no copy.
-    fn note_uploaded_attrs(&mut self, stored: &FileAttrs) {
-        if !self.mtime_is_set {
-            self.file_attrs.mtime = stored.mtime;
-        }
-        self.attrs_changed = self.file_attrs != *stored;
-    }
-
-    fn published_etag(&self) -> Option<&str> {
-        self.published.as_ref().and_then(|attr| attr.etag.as_deref()).map(bare_etag)
-    }
 }
 
 /// The changed bytes of a file and their upload. Requests are sent while they are locked.
@@ -299,16 +228,7 @@ impl OpenObject {
 
     /// The attributes with the changes.
     pub fn attr(&self) -> ObjectAttr {
-        let facts = self.facts.lock();
-        let mut attr = match &facts.published {
-            Some(attr) => attr.clone(),
-            None => object_attr(0, facts.changed_at, String::new()),
-        };
-        if facts.changed {
-            attr.mtime = facts.changed_at;
-        }
-        attr.size = facts.len;
-        attr
+        self.facts.lock().attr()
     }
 
     /// What makes the file the same one: its path and version, or for a new file a number of its own.
@@ -325,10 +245,9 @@ impl OpenObject {
         self.facts.lock().published_etag().map(str::to_owned)
     }
 
-    /// Whether there is something to publish.
+    /// Whether the name leads to bytes that are not published.
     pub fn is_changed(&self) -> bool {
-        let facts = self.facts.lock();
-        facts.changed && facts.is_current()
+        self.facts.lock().state.is_changed()
     }
 
     /// Bytes that the store does not have yet.
@@ -338,28 +257,24 @@ impl OpenObject {
 
     /// Whether the name still leads to this file.
     pub fn is_current(&self) -> bool {
-        self.facts.lock().is_current()
+        self.facts.lock().state.is_current()
     }
 
     /// Whether this process has removed the file or replaced it.
     pub fn is_removed(&self) -> bool {
-        self.facts.lock().removed
+        matches!(self.facts.lock().state, ObjectState::Removed { .. })
     }
 
-    /// The name was removed or given to another object. When this returns, no publication is under way.
+    /// The name was removed or given to another object, or the changes are not wanted any more: the next open begins with the object
+    /// of the name. When this returns, no publication is under way.
     pub fn note_removed(&self) {
-        self.facts.lock().removed = true;
+        self.facts.lock().apply(ObjectEvent::NameRemoved);
         let mut changes = self.changes.lock();
         let upload = changes.upload.take();
         self.keep_state(&changes);
         drop(changes);
         self.abort(upload);
         self.give_up_name();
-    }
-
-    /// Drops the changes. The name leads to the published object, if there is one, and the next open begins there.
-    pub fn discard(&self) {
-        self.note_removed();
     }
 
     /// The object has another name now, in this version.
@@ -432,7 +347,7 @@ impl OpenObject {
     pub fn write(&self, offset: Option<u64>, data: &[u8]) -> Result<usize> {
         loop {
             let mut changes = self.changes.lock();
-            self.check_conflict()?;
+            self.facts.lock().state.check_write()?;
             let offset = offset.unwrap_or(self.stage(&mut changes)?.len());
             let range = offset..offset + data.len() as u64;
             let error = match self.change_bytes(&mut changes, range.clone(), &|staged| staged.write(offset, data)) {
@@ -455,17 +370,11 @@ impl OpenObject {
 
     fn note_lost_write(&self, offset: u64, error: Error) -> Error {
         let mut facts = self.facts.lock();
-        if facts.lost_write.is_none() {
-            let path = String::from_utf8_lossy(&facts.path).into_owned();
+        if facts.apply(ObjectEvent::WriteLost(LostWrite { offset, error: error.clone() })) {
+            let path = String::from_utf8_lossy(&facts.path);
             tracing::error!("a write to '/{path}' failed, and nothing of its changes is published: {error}");
-            facts.lost_write = Some(LostWrite { offset, error: error.clone() });
         }
         error
-    }
-
-    fn check_lost_write(&self) -> Result<()> {
-        let facts = self.facts.lock();
-        facts.lost_write.as_ref().map_or(Ok(()), |lost| Err(lost.error.clone()))
     }
 
     /// Cuts the file, or lengthens it by zeros.
@@ -474,14 +383,14 @@ impl OpenObject {
     /// As [`OpenObject::write`].
     pub fn set_len(&self, len: u64) -> Result<()> {
         let mut changes = self.changes.lock();
-        let before = self.facts.lock().len;
-        if before == len && self.check_lost_write().is_ok() {
+        let facts = self.facts.lock();
+        let before = facts.len;
+        if before == len && !matches!(facts.state, ObjectState::Lost(_)) {
             return Ok(());
         }
-        self.stage(&mut changes)?.set_len(len)?;
-        let mut facts = self.facts.lock();
-        facts.lost_write = facts.lost_write.take().filter(|lost| lost.offset < len);
         drop(facts);
+        self.stage(&mut changes)?.set_len(len)?;
+        self.facts.lock().apply(ObjectEvent::Cut(len));
         self.note_change(&mut changes, before.min(len)..before.max(len));
         self.keep_state(&changes);
         Ok(())
@@ -501,14 +410,10 @@ impl OpenObject {
         Ok(())
     }
 
-    fn check_conflict(&self) -> Result<()> {
-        self.facts.lock().conflict.clone().map_or(Ok(()), Err)
-    }
-
     fn note_change(&self, changes: &mut ObjectChanges, range: Range<u64>) {
         changes.sent_before = None;
         let mut facts = self.facts.lock();
-        facts.changed = true;
+        facts.apply(ObjectEvent::Written);
         facts.failure_reported = false;
         facts.changed_at = SystemTime::now();
         if self.context.options.object_attrs {
@@ -529,7 +434,7 @@ impl OpenObject {
     fn send_full_parts(&self, changes: &mut ObjectChanges, written: Range<u64>) -> Result<()> {
         let lengths = self.context.options.part_lengths();
         // Most writes do not reach the end of a part.
-        if lengths.at(written.start) == lengths.at(written.end) || self.facts.lock().removed {
+        if lengths.at(written.start) == lengths.at(written.end) || self.is_removed() {
             return Ok(());
         }
         for number in lengths.at(written.start)..lengths.at(written.end) {
@@ -637,9 +542,7 @@ impl OpenObject {
     /// `Stale` when another writer has changed the object, now and at every later call; the store's.
     pub fn publish(&self) -> Result<()> {
         let published = self.publish_changes();
-        let mut facts = self.facts.lock();
-        let was_reported = std::mem::replace(&mut facts.failure_reported, published.is_err());
-        drop(facts);
+        let was_reported = std::mem::replace(&mut self.facts.lock().failure_reported, published.is_err());
         if was_reported || published.is_err() {
             self.keep_state_now();
         }
@@ -648,16 +551,12 @@ impl OpenObject {
 
     fn publish_changes(&self) -> Result<()> {
         let mut changes = self.changes.lock();
-        let facts = self.facts.lock();
-        let bytes_changed = facts.changed;
-        if facts.removed || !bytes_changed && !facts.attrs_changed {
+        let publication = self.facts.lock().publication()?;
+        if publication == Publication::Nothing {
             return Ok(());
         }
-        drop(facts);
-        self.check_conflict()?;
-        self.check_lost_write()?;
         self.confirm_locks()?;
-        if !bytes_changed {
+        if publication == Publication::Attributes {
             return self.store_attrs(&mut changes);
         }
         if self.find_published(&mut changes) {
@@ -673,7 +572,7 @@ impl OpenObject {
             return self.send_all(&mut changes);
         }
         tracing::error!("{conflict}");
-        self.facts.lock().conflict = Some(conflict.clone());
+        self.facts.lock().apply(ObjectEvent::ConflictFound(conflict.clone()));
         let upload = changes.upload.take();
         drop(changes);
         self.abort(upload);
@@ -745,7 +644,7 @@ impl OpenObject {
         facts.published = Some(attr);
         facts.found_at = self.context.next_step();
         facts.len = len;
-        facts.changed = false;
+        facts.apply(ObjectEvent::Published);
         self.locks.get().iter().for_each(|locked| locked.note_published());
         self.sent_bytes.store(0, Ordering::Relaxed);
         facts.attrs_changed
@@ -845,8 +744,7 @@ impl OpenObject {
 
     /// Whether the end of the file publishes or loses something.
     fn has_unpublished(&self) -> bool {
-        let facts = self.facts.lock();
-        !facts.removed && (facts.changed || facts.attrs_changed)
+        self.facts.lock().publication() != Ok(Publication::Nothing)
     }
 
     /// Publishes the changes of a file that no program has open. A failure that no call has reported is one of the mount.

@@ -12,7 +12,7 @@ use spurline_types::{Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result, 
 use spurline_volume::info::FileInfo;
 use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
 use spurline_volume::writes::{
-    AttrChange, Caller, FileIdentity, NamePath, NodePath, WritableFile, WritableVolume, WritePlace,
+    AttrChange, Caller, Change, FileIdentity, NamePath, NodePath, WritableFile, WritableVolume, WritePlace,
 };
 use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::collections::HashMap;
@@ -289,6 +289,33 @@ fn the_object_of_another_writer_stays() {
     let file = rig.continue_file(log);
     assert_eq!(file.flush().unwrap_err().kind(), ErrorKind::Stale);
     assert_eq!(rig.object("f").unwrap(), b"theirs");
+    // The process after the next one knows that as well.
+    let log = rig.log_before(&*file, 0);
+    std::mem::forget(file);
+    let file = rig.continue_file(log);
+    assert_eq!(file.write_placed(WritePlace::Offset, 0, b"more", None).unwrap_err().kind(), ErrorKind::Stale);
+    assert_eq!(file.flush().unwrap_err().kind(), ErrorKind::Stale);
+    assert_eq!(rig.object("f").unwrap(), b"theirs");
+}
+
+#[test]
+fn a_removed_file_stays_removed() {
+    let rig = KeptRig::new();
+    let process = rig.start_process();
+    let file = create(&process, b"f");
+    write(&*file, 0, b"bytes");
+    process.change(&Change::Unlink { at: NamePath { directory: root(), name: b"f" } }, &Caller::default()).unwrap();
+    let log = rig.log_before(&*file, 0);
+    end_process(file, process);
+    let file = rig.continue_file(log);
+    write(&*file, 5, b" more");
+    let mut found = [0; 10];
+    assert_eq!(file.read_at(0, &mut found).unwrap(), 10);
+    assert_eq!(&found, b"bytes more");
+    assert_eq!(file.stat().unwrap().nlink, 0);
+    file.flush().unwrap();
+    drop(file);
+    assert!(rig.object("f").is_none());
 }
 
 #[test]

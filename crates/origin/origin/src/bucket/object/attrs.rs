@@ -73,9 +73,9 @@ impl OpenObject {
         facts.mtime_is_set |= attrs.mtime != before.mtime;
         facts.file_attrs = attrs;
         facts.attrs_changed = true;
-        let has_changes = facts.changed || facts.removed;
+        let has_own_bytes = !facts.state.is_clean();
         drop(facts);
-        if has_changes {
+        if has_own_bytes {
             self.keep_state(&changes);
             return Ok(());
         }

@@ -1,5 +1,6 @@
 //! An open file without changes goes over to the object that another mount has published. Knows no locks.
 
+use super::state::{ObjectEvent, ObjectState};
 use super::{ObjectChanges, ObjectFacts, OpenObject};
 use crate::bucket::found::{FoundObject, found_object};
 use crate::bucket::requests::{is_marked_as, mark_in};
@@ -24,8 +25,11 @@ impl OpenObject {
     fn can_follow(&self, changes: &ObjectChanges, facts: &ObjectFacts) -> bool {
         // A lone mount knows no other: an object that appears meanwhile is another writer's.
         let is_shared = self.context.path_locks.get().is_some() && !self.is_exclusive;
-        let is_new = is_shared && facts.published.is_none() && changes.staged.is_none();
-        is_new || !facts.changed && !facts.attrs_changed
+        match facts.state {
+            ObjectState::Clean => !facts.attrs_changed,
+            ObjectState::Changed => is_shared && facts.published.is_none() && changes.staged.is_none(),
+            _ => false,
+        }
     }
 
     /// An open, or a lock, has found the object in this version, by a look that began as `step`; a file with changes keeps the version
@@ -92,7 +96,7 @@ impl ObjectChanges {
 
 /// The file is the object in this version, without changes.
 fn follow(changes: &mut ObjectChanges, facts: &mut ObjectFacts, found: FoundObject) {
-    facts.changed = false;
+    facts.apply(ObjectEvent::Published);
     facts.attrs_changed = false;
     facts.file_attrs = found.file_attrs();
     let is_known = facts.published.as_ref().is_some_and(|known| known.version == found.attr.version);

@@ -7,7 +7,8 @@
 //! | the mark of a publication | looks first whether the object has the mark: then that publication was executed |
 //! | the mark, and later writes | publishes; an object with the mark is no conflict |
 
-use super::{FileAttrs, LostWrite, ObjectChanges, ObjectContext, ObjectFacts, OpenObject, Spilling, file_number};
+use super::state::{LostWrite, ObjectState, dropped_error};
+use super::{FileAttrs, ObjectChanges, ObjectContext, ObjectFacts, OpenObject, Spilling, file_number};
 use crate::backend::RawObject;
 use crate::bucket::byte_ranges::ByteRanges;
 use crate::bucket::change_log::ChangeLog;
@@ -150,8 +151,8 @@ impl KeptError {
         KeptError { code: error.kind().code(), message: error.message().to_owned() }
     }
 
-    fn error(self) -> Error {
-        Error::new(ErrorKind::from_code(self.code), self.message)
+    fn error(&self) -> Error {
+        Error::new(ErrorKind::from_code(self.code), self.message.clone())
     }
 }
 
@@ -186,6 +187,19 @@ struct KeptState {
 }
 
 impl KeptState {
+    fn object_state(&self) -> ObjectState {
+        match self.conflict.as_ref().map(KeptError::error) {
+            refusal if self.removed => ObjectState::Removed { refusal },
+            Some(refusal) if refusal == dropped_error() => ObjectState::Dropped { had_changes: self.changed },
+            Some(conflict) => ObjectState::Conflict(conflict),
+            None => match &self.lost_write {
+                Some(lost) => ObjectState::Lost(LostWrite { offset: self.lost_write_at, error: lost.error() }),
+                None if self.changed => ObjectState::Changed,
+                None => ObjectState::Clean,
+            },
+        }
+    }
+
     fn add(&mut self, entry: LogEntry) {
         match entry {
             LogEntry::State(state) => *self = *state,
@@ -257,11 +271,10 @@ impl ObjectFacts {
         });
         ObjectFacts {
             len: state.len,
-            changed: state.changed,
+            state: state.object_state(),
             changed_at: state.changed_at,
             attrs_changed: state.attrs_changed,
             mtime_is_set: state.mtime_is_set,
-            removed: state.removed,
             failure_reported: state.failure_reported,
             ..ObjectFacts::new(state.path.clone().into_bytes(), published, state.file_attrs.clone())
         }
@@ -296,10 +309,7 @@ impl OpenObject {
         let number = file.number();
         let unpublished = file.identity();
         let KeptFile { log, state } = file;
-        let mut facts = ObjectFacts::of_kept(&state);
-        facts.conflict = state.conflict.map(KeptError::error);
-        let lost_write = state.lost_write.map(KeptError::error);
-        facts.lost_write = lost_write.map(|error| LostWrite { offset: state.lost_write_at, error });
+        let facts = ObjectFacts::of_kept(&state);
         let has_bytes = state.bytes.is_some();
         let mut changes =
             ObjectChanges { failed_marks: state.failed_marks, sent_before: state.sent, ..ObjectChanges::default() };
@@ -377,6 +387,7 @@ impl OpenObject {
             etag: attr.etag.clone(),
             is_link: attr.kind == FileKind::Symlink,
         });
+        let lost = if let ObjectState::Lost(lost) = &facts.state { Some(lost) } else { None };
         let bytes = changes.staged.as_ref().map(|staged| KeptBytes {
             object_len: staged.object_len(),
             changed: staged.changed_ranges().clone(),
@@ -389,15 +400,15 @@ impl OpenObject {
             path: String::from_utf8_lossy(&facts.path).into_owned(),
             published,
             len: facts.len,
-            changed: facts.changed,
+            changed: !facts.state.is_clean(),
             changed_at: facts.changed_at,
             file_attrs: facts.file_attrs.clone(),
             attrs_changed: facts.attrs_changed,
             mtime_is_set: facts.mtime_is_set,
-            removed: facts.removed,
-            conflict: facts.conflict.as_ref().map(KeptError::of),
-            lost_write_at: facts.lost_write.as_ref().map_or(0, |lost| lost.offset),
-            lost_write: facts.lost_write.as_ref().map(|lost| KeptError::of(&lost.error)),
+            removed: matches!(facts.state, ObjectState::Removed { .. }),
+            conflict: facts.state.check_write().err().as_ref().map(KeptError::of),
+            lost_write_at: lost.map_or(0, |lost| lost.offset),
+            lost_write: lost.map(|lost| KeptError::of(&lost.error)),
             failure_reported: facts.failure_reported,
             bytes,
             failed_marks: changes.failed_marks.clone(),

@@ -3,14 +3,12 @@
 //! node.
 
 use super::OpenObject;
+use super::state::{CHANGES_DROPPED, ObjectEvent};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::path_locks::LockedPath;
 use spurline_volume::writes::{FileLock, LockConflict, LockKind};
 use std::sync::Arc;
-
-const CHANGES_DROPPED: &str =
-    "the lock of this file was lost with a node, and the changes under it are not published: open the file again";
 
 /// The path of a file, while it is open for locks.
 #[derive(Default)]
@@ -45,7 +43,7 @@ impl OpenObject {
         };
         let lets_others_in = lock.lets_others_in(&locked.locks_of(lock.owner()));
         let published = if lets_others_in { self.publish() } else { Ok(()) };
-        if published.is_err() && !self.has_failed() {
+        if published.is_err() && self.facts.lock().publication().is_ok() {
             return published;
         }
         if lock.kind != LockKind::Unlock {
@@ -135,7 +133,7 @@ impl OpenObject {
     /// # Errors
     /// `EIO`, for changes that are dropped at every later call.
     pub fn check_locks(&self) -> Result<()> {
-        self.check_dropped()?;
+        self.facts.lock().state.check_read()?;
         let Some(locked) = self.locks.get() else { return Ok(()) };
         locked.check().inspect_err(|_| {
             if self.has_unpublished() {
@@ -160,21 +158,8 @@ impl OpenObject {
 
     fn drop_changes(&self) {
         let mut facts = self.facts.lock();
-        if !facts.changes_dropped {
+        if facts.apply(ObjectEvent::LockLost) {
             tracing::warn!("'/{}': {CHANGES_DROPPED}", String::from_utf8_lossy(&facts.path));
-            facts.changes_dropped = true;
-            facts.conflict = Some(Error::new(ErrorKind::Io(libc::EIO), CHANGES_DROPPED));
         }
-    }
-
-    fn check_dropped(&self) -> Result<()> {
-        let facts = self.facts.lock();
-        facts.conflict.clone().filter(|_| facts.changes_dropped).map_or(Ok(()), Err)
-    }
-
-    /// Whether the changes will not be published.
-    fn has_failed(&self) -> bool {
-        let facts = self.facts.lock();
-        facts.conflict.is_some() || facts.lost_write.is_some()
     }
 }
