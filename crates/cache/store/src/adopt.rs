@@ -22,7 +22,7 @@ pub struct FileAdoption {
 }
 
 impl Store {
-    /// Begins to take over a file without a name that has all bytes of an object, and that nobody writes to any more. `None` if the
+    /// Begins to take over a file without a name that has all bytes of an object and that is not written to any more. `None` if the
     /// object has blocks here already, or no cache directory is on the file system of the file.
     pub fn begin_adoption(&self, object: &ObjectRef, file: &File) -> Option<FileAdoption> {
         let core = self.core();
@@ -46,7 +46,7 @@ impl StoreCore {
         self.disks.iter().find(is_here).cloned()
     }
 
-    /// Claims all blocks of an object that has none, and whose files nobody has.
+    /// Claims all blocks of an object that has none, and none of whose files is in use.
     fn claim_object(&self, object: &ObjectRef) -> Option<Vec<BlockId>> {
         let count = u32::try_from(object.block_count(u64::from(self.config.block_size))).ok()?;
         let mut shard = self.index.shard_of(&object.id).write();

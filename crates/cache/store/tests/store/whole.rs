@@ -427,7 +427,7 @@ fn a_local_file_becomes_the_file_of_an_object() {
         store.whole_file(&obj).unwrap().file.read_to_end(&mut all).unwrap();
         assert_eq!(all.len() as u64, obj.size);
         assert!(store.begin_adoption(&obj, &unnamed).is_none(), "it has blocks");
-        // An adoption that is given up leaves the blocks to others.
+        // An adoption that is dropped leaves the blocks to others.
         let other = object(2, u64::from(BLOCK));
         let unfinished = unnamed_file(dir.path(), &other, 1);
         drop(store.begin_adoption(&other, &unfinished).unwrap());
