@@ -3,6 +3,7 @@
 
 use crate::common;
 use common::{pattern, read, soon};
+use serde_json::Value;
 use spurline_origin::{
     AwsCredentials, BucketWriteOptions, EnvironmentSource, OriginOptions, OriginStore, PublishedBytes, WritableBucket,
     open,
@@ -18,7 +19,7 @@ use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -149,17 +150,25 @@ impl KeptRig {
         let mut bytes = vec![0; (log.metadata().unwrap().len() - FIRST_LINE) as usize];
         log.read_exact_at(&mut bytes, FIRST_LINE).unwrap();
         let all: Vec<&[u8]> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
-        let kept = all[..all.len() - lines].concat();
-        let before = File::from(rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
-        before.write_all_at(&FIRST_LINE.to_le_bytes(), 0).unwrap();
-        before.write_all_at(&kept, FIRST_LINE).unwrap();
-        before.into()
+        log_of(&all[..all.len() - lines].concat())
     }
 
     /// The next process, with the file of this log.
     fn continue_file(&self, log: OwnedFd) -> Box<dyn WritableFile> {
         self.start_process().adopt_file(log, libc::O_RDWR as u32).unwrap()
     }
+}
+
+fn memory_file() -> File {
+    File::from(rustix::fs::memfd_create("kept", rustix::fs::MemfdFlags::CLOEXEC).unwrap())
+}
+
+/// A log of these lines, the first of which is a state.
+fn log_of(lines: &[u8]) -> OwnedFd {
+    let log = memory_file();
+    log.write_all_at(&FIRST_LINE.to_le_bytes(), 0).unwrap();
+    log.write_all_at(lines, FIRST_LINE).unwrap();
+    log.into()
 }
 
 fn root() -> NodePath<'static> {
@@ -302,4 +311,63 @@ fn a_file_without_its_bytes_is_refused() {
     rig.keeper.0.lock().unwrap().clear();
     let refused = rig.start_process().adopt_file(log, libc::O_RDWR as u32).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Corrupt);
+}
+
+/// The logs that releases write of a new file in which [`RECORDED_BYTES`] are written and published, by the version of the state: the
+/// latest, and the one before.
+const RECORDED_LOGS: [&str; 1] = [include_str!("kept_logs/v4")];
+const RECORDED_BYTES: &[u8] = b"one two three";
+
+/// A line with all values of a kind alike.
+fn form_of(value: &Value) -> Value {
+    match value {
+        Value::Null => Value::Null,
+        Value::Bool(_) => Value::Bool(false),
+        Value::Number(_) => Value::from(0),
+        Value::String(_) => Value::from(""),
+        Value::Array(values) => values.iter().take(1).map(form_of).collect(),
+        Value::Object(values) => values.iter().map(|(key, value)| (key.clone(), form_of(value))).collect(),
+    }
+}
+
+fn forms_of(log: &str) -> Vec<Value> {
+    log.lines().map(|line| form_of(&serde_json::from_str(line).unwrap())).collect()
+}
+
+#[test]
+fn another_form_of_the_log_has_another_version() {
+    let rig = KeptRig::new();
+    let process = rig.start_process();
+    let file = create(&process, b"f");
+    write(&*file, 0, RECORDED_BYTES);
+    file.flush().unwrap();
+    let log = File::from(rig.log_before(&*file, 0));
+    let mut lines = vec![0; (log.metadata().unwrap().len() - FIRST_LINE) as usize];
+    log.read_exact_at(&mut lines, FIRST_LINE).unwrap();
+    let lines = String::from_utf8(lines).unwrap();
+    let recorded = RECORDED_LOGS[RECORDED_LOGS.len() - 1];
+    assert!(
+        forms_of(&lines) == forms_of(recorded),
+        "the log of an open file has another form than before: give new names defaults, give the state of a mount another version \
+         (fuse/kept_state), and keep this as a further record of kept_logs:\n{lines}"
+    );
+}
+
+#[test]
+fn logs_of_this_release_and_the_one_before_are_continued() {
+    for recorded in RECORDED_LOGS {
+        let rig = KeptRig::new();
+        let first: Value = serde_json::from_str(recorded.lines().next().unwrap()).unwrap();
+        let identity: [u8; FileIdentity::LEN] = serde_json::from_value(first["State"]["identity"].clone()).unwrap();
+        let number = u64::from_be_bytes(identity[..8].try_into().unwrap());
+        let bytes = memory_file();
+        bytes.write_all_at(RECORDED_BYTES, 0).unwrap();
+        rig.keeper.keep_file(KeptFileKey::ChangedBytes(number), bytes.as_fd());
+        // The process has ended before the publication.
+        let lines = recorded.split_inclusive('\n').take_while(|line| !line.contains("Sending"));
+        let file = rig.continue_file(log_of(lines.collect::<String>().as_bytes()));
+        write(&*file, 4, b"TWO");
+        file.flush().unwrap();
+        assert_eq!(rig.object("f").unwrap(), b"one TWO three");
+    }
 }
