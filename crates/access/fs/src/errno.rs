@@ -66,6 +66,11 @@ impl FsError {
     }
 }
 
+/// The error of a call that ends with this errno.
+pub(crate) fn errno_error(errno: i32, why: &'static str) -> FsError {
+    Error::new(ErrorKind::Io(errno), why).into()
+}
+
 /// The errno of each kind. The match is exhaustive, so that a new kind requires a decision here.
 fn errno_of(kind: ErrorKind) -> i32 {
     match kind {

@@ -12,7 +12,7 @@ use crate::kept_records::{KeptHandle, KeptLife, KeptRecord, KeptRecords};
 use crate::name_records::NameRecords;
 use crate::page_starts::PageStarts;
 use crate::passthrough::{LiveBacking, RegisterBacking, RegisteredBacking};
-use crate::service::FsCaller;
+use crate::service::{FsCaller, OpenedFile};
 use crate::{NAME_MAX, dir};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectRef, Stats};
@@ -24,23 +24,6 @@ use std::time::{Duration, Instant};
 
 /// Monotonic time since some moment before the file system was made.
 pub type FsClock = Box<dyn Fn() -> Duration + Send + Sync>;
-
-/// A file that was opened, and how a kernel is to use it.
-#[derive(Default)]
-pub struct OpenedFile {
-    /// The handle's number.
-    pub fh: u64,
-    /// Pages of the inode that the kernel kept are valid.
-    pub keep_cache: bool,
-    /// Every read and write becomes a request.
-    pub direct_io: bool,
-    /// Writes that bypass the kernel's pages may be made at once, if they do not extend the file.
-    pub parallel_direct_writes: bool,
-    /// A close has something to report: see [`crate::FileService::flush`].
-    pub flush: bool,
-    /// The file that the kernel reads and writes directly. The handle keeps a reference too.
-    pub backing: Option<Arc<LiveBacking>>,
-}
 
 /// A mounted volume. Every call may be made from any thread. Calls into the volume block as long as the volume does;
 /// they hold no lock other than that of the directory or file in question.
@@ -77,7 +60,7 @@ impl FileSystem {
         if config.inode_bytes < u64::MAX {
             stats.fuse.inode_limit_bytes.set(config.inode_bytes);
         }
-        let handles = HandleTable::new();
+        let handles = HandleTable::default();
         let capacity = Mutex::default();
         let starts = PageStarts::default();
         let open_files = OpenFiles::new();

@@ -86,15 +86,17 @@ fn split_handle(fh: u64) -> (usize, usize, u32) {
     (fh as usize & (SHARDS - 1), slot as usize, (fh >> (SHARD_BITS + SLOT_BITS)) as u32)
 }
 
-impl<T> HandleTable<T> {
-    pub fn new() -> Self {
+impl<T> Default for HandleTable<T> {
+    fn default() -> Self {
         HandleTable {
             shards: std::array::from_fn(|_| RwLock::new(HandleShard { slots: Vec::new(), free: Vec::new() })),
             turn: AtomicUsize::new(0),
             first_uses: AtomicU32::new(0),
         }
     }
+}
 
+impl<T> HandleTable<T> {
     /// Drops all handles.
     pub fn clear(&self) {
         for shard in &self.shards {

@@ -1,8 +1,7 @@
 //! Names and folders for callers of a [`FileService`] that have paths in place of a kernel: an inode that was looked up is held until
 //! the drop. Knows no file contents.
 
-use crate::service::{FileEntry, FileService, FsCaller};
-use crate::writable::NewNode;
+use crate::service::{FileEntry, FileService, FsCaller, NewNode};
 use crate::{FsError, FsResult, LookupOutcome, ROOT};
 use spurline_types::errno::{EEXIST, ENOENT};
 use spurline_types::{Error, ErrorKind};

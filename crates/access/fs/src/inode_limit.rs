@@ -1,10 +1,8 @@
 //! The limit of the memory for inodes: while a table is over it, the kernel is requested to forget the inodes that it has
 //! not used for longest. It knows neither how the kernel is reached nor what an inode is used for.
 
-use crate::fs::{FileSystem, parent_of};
-use crate::inode::{Inode, InodeTable};
 use parking_lot::{Condvar, Mutex};
-use spurline_types::{FileKind, Stats};
+use spurline_types::Stats;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -204,63 +202,6 @@ impl AgeHistogram {
             left -= self.bytes[step];
         }
         None
-    }
-}
-
-impl LimitedInodes for FileSystem {
-    fn limit_alarm(&self) -> &LimitAlarm {
-        &self.limit_alarm
-    }
-
-    fn inode_limit(&self) -> u64 {
-        self.config.inode_bytes
-    }
-
-    fn inode_memory(&self) -> u64 {
-        self.inodes.bytes()
-    }
-
-    fn inode_count(&self) -> usize {
-        self.inodes.len()
-    }
-
-    fn request_forgets(&self, kernel: &dyn RequestForgets, bytes: u64) -> io::Result<bool> {
-        let now = self.now();
-        let step = |inode: &Inode| AgeHistogram::step(now.saturating_sub(inode.seen_at()));
-        let mut ages = AgeHistogram::new();
-        self.inodes.for_each(|inode| {
-            if !inode.opens.lock().is_open() {
-                ages.add_memory(step(inode), inode.memory_bytes());
-            }
-        });
-        let newest = ages.step_reaching(bytes);
-        // Of the newest step only a part is needed: during a walk most inodes have one age.
-        let (newest_step, mut left) = newest.unwrap_or((0, u64::MAX));
-        let mut cold: Vec<Arc<Inode>> = Vec::new();
-        self.inodes.for_each(|inode| {
-            let age = step(inode);
-            if age < newest_step || (age == newest_step && left == 0) || inode.opens.lock().is_open() {
-                return;
-            }
-            if age == newest_step {
-                left = left.saturating_sub(inode.memory_bytes());
-            }
-            cold.push(Arc::clone(inode));
-        });
-        send_forgets(kernel, &self.stats, cold.into_iter().map(|inode| forget_candidate(&self.inodes, &inode)))?;
-        Ok(newest.is_none())
-    }
-}
-
-fn forget_candidate(inodes: &InodeTable, inode: &Inode) -> ForgetCandidate {
-    let path = inode.path();
-    let folder = parent_of(path);
-    let name = if folder.is_empty() { path } else { &path[folder.len() + 1..] };
-    ForgetCandidate {
-        ino: inode.ino,
-        directory: inode.kind == FileKind::Directory,
-        parent: inodes.directory_ino(folder),
-        name: name.into(),
     }
 }
 

@@ -30,7 +30,7 @@ mod xattr;
 
 pub use attr::{FileAttr, FsConfig, InodeEntry, LookupOutcome, VolumeStat};
 pub use errno::{FsError, FsResult};
-pub use fs::{FileSystem, FsClock, OpenedFile};
+pub use fs::{FileSystem, FsClock};
 pub use held_inode::{HeldInode, MissingFolders, find_folder};
 pub use inode::ROOT;
 pub use inode_limit::{ForgetCandidate, InodeLimiter, LimitAlarm, LimitedInodes, RequestForgets};
@@ -42,8 +42,8 @@ pub use list::DirItem;
 pub use name_records::NameRecords;
 pub use passthrough::{LiveBacking, RegisterBacking, RegisteredBacking};
 pub use service::{
-    CallerGroups, CreateMode, DirName, DirRead, FileEntry, FilePosition, FileService, FileWrite, FsCaller, HandleRef,
-    KernelSide, ListedEntry, RequestNumber, StatAttr,
+    BeginWait, CallerGroups, CreateMode, DirName, DirRead, FileEntry, FilePosition, FileService, FileWrite, FsCaller,
+    HandleRef, KernelSide, KernelView, ListedEntry, LockRequest, NewNode, OpenedFile, RequestNumber, StatAttr,
 };
 
 /// The longest name a file can have, in bytes.

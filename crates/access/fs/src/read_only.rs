@@ -1,18 +1,21 @@
-//! The read-only file system as a [`FileService`]: it converts types. The rules are in `fs`, `list` and `xattr`.
+//! The read-only file system as a [`FileService`]: it converts types, and finds the inodes that the kernel is
+//! requested to forget. The rules are in `fs`, `list` and `xattr`.
 
 use crate::attr::{FileAttr, InodeEntry, LookupOutcome};
 use crate::errno::{FsError, FsResult};
-use crate::fs::{FileSystem, OpenedFile};
-use crate::inode_limit::LimitedInodes;
+use crate::fs::{FileSystem, parent_of};
+use crate::inode::{Inode, InodeTable};
+use crate::inode_limit::{AgeHistogram, ForgetCandidate, LimitAlarm, LimitedInodes, RequestForgets, send_forgets};
 use crate::kept_records::KeptLife;
 use crate::list::DirItem;
 use crate::name_records::NameRecords;
 use crate::service::{
-    CallerGroups, DirRead, FileEntry, FileService, FsCaller, HandleRef, KernelSide, ListedEntry, StatAttr,
+    CallerGroups, DirRead, FileEntry, FileService, FsCaller, HandleRef, KernelSide, ListedEntry, OpenedFile, StatAttr,
 };
 use spurline_types::{ErrorKind, FileKind, unix_time};
 use spurline_volume::ReadData;
 use spurline_volume::writes::{FileTime, SourceSpace};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -181,5 +184,62 @@ impl FileService for FileSystem {
         {
             tracing::warn!(op, ino, errno = error.errno(), "{cause}");
         }
+    }
+}
+
+impl LimitedInodes for FileSystem {
+    fn limit_alarm(&self) -> &LimitAlarm {
+        &self.limit_alarm
+    }
+
+    fn inode_limit(&self) -> u64 {
+        self.config.inode_bytes
+    }
+
+    fn inode_memory(&self) -> u64 {
+        self.inodes.bytes()
+    }
+
+    fn inode_count(&self) -> usize {
+        self.inodes.len()
+    }
+
+    fn request_forgets(&self, kernel: &dyn RequestForgets, bytes: u64) -> io::Result<bool> {
+        let now = self.now();
+        let step = |inode: &Inode| AgeHistogram::step(now.saturating_sub(inode.seen_at()));
+        let mut ages = AgeHistogram::new();
+        self.inodes.for_each(|inode| {
+            if !inode.opens.lock().is_open() {
+                ages.add_memory(step(inode), inode.memory_bytes());
+            }
+        });
+        let newest = ages.step_reaching(bytes);
+        // Of the newest step only a part is needed: during a walk most inodes have one age.
+        let (newest_step, mut left) = newest.unwrap_or((0, u64::MAX));
+        let mut cold: Vec<Arc<Inode>> = Vec::new();
+        self.inodes.for_each(|inode| {
+            let age = step(inode);
+            if age < newest_step || (age == newest_step && left == 0) || inode.opens.lock().is_open() {
+                return;
+            }
+            if age == newest_step {
+                left = left.saturating_sub(inode.memory_bytes());
+            }
+            cold.push(Arc::clone(inode));
+        });
+        send_forgets(kernel, &self.stats, cold.into_iter().map(|inode| forget_candidate(&self.inodes, &inode)))?;
+        Ok(newest.is_none())
+    }
+}
+
+fn forget_candidate(inodes: &InodeTable, inode: &Inode) -> ForgetCandidate {
+    let path = inode.path();
+    let folder = parent_of(path);
+    let name = if folder.is_empty() { path } else { &path[folder.len() + 1..] };
+    ForgetCandidate {
+        ino: inode.ino,
+        directory: inode.kind == FileKind::Directory,
+        parent: inodes.directory_ino(folder),
+        name: name.into(),
     }
 }

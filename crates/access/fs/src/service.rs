@@ -7,14 +7,14 @@
 
 use crate::attr::LookupOutcome;
 use crate::errno::{FsError, FsResult};
-use crate::fs::OpenedFile;
 use crate::inode_limit::LimitedInodes;
 use crate::kept_records::KeptLife;
 use crate::name_records::NameRecords;
-use crate::passthrough::RegisterBacking;
-use crate::writable::{BeginWait, KernelView, LockRequest, NewNode};
+use crate::passthrough::{LiveBacking, RegisterBacking};
 use spurline_volume::ReadData;
 use spurline_volume::writes::{AttrChange, FileLock, FileTime, LockConflict, SourceSpace, WritePlace};
+use std::any::Any;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -157,6 +157,33 @@ pub struct DirName<'a> {
     pub name: &'a [u8],
 }
 
+/// What [`FileService::make`] makes.
+#[derive(Debug, Clone, Copy)]
+pub enum NewNode<'a> {
+    /// A directory.
+    Directory {
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A directory that is only on the way to a new file: a bucket keeps nothing of it.
+    ImpliedDirectory {
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// A file, a device, a pipe or a socket.
+    Node {
+        /// Its type and permission bits.
+        mode: u32,
+        /// Its device number, as `makedev(3)` has it.
+        rdev: u64,
+    },
+    /// A symbolic link.
+    Symlink {
+        /// Where it leads.
+        target: &'a [u8],
+    },
+}
+
 /// A position in an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FilePosition {
@@ -173,6 +200,23 @@ pub struct CreateMode {
     pub flags: u32,
     /// File type and permission bits.
     pub mode: u32,
+}
+
+/// A file that was opened, and how a kernel is to use it.
+#[derive(Default)]
+pub struct OpenedFile {
+    /// The handle's number.
+    pub fh: u64,
+    /// Pages of the inode that the kernel kept are valid.
+    pub keep_cache: bool,
+    /// Every read and write becomes a request.
+    pub direct_io: bool,
+    /// Writes that bypass the kernel's pages may be made at once, if they do not extend the file.
+    pub parallel_direct_writes: bool,
+    /// A close has something to report: see [`FileService::flush`].
+    pub flush: bool,
+    /// The file that the kernel reads and writes directly. The handle keeps a reference too.
+    pub backing: Option<Arc<LiveBacking>>,
 }
 
 /// Bytes to write.
@@ -214,6 +258,51 @@ pub struct ListedEntry<'a> {
     pub file_type: u32,
     /// The inode, if entries were requested; never of `.` and `..`. A name that is not taken does not count as a lookup.
     pub entry: Option<FileEntry>,
+}
+
+/// A lock as a program requests it.
+#[derive(Debug, Clone, Copy)]
+pub struct LockRequest {
+    /// The lock, or the range to unlock.
+    pub lock: FileLock,
+    /// The process.
+    pub pid: u32,
+    /// The number of the request, for [`FileService::interrupt`].
+    pub number: u64,
+}
+
+/// What a request for a lock needs of the session that it came through.
+pub trait BeginWait {
+    /// Lets other requests be served meanwhile. Dropping the result ends that.
+    ///
+    /// # Errors
+    /// `ENOLCK` when too many requests wait.
+    fn begin_wait(&self) -> FsResult<Box<dyn Any>>;
+
+    /// Whether it is certain that the end of the open file `fh` is not on its way: if the program that requests the lock has
+    /// closed the last descriptor before, [`FileService::release`] was called.
+    fn has_all_closes(&self, fh: u64) -> bool;
+}
+
+/// The kernel's view of files.
+pub trait KernelView {
+    /// Makes the kernel get the attributes again.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn forget_attr(&self, ino: u64) -> io::Result<()>;
+
+    /// Makes the kernel drop the pages, and get the attributes again.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn drop_pages(&self, ino: u64) -> io::Result<()>;
+
+    /// Puts a byte into the kernel's pages, whose file then has at least that length.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn store_byte(&self, ino: u64, offset: u64, byte: u8) -> io::Result<()>;
 }
 
 /// What a kernel offers to the file system that it mounts: it reads files itself, keeps pages and attributes, and sends

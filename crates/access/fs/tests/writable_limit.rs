@@ -4,11 +4,12 @@
 #[path = "fs/objects/mod.rs"]
 mod objects;
 
-use objects::{MemorySource, NoReads, ROOT_OBJECT, writable_config};
+use objects::{MemorySource, NO_KERNEL, NoReads, ROOT_OBJECT, writable_config};
 use parking_lot::Mutex;
-use spurline_fs::writable::*;
+use spurline_fs::writable::WritableFileSystem;
 use spurline_fs::{
-    CallerGroups, ForgetCandidate, FsCaller, InodeLimiter, LimitedInodes as _, ROOT, RequestForgets, RequestNumber,
+    CallerGroups, FileService, ForgetCandidate, FsCaller, InodeLimiter, LookupOutcome, ROOT, RequestForgets,
+    RequestNumber,
 };
 use spurline_types::Stats;
 use std::collections::{HashMap, HashSet};
@@ -41,7 +42,7 @@ struct Kernel {
 
 impl Kernel {
     fn lookup(&self, parent: u64, name: &str) -> u64 {
-        let NodeLookup::Found(entry) = self.fs.lookup(parent, name.as_bytes(), &CALLER).unwrap() else {
+        let LookupOutcome::Found(entry) = self.fs.lookup(parent, name.as_bytes(), &CALLER).unwrap() else {
             panic!("no {name}")
         };
         *self.references.lock().entry(entry.ino).or_default() += 1;
@@ -115,7 +116,8 @@ fn many_names_stay_below_the_limit_and_no_more_is_taken_than_is_counted() {
     let (fs, stats) = file_system(&source, limit);
     let kernel = kernel_of(&fs);
     assert_eq!(stats.fuse.inode_limit_bytes.get(), limit);
-    let limiter = InodeLimiter::start(Arc::clone(&fs) as _, Box::new(KernelPort(Arc::clone(&kernel)))).unwrap();
+    let inodes = Arc::clone(&fs).limited_inodes().unwrap();
+    let limiter = InodeLimiter::start(Arc::clone(&inodes), Box::new(KernelPort(Arc::clone(&kernel)))).unwrap();
     let mut most = 0;
     let mut open = Vec::new();
     for folder in 0..FOLDERS {
@@ -124,14 +126,14 @@ fn many_names_stay_below_the_limit_and_no_more_is_taken_than_is_counted() {
         for n in 0..FILES {
             let ino = kernel.lookup(at, &file_name(folder, n));
             if n == 0 {
-                open.push((ino, fs.open(ino, 0, &CALLER, None).unwrap().fh));
+                open.push((ino, fs.open(ino, 0, &CALLER, &NO_KERNEL).unwrap().fh));
             }
             let until = Instant::now() + Duration::from_secs(60);
-            while fs.inode_memory() > limit + limit / 8 {
-                assert!(Instant::now() < until, "{} bytes stay above the limit", fs.inode_memory());
+            while inodes.inode_memory() > limit + limit / 8 {
+                assert!(Instant::now() < until, "{} bytes stay above the limit", inodes.inode_memory());
                 std::thread::yield_now();
             }
-            most = most.max(fs.inode_memory());
+            most = most.max(inodes.inode_memory());
         }
     }
     println!("at most {most} bytes; {} forgets were requested", stats.fuse.forgets_requested.get());

@@ -5,10 +5,9 @@ use crate::change_request::ChangeRequest;
 use crate::dispatch::{RequestDispatcher, SlotIo, open_out};
 use crate::kernel::caller_of;
 use crate::reply::{ReplyReceipt, attr_out, entry_out, put_struct};
-use spurline_fs::writable::{LockRequest, NewNode};
 use spurline_fs::{
-    CreateMode, DirName, FileEntry, FilePosition, FileService, FileWrite, FsError, FsResult, HandleRef, OpenedFile,
-    StatAttr,
+    CreateMode, DirName, FileEntry, FilePosition, FileService, FileWrite, FsError, FsResult, HandleRef, LockRequest,
+    NewNode, OpenedFile, StatAttr,
 };
 use spurline_volume::writes::{
     AttrChange, FileLock, FileTime, LockConflict, LockFamily, LockKind, LockRange, NewTime, WritePlace,

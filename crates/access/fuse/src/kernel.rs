@@ -7,10 +7,9 @@ use crate::kept_state::set_thread_request;
 use crate::notify::KernelNotifier;
 use crate::waiting::WaitingSlots;
 use parking_lot::Mutex;
-use spurline_fs::writable::{BeginWait, KernelView};
 use spurline_fs::{
-    CallerGroups, FileService, ForgetCandidate, FsCaller, FsResult, InodeLimiter, KeptLife, KeptRecords, KernelSide,
-    RegisterBacking, RegisteredBacking, RequestForgets, RequestNumber,
+    BeginWait, CallerGroups, FileService, ForgetCandidate, FsCaller, FsResult, InodeLimiter, KeptLife, KeptRecords,
+    KernelSide, KernelView, RegisterBacking, RegisteredBacking, RequestForgets, RequestNumber,
 };
 use spurline_types::{Error, ErrorKind};
 use std::any::Any;

@@ -8,8 +8,7 @@ use crate::dispatch_change::file_lock;
 use crate::kernel::caller_of;
 use crate::reply::{ReplyReceipt, plus_entries};
 use crate::request::FuseRequest;
-use spurline_fs::writable::LockRequest;
-use spurline_fs::{FileService, HandleRef};
+use spurline_fs::{FileService, HandleRef, LockRequest};
 use spurline_volume::writes::{FileLock, LockFamily, LockKind};
 
 impl<S: FileService> RequestDispatcher<S> {

@@ -5,9 +5,9 @@
 
 use rustix::fs::OFlags;
 use spurline_config::{Fault, HostLimits, RawMemory, RawVolume, SourceUrl, WritesConfig};
-use spurline_fs::writable::LockRequest;
 use spurline_fs::{
-    CallerGroups, CreateMode, FileService, FileWrite, FsCaller, FsError, HandleRef, KernelSide, ROOT, RequestNumber,
+    CallerGroups, CreateMode, FileService, FileWrite, FsCaller, FsError, HandleRef, KernelSide, LockRequest, ROOT,
+    RequestNumber,
 };
 use spurline_runtime::open_writable_files;
 use spurline_types::{Size, Stats};

@@ -1,13 +1,13 @@
 //! Changes of names and attributes: each is made by the source, and then applied to the inode table.
 
 use super::life::made_object;
-use super::{FsCaller, NodeEntry, WritableFileSystem, errno_error};
-use crate::errno::{FsError, FsResult};
+use super::names::{MountNames, NodeEntry};
+use crate::errno::{FsError, FsResult, errno_error};
 use crate::kept_records::MadeChange;
-use crate::service::DirName;
+use crate::service::{DirName, FsCaller, NewNode};
 use spurline_volume::capabilities::LimitedCall;
-use spurline_volume::repeated::{ChangeOutcome, RepeatedCall};
-use spurline_volume::writes::{AttrChange, Change, NamePath, NodeAttr, NodePath, OpenAttrCall, SourceSpace};
+use spurline_volume::repeated::{ChangeOutcome, RepeatedCall, find_name};
+use spurline_volume::writes::{AttrChange, Change, NamePath, NodeAttr, NodePath, OpenAttrCall};
 use std::time::Duration;
 
 /// The attribute with a file's capabilities.
@@ -15,44 +15,14 @@ const CAPABILITIES: &[u8] = b"security.capability";
 /// `RENAME_EXCHANGE` of renameat2(2).
 const RENAME_EXCHANGE: u32 = 2;
 
-/// What [`WritableFileSystem::make`] makes.
-#[derive(Debug, Clone, Copy)]
-pub enum NewNode<'a> {
-    /// A directory.
-    Directory {
-        /// Its permission bits.
-        mode: u32,
-    },
-    /// A directory that is only on the way to a new file: a bucket keeps nothing of it.
-    ImpliedDirectory {
-        /// Its permission bits.
-        mode: u32,
-    },
-    /// A file, a device, a pipe or a socket.
-    Node {
-        /// Its type and permission bits.
-        mode: u32,
-        /// Its device number, as `makedev(3)` has it.
-        rdev: u64,
-    },
-    /// A symbolic link.
-    Symlink {
-        /// Where it leads.
-        target: &'a [u8],
-    },
-}
-
-impl WritableFileSystem {
+impl MountNames {
     /// Makes `new` as `name` in `parent`; raises its lookup count.
-    ///
-    /// # Errors
-    /// The source's errno.
     pub fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &FsCaller) -> FsResult<NodeEntry> {
         if matches!(new, NewNode::Symlink { .. }) {
             self.can.check(LimitedCall::Symlink)?;
         }
         let _changing = self.directory_attrs.changing(parent);
-        let repeat = self.find_repeat(caller);
+        let repeat = self.life.find_repeat(caller);
         let mode = match new {
             NewNode::Directory { mode } | NewNode::ImpliedDirectory { mode } | NewNode::Node { mode, .. } => mode,
             NewNode::Symlink { .. } => 0,
@@ -64,10 +34,10 @@ impl WritableFileSystem {
                 NewNode::Node { mode, rdev } => Change::Mknod { at, mode, rdev },
                 NewNode::Symlink { target } => Change::Symlink { at, target },
             };
-            self.change_names(&change, repeat, None, by, caller)
+            self.life.change_names(&change, repeat, None, by, caller)
         })?;
         let attr = with_attr(attr)?;
-        self.note_names_made(caller, made_object(attr.identity));
+        self.life.note_names_made(caller, made_object(attr.identity));
         self.stats.fuse.change_ops.add(1);
         let entry = self.intern(parent, name, attr);
         if self.can.publishes && matches!(new, NewNode::ImpliedDirectory { .. }) {
@@ -77,16 +47,13 @@ impl WritableFileSystem {
     }
 
     /// Gives the object of `ino` the name `name` in `parent`; raises its lookup count.
-    ///
-    /// # Errors
-    /// The source's errno.
     pub fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<NodeEntry> {
         self.can.check(LimitedCall::Link)?;
         let _changing = self.directory_attrs.changing(parent);
-        if let Some(repeat) = self.find_repeat(caller) {
+        if let Some(repeat) = self.life.find_repeat(caller) {
             let known = self.nodes.identity_of(ino);
             let outcome = self.on_name(parent, name, caller, false, |at, by| {
-                self.find_outcome(RepeatedCall::LinkOpen(at), repeat, known, by)
+                self.life.find_outcome(RepeatedCall::LinkOpen(at), repeat, known, by)
             })?;
             if let ChangeOutcome::Made(Some(attr)) = outcome {
                 return Ok(self.intern(parent, name, attr));
@@ -106,7 +73,7 @@ impl WritableFileSystem {
             Err(error) => {
                 // An open file without a name, made by O_TMPFILE.
                 let nameless = self.nodes.resolve(ino).is_none();
-                let Some(file) = self.open_file_of(ino).filter(|_| nameless) else { return Err(error) };
+                let Some(file) = self.open_nodes.any_file(ino).filter(|_| nameless) else { return Err(error) };
                 self.on_name(parent, name, caller, false, |at, caller| self.source.link_open(&*file.file, at, caller))?
             }
         };
@@ -115,27 +82,21 @@ impl WritableFileSystem {
     }
 
     /// Removes a name of anything but a directory, or an empty directory.
-    ///
-    /// # Errors
-    /// The source's errno.
     pub fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &FsCaller) -> FsResult<()> {
         let _changing = self.directory_attrs.changing(parent);
-        let repeat = self.find_repeat(caller);
+        let repeat = self.life.find_repeat(caller);
         let known = self.nodes.identity_at(parent, name);
         self.on_name(parent, name, caller, false, |at, by| {
             let change = if directory { Change::Rmdir { at } } else { Change::Unlink { at } };
-            self.change_names(&change, repeat, known, by, caller)
+            self.life.change_names(&change, repeat, known, by, caller)
         })?;
-        self.note_names_made(caller, MadeChange::default());
+        self.life.note_names_made(caller, MadeChange::default());
         self.nodes.remove(parent, name);
         self.stats.fuse.change_ops.add(1);
         Ok(())
     }
 
     /// Renames; `flags` as for `renameat2(2)`.
-    ///
-    /// # Errors
-    /// The source's errno.
     pub fn rename(&self, from: DirName<'_>, to: DirName<'_>, flags: u32, caller: &FsCaller) -> FsResult<()> {
         let exchange = flags & RENAME_EXCHANGE != 0;
         if self.nodes.is_directory(from.parent, from.name) || exchange && self.nodes.is_directory(to.parent, to.name) {
@@ -144,7 +105,7 @@ impl WritableFileSystem {
         let _changing = [from.parent, to.parent].map(|directory| self.directory_attrs.changing(directory));
         // Until the table has the new name, paths below the old one lead nowhere.
         let under_way = self.nodes.begin_rename();
-        let repeat = self.find_repeat(caller);
+        let repeat = self.life.find_repeat(caller);
         let known = self.nodes.identity_at(from.parent, from.name);
         let renamed = self.while_moving(1, || {
             let old = self.nodes.resolve(from.parent).ok_or_else(|| self.missing(from.parent))?;
@@ -154,10 +115,10 @@ impl WritableFileSystem {
                 let new = NodePath { path: &new.path, expected: Some(new.identity) };
                 let from = NamePath { directory: old, name: from.name };
                 let to = NamePath { directory: new, name: to.name };
-                self.change_names(&Change::Rename { from, to, flags }, repeat, known, by, caller)
+                self.life.change_names(&Change::Rename { from, to, flags }, repeat, known, by, caller)
             })?)
         })?;
-        self.note_names_made(caller, MadeChange::default());
+        self.life.note_names_made(caller, MadeChange::default());
         // The process before may have come so far.
         if repeat.is_none() || !self.knows_name(to, caller)? {
             self.nodes.rename(from, to, exchange);
@@ -173,9 +134,6 @@ impl WritableFileSystem {
     }
 
     /// Sets attributes; with `fh`, of an open file.
-    ///
-    /// # Errors
-    /// The source's errno.
     pub fn setattr(
         &self,
         ino: u64,
@@ -184,13 +142,13 @@ impl WritableFileSystem {
         caller: &FsCaller,
     ) -> FsResult<(NodeAttr, Duration)> {
         let set = &self.can.stored_attributes(set);
-        if *set == AttrChange::default() && self.is_passed_through(ino) {
+        if *set == AttrChange::default() && self.open_nodes.is_passed_through(ino) {
             self.take_privileges(ino, caller)?;
         }
         let _changing = self.directory_attrs.changing(ino);
         // Without its groups, a caller would silently lose the set-group-ID bit.
         let groups_decide = set.mode.is_some_and(|mode| mode & libc::S_ISGID != 0);
-        let attr = match fh.and_then(|fh| self.files.get(fh)).filter(|file| file.ino == ino) {
+        let attr = match fh.and_then(|fh| self.open_nodes.file(ino, fh).ok()) {
             Some(file) => self.as_caller(caller, groups_decide, |caller| file.file.set_attr(set, caller))?,
             None => {
                 let by_path = self.on_node(ino, caller, groups_decide, |of, caller| {
@@ -229,17 +187,11 @@ impl WritableFileSystem {
     }
 
     /// Target of a symbolic link.
-    ///
-    /// # Errors
-    /// The source's errno.
     pub fn readlink(&self, ino: u64, caller: &FsCaller) -> FsResult<Vec<u8>> {
         self.on_node(ino, caller, false, |at, caller| self.source.readlink(at, caller))
     }
 
     /// access(2).
-    ///
-    /// # Errors
-    /// The source's errno.
     pub fn access(&self, ino: u64, mask: u32, caller: &FsCaller) -> FsResult<()> {
         let answer = self.on_node(ino, caller, true, |at, caller| self.source.access(at, mask, caller));
         self.or_attr_of_open(ino, answer, OpenAttrCall::Access(mask), caller, drop)
@@ -265,9 +217,6 @@ impl WritableFileSystem {
     }
 
     /// An extended attribute's value.
-    ///
-    /// # Errors
-    /// The source's errno.
     pub fn getxattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<Vec<u8>> {
         self.can.check(LimitedCall::Xattr(name))?;
         // The kernel requests them before the first write. The source's kernel removes them at a write, whatever is known here.
@@ -279,18 +228,12 @@ impl WritableFileSystem {
     }
 
     /// The names of the extended attributes.
-    ///
-    /// # Errors
-    /// The source's errno.
     pub fn listxattr(&self, ino: u64, caller: &FsCaller) -> FsResult<Vec<u8>> {
         let answer = self.on_node(ino, caller, false, |at, caller| self.source.list_xattr(at, caller));
         self.or_attr_of_open(ino, answer, OpenAttrCall::List, caller, |names| names)
     }
 
     /// Sets an extended attribute; `flags` as for `setxattr(2)`.
-    ///
-    /// # Errors
-    /// The source's errno.
     pub fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: u32, caller: &FsCaller) -> FsResult<()> {
         self.can.check(LimitedCall::Xattr(name))?;
         let _changing = self.directory_attrs.changing(ino);
@@ -315,9 +258,6 @@ impl WritableFileSystem {
     }
 
     /// Removes an extended attribute.
-    ///
-    /// # Errors
-    /// The source's errno.
     pub fn removexattr(&self, ino: u64, name: &[u8], caller: &FsCaller) -> FsResult<()> {
         self.can.check(LimitedCall::Xattr(name))?;
         let _changing = self.directory_attrs.changing(ino);
@@ -340,12 +280,10 @@ impl WritableFileSystem {
         }
     }
 
-    /// Sizes of the source's file system.
-    ///
-    /// # Errors
-    /// The source's errno.
-    pub fn statfs(&self) -> FsResult<SourceSpace> {
-        Ok(self.source.space()?)
+    /// Whether the table of nodes has the name as the source has.
+    fn knows_name(&self, at: DirName<'_>, caller: &FsCaller<'_>) -> FsResult<bool> {
+        let found = self.on_name(at.parent, at.name, caller, false, |at, by| find_name(&*self.source, at, by))?;
+        Ok(found.map(|found| found.identity) == self.nodes.identity_at(at.parent, at.name))
     }
 }
 

@@ -12,28 +12,20 @@
 //! Other requests have the same result the second time. A source that numbers its changes recognises a change without a record of
 //! its result itself.
 
-use super::open::{OpenNodeDirectory, OpenNodeFile};
-use super::{FsCaller, WritableFileSystem, errno_error};
-use crate::errno::{FsError, FsResult};
-use crate::kept_records::{
-    KeptChange, KeptHandle, KeptLife, KeptLock, KeptRecord, KeptRecords, MadeChange, RecordSlot,
-};
-use crate::passthrough::RegisterBacking;
-use crate::service::DirName;
+use crate::errno::{FsError, errno_error};
+use crate::kept_records::{KeptChange, KeptLife, KeptRecord, KeptRecords, MadeChange, RecordSlot};
+use crate::service::FsCaller;
 use parking_lot::Mutex;
 use spurline_sys::random;
 use spurline_types::Result;
-use spurline_volume::kept_client::HeldFile;
-use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
-use spurline_volume::repeated::{
-    ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, find_name, outcome_by_objects,
-};
+use spurline_volume::kept_files::KeptFiles;
+use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, outcome_by_objects};
 use spurline_volume::writes::{
-    Caller, Change, FileIdentity, FileTime, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, WritableDirectory,
+    Caller, Change, FileIdentity, FileTime, NodeAttr, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, WritableVolume,
 };
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 /// The kernel sends requests again before all others. After this time, records of earlier processes are of no use.
@@ -41,8 +33,8 @@ const REPEATS_LIMIT: Duration = Duration::from_secs(60);
 /// File systems round times to the ticks of a clock.
 const CLOCK_TICK: Duration = Duration::from_millis(20);
 
-/// The records of this process and of those before.
-pub(super) struct MountRecords {
+/// The records of a mount that outlives its processes.
+pub(super) struct KeptMount {
     pub records: Arc<dyn KeptRecords>,
     pub files: Arc<dyn KeptFiles>,
     ended_at: SystemTime,
@@ -82,9 +74,9 @@ struct NewObject {
     size: u64,
 }
 
-impl MountRecords {
-    fn new(life: &KeptLife<'_>, files: Arc<dyn KeptFiles>) -> MountRecords {
-        MountRecords {
+impl KeptMount {
+    fn new(life: &KeptLife<'_>, files: Arc<dyn KeptFiles>) -> KeptMount {
+        KeptMount {
             records: Arc::clone(&life.records),
             files,
             ended_at: life.ended_at,
@@ -116,123 +108,60 @@ impl MountRecords {
         }
     }
 
-    /// Keeps an open file or directory.
-    pub fn keep_handle(&self, kept: &KeptHandle) -> RecordSlot {
-        self.records.keep(&KeptRecord::Handle(*kept))
+    fn adopt_change(&self, record: RecordSlot, change: &KeptChange) {
+        let earlier = EarlierChange { change: *change, record };
+        self.repeats.lock().changes.insert(change.request, earlier);
+    }
+
+    /// The handle of the request that has opened it in a process before.
+    pub fn adopt_opened(&self, request: u64, fh: u64) {
+        self.repeats.lock().opens.insert(request, fh);
     }
 }
 
-impl WritableFileSystem {
-    /// Keeps nodes, handles, locks and changes from now on, and continues with those of the processes before. Called before the
-    /// first request.
-    pub(super) fn begin_life(&self, life: &KeptLife<'_>) -> bool {
-        let Some(files) = life.files.clone() else { return false };
-        self.files.set_takeovers(life.takeovers);
-        self.directories.set_takeovers(life.takeovers);
-        self.source.keep_files(Arc::clone(&files));
-        let mount = MountRecords::new(life, files);
-        self.nodes.keep_records(&life.records);
-        if life.takeovers > 0 {
-            life.records.for_each(&mut |slot, record| {
-                let is_adopted = match record {
-                    KeptRecord::Node(node) => self.nodes.adopt_node(slot, node),
-                    KeptRecord::Name(name) => self.nodes.adopt_name(slot, name),
-                    KeptRecord::Handle(handle) => self.adopt_handle(slot, handle, &mount, life.register),
-                    KeptRecord::Lock(lock) => self.adopt_lock(slot, lock, &mount),
-                    KeptRecord::Change(change) => {
-                        let earlier = EarlierChange { change: *change, record: slot };
-                        mount.repeats.lock().changes.insert(change.request, earlier);
-                        true
-                    }
-                    KeptRecord::Inode(_) => false,
-                };
-                if !is_adopted {
-                    life.records.remove_record(slot);
-                }
-            });
-            mount.files.drop_untaken();
-        }
-        self.locks.keep_records(&mount.records, &mount.files);
-        let _ = self.life.set(mount);
-        true
+/// What a mount keeps for the process after this one, and requests that come again.
+pub(super) struct MountRecords {
+    source: Arc<dyn WritableVolume>,
+    /// The user that the source makes all changes as, if that is not the caller.
+    squash_uid: Option<u32>,
+    /// Of a mount that outlives this process.
+    kept: OnceLock<KeptMount>,
+}
+
+impl MountRecords {
+    pub fn new(source: Arc<dyn WritableVolume>, squash_uid: Option<u32>) -> MountRecords {
+        MountRecords { source, squash_uid, kept: OnceLock::new() }
     }
 
-    fn adopt_handle(
+    /// The records of a mount that outlives this process.
+    pub fn kept(&self) -> Option<&KeptMount> {
+        self.kept.get()
+    }
+
+    /// Keeps changes and handles from now on, and continues with what the processes before have kept: `adopt` takes each record but
+    /// changes, and returns whether the record stays. Called before the first request.
+    pub fn begin(
         &self,
-        slot: RecordSlot,
-        kept: &KeptHandle,
-        mount: &MountRecords,
-        register: Option<&dyn RegisterBacking>,
-    ) -> bool {
-        if let Some(held) = &kept.held {
-            let is_adopted = self.adopt_held(slot, kept, held);
-            return self.end_adoption(kept, mount, is_adopted);
+        life: &KeptLife<'_>,
+        files: &Arc<dyn KeptFiles>,
+        adopt: impl Fn(&KeptMount, RecordSlot, &KeptRecord<'_>) -> bool,
+    ) {
+        self.source.keep_files(Arc::clone(files));
+        let kept = self.kept.get_or_init(|| KeptMount::new(life, Arc::clone(files)));
+        if life.takeovers == 0 {
+            return;
         }
-        let key = if kept.directory { KeptFileKey::Directory(kept.fh) } else { KeptFileKey::File(kept.fh) };
-        let file = mount.files.take_file(key);
-        let is_adopted = match (kept.directory, file) {
-            (true, file) => {
-                let opened = file.and_then(|file| self.source.adopt_directory(file).ok());
-                let named = opened.or_else(|| self.directory_at_name(kept.ino));
-                let directory = named.or_else(|| self.removed_directory(kept.ino));
-                directory.is_some_and(|directory| {
-                    let open = OpenNodeDirectory { ino: kept.ino, directory, record: slot.into() };
-                    self.directories.adopt(kept.fh, Arc::new(open))
-                })
-            }
-            (false, Some(file)) => self
-                .source
-                .adopt_file(file, kept.flags as u32)
-                .is_ok_and(|file| self.adopt_open(slot, kept, file, register)),
-            (false, None) => false,
-        };
-        self.end_adoption(kept, mount, is_adopted)
-    }
-
-    fn directory_at_name(&self, ino: u64) -> Option<Box<dyn WritableDirectory>> {
-        let path = self.nodes.resolve(ino)?.path;
-        self.source.adopt_directory_at(NodePath { path: &path, expected: self.nodes.identity_of(ino) }).ok()
-    }
-
-    /// Continues with a file or directory that a node has open.
-    fn adopt_held(&self, slot: RecordSlot, kept: &KeptHandle, held: &HeldFile) -> bool {
-        let [uid, gid] = kept.owner;
-        let caller = Caller { uid, gid, ..Caller::default() };
-        // Without a name, only the node's process has the file.
-        let path = self.nodes.resolve(kept.ino).map_or(Vec::new(), |found| found.path);
-        let at = NodePath { path: &path, expected: self.nodes.identity_of(kept.ino) };
-        if !kept.directory {
-            let adopted = self.source.adopt_held(held, at, kept.flags as u32, &caller);
-            return adopted.is_ok_and(|file| self.adopt_open(slot, kept, file, None));
-        }
-        self.source.adopt_held_directory(held, at, &caller).is_ok_and(|directory| {
-            let open = OpenNodeDirectory { ino: kept.ino, directory, record: slot.into() };
-            self.directories.adopt(kept.fh, Arc::new(open))
-        })
-    }
-
-    fn end_adoption(&self, kept: &KeptHandle, mount: &MountRecords, is_adopted: bool) -> bool {
-        if is_adopted {
-            self.stats.fuse.open_handles.add(1);
-            mount.repeats.lock().opens.insert(kept.request, kept.fh);
-        } else if !kept.held.is_some_and(|held| held.closing) {
-            tracing::warn!(ino = kept.ino, fh = kept.fh, "an open file of the process before is lost");
-        }
-        is_adopted
-    }
-
-    fn adopt_lock(&self, slot: RecordSlot, kept: &KeptLock, mount: &MountRecords) -> bool {
-        let Some(file) = self.files.get(kept.fh) else { return false };
-        self.locks.adopt(slot, kept);
-        // The first of an owner's locks has the descriptor.
-        let descriptor = mount.files.take_file(KeptFileKey::Lock { fh: kept.fh, owner: kept.lock.owner });
-        file.file.adopt_lock(&kept.lock, descriptor);
-        true
+        life.records.for_each(&mut |slot, record| match record {
+            KeptRecord::Change(change) => kept.adopt_change(slot, change),
+            record if adopt(kept, slot, record) => {}
+            _ => life.records.remove_record(slot),
+        });
+        kept.files.drop_untaken();
     }
 
     /// How far an earlier process has come with a request that comes again.
-    pub(super) fn find_repeat(&self, caller: &FsCaller<'_>) -> Option<RepeatedRequest> {
-        let life = self.life.get()?;
+    pub fn find_repeat(&self, caller: &FsCaller<'_>) -> Option<RepeatedRequest> {
+        let life = self.kept.get()?;
         if !caller.request.repeated {
             life.forget_repeats();
             return None;
@@ -250,7 +179,7 @@ impl WritableFileSystem {
 
     /// Makes a change of names, unless the change is known to be made: by its mark where the source recognises marks, or by the
     /// names. `repeat` is the request's own, and `known` the object that the name which the change takes away led to before.
-    pub(super) fn change_names(
+    pub fn change_names(
         &self,
         change: &Change<'_>,
         repeat: Option<RepeatedRequest>,
@@ -259,7 +188,7 @@ impl WritableFileSystem {
         request: &FsCaller<'_>,
     ) -> Result<Option<NodeAttr>> {
         let call = RepeatedCall::Change(*change);
-        if self.life.get().is_none() || !self.source.recognises_marks() {
+        if self.kept.get().is_none() || !self.source.recognises_marks() {
             if let Some(repeat) = repeat
                 && let ChangeOutcome::Made(attr) = self.find_outcome(call, repeat, known, caller)?
             {
@@ -280,50 +209,44 @@ impl WritableFileSystem {
     }
 
     /// The request has made its change of names.
-    pub(super) fn note_names_made(&self, caller: &FsCaller<'_>, made: MadeChange) {
+    pub fn note_names_made(&self, caller: &FsCaller<'_>, made: MadeChange) {
         // The mark of the change has to stay.
         if !self.source.recognises_marks() {
             self.note_made(caller, made);
         }
     }
 
-    /// The file that the request has opened already, with its handle.
-    pub(super) fn find_opened(&self, caller: &FsCaller<'_>) -> Option<(u64, Arc<OpenNodeFile>)> {
-        let fh = self.find_opened_handle(caller)?;
-        Some((fh, self.files.get(fh)?))
-    }
-
     /// The handle that the request has opened already.
-    pub(super) fn find_opened_handle(&self, caller: &FsCaller<'_>) -> Option<u64> {
-        let life = self.life.get().filter(|_| caller.request.repeated)?;
+    pub fn find_opened_handle(&self, caller: &FsCaller<'_>) -> Option<u64> {
+        let life = self.kept.get().filter(|_| caller.request.repeated)?;
         life.repeats.lock().opens.get(&caller.request.number).copied()
     }
 
     /// The request is about to make a change; `before` is a fact by which the change is recognised.
-    pub(super) fn note_begun(&self, caller: &FsCaller<'_>, before: u64) {
-        if let Some(life) = self.life.get() {
+    pub fn note_begun(&self, caller: &FsCaller<'_>, before: u64) {
+        if let Some(life) = self.kept.get() {
             let request = caller.request.number;
             life.records.note_change(&KeptChange { request, before, ..KeptChange::default() });
         }
     }
 
-    /// As [`WritableFileSystem::note_begun`], with the time, unless the source recognises the change by a mark.
-    pub(super) fn note_making(&self, caller: &FsCaller<'_>) {
-        if self.life.get().is_some() && !self.source.recognises_marks() {
+    /// As [`MountRecords::note_begun`], with the time, unless the source recognises the change by a mark.
+    pub fn note_making(&self, caller: &FsCaller<'_>) {
+        if self.kept.get().is_some() && !self.source.recognises_marks() {
             self.note_begun(caller, nanos_of(SystemTime::now()));
         }
     }
 
     /// The request has made its change.
-    pub(super) fn note_made(&self, caller: &FsCaller<'_>, made: MadeChange) {
-        if let Some(life) = self.life.get() {
+    pub fn note_made(&self, caller: &FsCaller<'_>, made: MadeChange) {
+        if let Some(life) = self.kept.get() {
             let request = caller.request.number;
             life.records.note_change(&KeptChange { request, made: Some(made), ..KeptChange::default() });
         }
     }
 
     /// Whether a process before has made the change of a repeated request, by the names of the source.
-    pub(super) fn find_outcome(
+    pub fn find_outcome(
         &self,
         call: RepeatedCall<'_>,
         repeat: RepeatedRequest,
@@ -351,8 +274,8 @@ impl WritableFileSystem {
 
     /// Whether an object is as a request that began at that time was to make it.
     fn may_be_made(&self, found: &NodeAttr, new: NewObject, began: u64, caller: &Caller) -> bool {
-        let Some(life) = self.life.get() else { return false };
-        let owner = self.config.squash.map_or(caller.uid, |squash| squash.0);
+        let Some(life) = self.kept.get() else { return false };
+        let owner = self.squash_uid.unwrap_or(caller.uid);
         let is_new = new.file_type == S_IFDIR || found.nlink == 1 && found.size == new.size;
         let tick = CLOCK_TICK.as_nanos() as u64;
         let changed = since_1970(found.ctime);
@@ -363,12 +286,6 @@ impl WritableFileSystem {
             && is_new
             && (found.uid == owner || !self.source.has_host_clock())
             && (in_time || !self.source.has_host_clock())
-    }
-
-    /// Whether the table of nodes has the name as the source has.
-    pub(super) fn knows_name(&self, at: DirName<'_>, caller: &FsCaller<'_>) -> FsResult<bool> {
-        let found = self.on_name(at.parent, at.name, caller, false, |at, by| find_name(&*self.source, at, by))?;
-        Ok(found.map(|found| found.identity) == self.nodes.identity_at(at.parent, at.name))
     }
 }
 

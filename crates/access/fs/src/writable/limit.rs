@@ -1,12 +1,11 @@
 //! The limit of the memory for the inodes of a writable mount: which of them the kernel is requested to forget.
 
-use super::WritableFileSystem;
+use super::names::MountNames;
 use crate::inode_limit::{AgeHistogram, ForgetCandidate, LimitAlarm, LimitedInodes, RequestForgets, send_forgets};
-use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
-impl LimitedInodes for WritableFileSystem {
+impl LimitedInodes for MountNames {
     fn limit_alarm(&self) -> &LimitAlarm {
         &self.limit_alarm
     }
@@ -24,7 +23,7 @@ impl LimitedInodes for WritableFileSystem {
     }
 
     fn request_forgets(&self, kernel: &dyn RequestForgets, bytes: u64) -> io::Result<bool> {
-        let open: HashSet<u64> = self.opens.lock().keys().copied().collect();
+        let open = self.open_nodes.inodes();
         let mut ages = AgeHistogram::new();
         self.nodes
             .for_each_idle(|ino| open.contains(&ino), |node| ages.add_memory(AgeHistogram::step(node.age), node.bytes));

@@ -5,7 +5,7 @@ mod handle_names;
 
 pub(super) use handle_names::generation_of_number;
 
-use super::kernel_view::KernelInode;
+use super::kernel_inode::KernelInode;
 use crate::inode::{ROOT, usable_number};
 use crate::kept_records::{KeptName, KeptNode, KeptRecord, KeptRecords, RecordSlot};
 use crate::name_records::NameRecords;

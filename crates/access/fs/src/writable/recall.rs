@@ -2,14 +2,16 @@
 //! that it may have forgotten, and that this mount may never have given out. A number leads to its object by the names
 //! that were kept, each compared with the object it leads to.
 
-use super::{FsCaller, NodeEntry, WritableFileSystem, nodes};
+use super::names::{MountNames, NodeEntry};
+use super::nodes::number_of;
 use crate::errno::{FsError, FsResult};
 use crate::name_records::DEPTH_MAX;
+use crate::service::FsCaller;
 use spurline_volume::writes::NodeAttr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-impl WritableFileSystem {
+impl MountNames {
     /// Keeps the names of all inodes in the first `records` from now on, and stores the names of the present inodes there: file
     /// handles of an NFS server are resolved by them.
     pub fn keep_names(&self, records: Arc<dyn crate::NameRecords>) {
@@ -19,18 +21,13 @@ impl WritableFileSystem {
 
     /// The inode number that programs see. Where a rename makes another object of a file, so that the source's number changes, clients
     /// of an NFS server see that of the file handle: for them, a handle with another number is another file.
-    pub(super) fn shown_number(&self, ino: u64, attr: &NodeAttr) -> u64 {
+    pub fn shown_number(&self, ino: u64, attr: &NodeAttr) -> u64 {
         if self.can.publishes && self.exported.load(Ordering::Relaxed) { ino } else { attr.inode }
-    }
-
-    /// The present path of an inode below the source, for logs; `None` if it has no name, or the kernel has forgotten it.
-    pub fn path_of(&self, ino: u64) -> Option<Vec<u8>> {
-        Some(self.nodes.resolve(ino)?.path)
     }
 
     /// The object of a file handle, or its directory. No caller may be refused: the kernel has checked the right to use
     /// handles, and the server checks its clients' rights afterwards.
-    pub(super) fn lookup_handle(&self, ino: u64, of_parent: bool) -> FsResult<NodeEntry> {
+    pub fn lookup_handle(&self, ino: u64, of_parent: bool) -> FsResult<NodeEntry> {
         if !self.nodes.hold(ino) {
             self.while_moving(0, || self.recall(ino, 0))?;
         }
@@ -64,7 +61,7 @@ impl WritableFileSystem {
             let found = self.on_name(parent, &name, &own, false, |at, caller| self.source.lookup(at, caller));
             let here = found.map(|attr| {
                 // Each change of a bucket's file makes another object, and so does the rename of a folder above it.
-                let same = self.nodes.names_decide() || nodes::number_of(&attr.identity) == ino;
+                let same = self.nodes.names_decide() || number_of(&attr.identity) == ino;
                 // The number is taken if another object has the same hash.
                 same.then(|| self.intern(parent, &name, attr).ino).is_some_and(|number| {
                     if number != ino {

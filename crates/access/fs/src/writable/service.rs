@@ -1,17 +1,17 @@
 //! The writable file system as a [`FileService`]: it converts types, and keeps a kernel's view of a file in step with
 //! opens and locks. The rules are in the modules beside it.
 
-use super::kernel_view::{BegunWait, KernelView, WaitingView};
-use super::{LockRequest, NewNode, NodeEntry, NodeLookup, OpenedNode, WritableFileSystem};
+use super::WritableFileSystem;
+use super::kernel_view::{BegunWait, WaitingView, refresh_privileges};
+use super::names::{MountNames, NodeEntry};
 use crate::attr::LookupOutcome;
 use crate::errno::{FsError, FsResult};
-use crate::fs::OpenedFile;
 use crate::inode_limit::LimitedInodes;
-use crate::kept_records::KeptLife;
+use crate::kept_records::{KeptLife, KeptRecord};
 use crate::name_records::NameRecords;
 use crate::service::{
     CreateMode, DirName, DirRead, FileEntry, FilePosition, FileService, FileWrite, FsCaller, HandleRef, KernelSide,
-    ListedEntry, StatAttr,
+    KernelView, ListedEntry, LockRequest, NewNode, OpenedFile, StatAttr,
 };
 use spurline_volume::ReadData;
 use spurline_volume::writes::{AttrChange, FileLock, LockConflict, NodeAttr, SourceSpace};
@@ -22,7 +22,7 @@ impl WritableFileSystem {
     fn file_entry(&self, entry: &NodeEntry) -> FileEntry {
         FileEntry {
             ino: entry.ino,
-            generation: self.generation(entry.ino, &entry.attr.identity),
+            generation: self.names.generation(entry.ino, &entry.attr.identity),
             attr: self.stat_attr(entry.ino, &entry.attr),
             entry_ttl: entry.entry_ttl,
             attr_ttl: entry.attr_ttl,
@@ -31,7 +31,7 @@ impl WritableFileSystem {
 
     fn stat_attr(&self, ino: u64, attr: &NodeAttr) -> StatAttr {
         StatAttr {
-            ino: self.shown_number(ino, attr),
+            ino: self.names.shown_number(ino, attr),
             size: attr.size,
             blocks: attr.blocks,
             atime: attr.atime,
@@ -47,48 +47,42 @@ impl WritableFileSystem {
     }
 }
 
-fn opened_file(opened: OpenedNode) -> OpenedFile {
-    OpenedFile {
-        fh: opened.fh,
-        keep_cache: opened.keep_cache,
-        direct_io: opened.direct_io,
-        parallel_direct_writes: opened.parallel,
-        flush: opened.flush,
-        backing: opened.backing,
-    }
-}
-
 impl FileService for WritableFileSystem {
     fn lookup(&self, parent: u64, name: &[u8], caller: &FsCaller<'_>) -> FsResult<LookupOutcome<FileEntry>> {
-        Ok(match self.lookup(parent, name, caller)? {
-            NodeLookup::Found(entry) => LookupOutcome::Found(self.file_entry(&entry)),
-            NodeLookup::Absent { ttl } => LookupOutcome::Absent { ttl },
+        Ok(match self.names.lookup(parent, name, caller)? {
+            LookupOutcome::Found(entry) => LookupOutcome::Found(self.file_entry(&entry)),
+            LookupOutcome::Absent { ttl } => LookupOutcome::Absent { ttl },
         })
     }
 
     fn forget(&self, ino: u64, n: u64) {
-        self.forget(ino, n);
+        self.names.nodes.forget(ino, n);
     }
 
     fn getattr(&self, ino: u64, fh: Option<u64>, caller: &FsCaller<'_>) -> FsResult<(StatAttr, Duration)> {
-        let (attr, ttl) = self.getattr(ino, fh, caller)?;
+        let (attr, ttl) = self.names.getattr(ino, fh, caller)?;
         Ok((self.stat_attr(ino, &attr), ttl))
     }
 
     fn readlink(&self, ino: u64, caller: &FsCaller<'_>) -> FsResult<Vec<u8>> {
-        self.readlink(ino, caller)
+        self.names.readlink(ino, caller)
     }
 
     fn access(&self, ino: u64, mask: u32, caller: &FsCaller<'_>) -> FsResult<()> {
-        self.access(ino, mask, caller)
+        self.names.access(ino, mask, caller)
     }
 
     fn open(&self, ino: u64, flags: u32, caller: &FsCaller<'_>, kernel: &KernelSide<'_>) -> FsResult<OpenedFile> {
-        let opened = self.open(ino, flags as i32, caller, kernel.backings)?;
+        let opened = self.opens.open(ino, flags as i32, caller, kernel.backings)?;
         // Before the answer: the first read through the handle has to see the new length.
         if let Some(view) = kernel.view.filter(|_| opened.moved) {
             let view = WaitingView { view, waits: kernel.waits };
-            if let Err(error) = self.refresh_opened(ino, &opened, &view) {
+            let refreshed = self
+                .names
+                .open_nodes
+                .file(ino, opened.file.fh)
+                .and_then(|file| self.refreshes.refresh_opened(&file, &opened.attr, &self.names.nodes, &view));
+            if let Err(error) = refreshed {
                 tracing::debug!(ino, "the kernel keeps attributes for their time: {error}");
             }
         } else if let Some(view) = kernel.view.filter(|_| opened.mappable)
@@ -96,23 +90,23 @@ impl FileService for WritableFileSystem {
         {
             tracing::debug!(ino, "the kernel keeps attributes for their time: {error}");
         }
-        Ok(opened_file(opened))
+        Ok(opened.file)
     }
 
     fn read(&self, file: HandleRef, offset: u64, dst: &mut [u8]) -> FsResult<ReadData> {
-        self.read(file.ino, file.fh, offset, dst)
+        self.opens.read(file.ino, file.fh, offset, dst)
     }
 
     fn release(&self, fh: u64) -> FsResult<()> {
-        self.release(fh)
+        self.opens.release(fh)
     }
 
     fn discard(&self, file: HandleRef) -> FsResult<()> {
-        self.discard(file.ino, file.fh)
+        self.opens.discard(file.ino, file.fh)
     }
 
     fn opendir(&self, ino: u64, caller: &FsCaller<'_>) -> FsResult<u64> {
-        self.opendir(ino, caller)
+        self.opens.opendir(ino, caller)
     }
 
     fn readdir(
@@ -121,7 +115,7 @@ impl FileService for WritableFileSystem {
         caller: &FsCaller<'_>,
         take: &mut dyn FnMut(&ListedEntry<'_>) -> bool,
     ) -> FsResult<()> {
-        self.readdir(read, caller, &mut |listed, entry| {
+        self.opens.readdir(read, caller, &mut |listed, entry| {
             take(&ListedEntry {
                 name: &listed.name,
                 next: listed.next,
@@ -133,23 +127,23 @@ impl FileService for WritableFileSystem {
     }
 
     fn releasedir(&self, fh: u64) -> FsResult<()> {
-        self.releasedir(fh)
+        self.opens.releasedir(fh)
     }
 
     fn statfs(&self) -> FsResult<SourceSpace> {
-        self.statfs()
+        Ok(self.names.source.space()?)
     }
 
     fn getxattr(&self, ino: u64, name: &[u8], caller: &FsCaller<'_>) -> FsResult<Vec<u8>> {
-        self.getxattr(ino, name, caller)
+        self.names.getxattr(ino, name, caller)
     }
 
     fn listxattr(&self, ino: u64, caller: &FsCaller<'_>) -> FsResult<Vec<u8>> {
-        self.listxattr(ino, caller)
+        self.names.listxattr(ino, caller)
     }
 
     fn lseek(&self, file: HandleRef, offset: u64, whence: u32) -> FsResult<u64> {
-        self.lseek(file.ino, file.fh, offset, whence)
+        self.opens.lseek(file.ino, file.fh, offset, whence)
     }
 
     fn setattr(
@@ -159,24 +153,24 @@ impl FileService for WritableFileSystem {
         set: &AttrChange,
         caller: &FsCaller<'_>,
     ) -> FsResult<(StatAttr, Duration)> {
-        let (attr, ttl) = self.setattr(ino, fh, set, caller)?;
+        let (attr, ttl) = self.names.setattr(ino, fh, set, caller)?;
         Ok((self.stat_attr(ino, &attr), ttl))
     }
 
     fn make(&self, parent: u64, name: &[u8], new: NewNode<'_>, caller: &FsCaller<'_>) -> FsResult<FileEntry> {
-        Ok(self.file_entry(&self.make(parent, name, new, caller)?))
+        Ok(self.file_entry(&self.names.make(parent, name, new, caller)?))
     }
 
     fn link(&self, ino: u64, parent: u64, name: &[u8], caller: &FsCaller<'_>) -> FsResult<FileEntry> {
-        Ok(self.file_entry(&self.link(ino, parent, name, caller)?))
+        Ok(self.file_entry(&self.names.link(ino, parent, name, caller)?))
     }
 
     fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &FsCaller<'_>) -> FsResult<()> {
-        self.remove(parent, name, directory, caller)
+        self.names.remove(parent, name, directory, caller)
     }
 
     fn rename(&self, from: DirName<'_>, to: DirName<'_>, flags: u32, caller: &FsCaller<'_>) -> FsResult<()> {
-        self.rename(from, to, flags, caller)
+        self.names.rename(from, to, flags, caller)
     }
 
     fn create(
@@ -187,8 +181,8 @@ impl FileService for WritableFileSystem {
         caller: &FsCaller<'_>,
         kernel: &KernelSide<'_>,
     ) -> FsResult<(FileEntry, OpenedFile)> {
-        let (entry, opened) = self.create(parent, name, how.flags as i32, how.mode, caller, kernel.backings)?;
-        Ok((self.file_entry(&entry), opened_file(opened)))
+        let (entry, opened) = self.opens.create(parent, name, how, caller, kernel.backings)?;
+        Ok((self.file_entry(&entry), opened.file))
     }
 
     fn tmpfile(
@@ -198,46 +192,47 @@ impl FileService for WritableFileSystem {
         caller: &FsCaller<'_>,
         kernel: &KernelSide<'_>,
     ) -> FsResult<(FileEntry, OpenedFile)> {
-        let (entry, opened) = self.tmpfile(parent, how.flags as i32, how.mode, caller, kernel.backings)?;
-        Ok((self.file_entry(&entry), opened_file(opened)))
+        let (entry, opened) = self.opens.tmpfile(parent, how, caller, kernel.backings)?;
+        Ok((self.file_entry(&entry), opened.file))
     }
 
     fn write(&self, file: HandleRef, write: &FileWrite<'_>, caller: &FsCaller<'_>) -> FsResult<usize> {
-        self.write(file, write, caller)
+        self.opens.write(file, write, caller)
     }
 
     fn flush(&self, file: HandleRef, lock_owner: u64, caller: &FsCaller<'_>) -> FsResult<()> {
-        self.flush(file.ino, file.fh, lock_owner, caller)
+        self.opens.flush(file.ino, file.fh, lock_owner, caller)
     }
 
     fn fsync(&self, file: HandleRef, data_only: bool) -> FsResult<()> {
-        self.fsync(file.ino, file.fh, data_only)
+        self.opens.fsync(file.ino, file.fh, data_only)
     }
 
     fn fsyncdir(&self, directory: HandleRef, data_only: bool) -> FsResult<()> {
-        self.fsyncdir(directory.ino, directory.fh, data_only)
+        self.opens.fsyncdir(directory.ino, directory.fh, data_only)
     }
 
     fn fallocate(&self, at: FilePosition, len: u64, mode: u32, caller: &FsCaller<'_>) -> FsResult<()> {
-        self.fallocate(at.file.ino, at.file.fh, mode, at.offset, len, caller)
+        self.opens.fallocate(at.file.ino, at.file.fh, mode, at.offset, len, caller)
     }
 
     fn refresh_privileges(&self, file: HandleRef, view: &dyn KernelView) {
-        if let Err(error) = self.refresh_privileges(file, view) {
+        let open = self.names.open_nodes.file(file.ino, file.fh);
+        if let Err(error) = open.and_then(|open| refresh_privileges(&open, view)) {
             tracing::debug!(ino = file.ino, "the kernel keeps set-user-ID bits for their time: {error}");
         }
     }
 
     fn copy_file_range(&self, from: FilePosition, to: FilePosition, len: u64, caller: &FsCaller<'_>) -> FsResult<u64> {
-        self.copy_file_range(from, to, len, caller)
+        self.opens.copy_file_range(from, to, len, caller)
     }
 
     fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: u32, caller: &FsCaller<'_>) -> FsResult<()> {
-        self.setxattr(ino, name, value, flags, caller)
+        self.names.setxattr(ino, name, value, flags, caller)
     }
 
     fn removexattr(&self, ino: u64, name: &[u8], caller: &FsCaller<'_>) -> FsResult<()> {
-        self.removexattr(ino, name, caller)
+        self.names.removexattr(ino, name, caller)
     }
 
     fn test_lock(
@@ -247,7 +242,7 @@ impl FileService for WritableFileSystem {
         number: u64,
         kernel: &KernelSide<'_>,
     ) -> FsResult<Option<LockConflict>> {
-        self.test_lock(file, lock, number, kernel.waits)
+        self.locks.test_lock(file, lock, number, kernel.waits)
     }
 
     fn set_lock(
@@ -259,16 +254,20 @@ impl FileService for WritableFileSystem {
         kernel: &KernelSide<'_>,
     ) -> FsResult<()> {
         let ino = file.ino;
-        let stores = kernel.view.filter(|_| self.has_stores_to_write(ino, &request.lock));
+        let stores = kernel.view.filter(|_| self.locks.has_stores_to_write(ino, &request.lock));
         let begun = match stores {
             Some(view) => WaitingView { view, waits: kernel.waits }.drop_before_lock(ino, &request.lock)?,
             None => None,
         };
         let one_wait = BegunWait(kernel.waits);
         let waits = if begun.is_some() { Some(&one_wait as _) } else { kernel.waits };
-        let stale = self.set_lock(file, request, caller, waits, wait)?;
+        let stale = self.locks.set_lock(file, request, caller, waits, wait)?;
         if let Some(view) = kernel.view.filter(|_| stale)
-            && let Err(error) = self.refresh_locked(file, &WaitingView { view, waits })
+            && let Err(error) = self
+                .names
+                .open_nodes
+                .file(ino, file.fh)
+                .and_then(|open| self.refreshes.refresh_locked(&open, &WaitingView { view, waits }))
         {
             tracing::debug!(ino, "the kernel keeps pages of a file that was locked: {error}");
         }
@@ -276,35 +275,47 @@ impl FileService for WritableFileSystem {
     }
 
     fn interrupt(&self, number: u64) {
-        self.interrupt(number);
+        self.locks.table.interrupt(number);
     }
 
     fn end_waits(&self) {
-        self.end_waits();
+        self.locks.table.end_waits();
     }
 
     fn allow_direct_writes(&self) {
-        self.allow_direct_writes();
+        self.opens.allow_direct_writes();
     }
 
     fn close_all(&self) {
-        self.close_all();
+        self.names.open_nodes.clear();
     }
 
     fn limited_inodes(self: Arc<Self>) -> Option<Arc<dyn LimitedInodes>> {
-        Some(self)
+        Some(Arc::clone(&self.names) as _)
     }
 
     fn keep_names(&self, records: Arc<dyn NameRecords>) {
-        self.keep_names(records);
+        self.names.keep_names(records);
     }
 
     fn keep_life(&self, life: &KeptLife<'_>) -> bool {
-        self.begin_life(life)
+        let Some(files) = &life.files else { return false };
+        let MountNames { nodes, open_nodes, .. } = &*self.names;
+        open_nodes.set_takeovers(life.takeovers);
+        nodes.keep_records(&life.records);
+        self.life.begin(life, files, |mount, slot, record| match record {
+            KeptRecord::Node(node) => nodes.adopt_node(slot, node),
+            KeptRecord::Name(name) => nodes.adopt_name(slot, name),
+            KeptRecord::Handle(handle) => self.opens.adopt_handle(slot, handle, mount, life.register),
+            KeptRecord::Lock(lock) => self.locks.adopt_lock(slot, lock, mount),
+            KeptRecord::Inode(_) | KeptRecord::Change(_) => false,
+        });
+        self.locks.table.keep_records(&life.records, files);
+        true
     }
 
     fn path_of(&self, ino: u64) -> Option<Vec<u8>> {
-        self.path_of(ino)
+        Some(self.names.nodes.resolve(ino)?.path)
     }
 
     /// What POSIX lets any program run into is not logged.
@@ -316,7 +327,10 @@ impl FileService for WritableFileSystem {
             | libc::ENOTCONN
             | libc::EREMOTEIO
             | libc::EPROTO) => {
-                let path = self.logged_path(ino);
+                let path = match self.path_of(ino) {
+                    Some(path) => format!("'/{}'", String::from_utf8_lossy(&path)),
+                    None => "an object without a name".to_owned(),
+                };
                 tracing::warn!(op, ino, errno, "{path}: {error}");
             }
             errno => tracing::trace!(op, ino, errno, "{error}"),

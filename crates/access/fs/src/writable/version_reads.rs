@@ -12,8 +12,7 @@
 //!
 //! An open during such an event does not read cached bytes: the source may have answered the open before the event.
 
-use super::WritableFileSystem;
-use crate::block_reads::FileReadAhead;
+use crate::block_reads::{BlockReads, FileReadAhead};
 use spurline_types::ObjectRef;
 use spurline_volume::ReadData;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -30,12 +29,42 @@ pub(super) struct VersionReads {
 }
 
 impl VersionReads {
+    /// The reads of an object that is opened.
+    pub fn new(object: ObjectRef, blocks: &BlockReads) -> VersionReads {
+        let readahead = blocks.open_file(object.size);
+        VersionReads { object, readahead, left: AtomicBool::new(false) }
+    }
+
     pub fn leave(&self) {
         self.left.store(true, Ordering::Release);
     }
 
-    pub fn has_left(&self) -> bool {
+    fn has_left(&self) -> bool {
         self.left.load(Ordering::Acquire)
+    }
+
+    /// Reads cached bytes; `None` when the source's file has to be read. `find_second`: a clock in seconds.
+    pub fn read(
+        &self,
+        blocks: &BlockReads,
+        offset: u64,
+        dst: &mut [u8],
+        find_second: impl Fn() -> u64,
+    ) -> Option<ReadData> {
+        if self.has_left() {
+            return None;
+        }
+        match blocks.read(&self.object, &self.readahead, offset, dst, find_second) {
+            // An event during the read: these bytes may be older than it.
+            Ok(_) if self.has_left() => None,
+            Ok(data) => Some(data),
+            Err(error) => {
+                self.leave();
+                let path = String::from_utf8_lossy(&self.object.path);
+                tracing::debug!("'/{path}' is read from the source until its next open: {error}");
+                None
+            }
+        }
     }
 }
 
@@ -80,31 +109,5 @@ impl CacheEvents {
     /// Whether any file was opened to be read from cached bytes.
     pub fn has_files(&self) -> bool {
         self.open_files.load(Ordering::SeqCst) > 0
-    }
-}
-
-impl WritableFileSystem {
-    /// The reads of an object that is opened.
-    pub(super) fn version_reads(&self, object: ObjectRef) -> VersionReads {
-        let readahead = self.reads.open_file(object.size);
-        VersionReads { object, readahead, left: AtomicBool::new(false) }
-    }
-
-    /// Reads cached bytes; `None` when the source's file has to be read.
-    pub(super) fn read_version(&self, reads: &VersionReads, offset: u64, dst: &mut [u8]) -> Option<ReadData> {
-        if reads.has_left() {
-            return None;
-        }
-        match self.reads.read(&reads.object, &reads.readahead, offset, dst, || self.started.elapsed().as_secs()) {
-            // An event during the read: these bytes may be older than it.
-            Ok(_) if reads.has_left() => None,
-            Ok(data) => Some(data),
-            Err(error) => {
-                reads.leave();
-                let path = String::from_utf8_lossy(&reads.object.path);
-                tracing::debug!("'/{path}' is read from the source until its next open: {error}");
-                None
-            }
-        }
     }
 }

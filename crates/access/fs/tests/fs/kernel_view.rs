@@ -2,11 +2,12 @@
 //! answer with attributes, as the real one does when a notification overtakes the answer.
 
 use crate::objects;
-use objects::{MemorySource, NoReads, writable_config};
+use objects::{MemorySource, NO_KERNEL, NoReads, READ_WRITE, writable_config};
 use parking_lot::Mutex;
-use spurline_fs::writable::*;
+use spurline_fs::writable::WritableFileSystem;
 use spurline_fs::{
-    CallerGroups, FileService, FileWrite, FsCaller, FsResult, HandleRef, KernelSide, ROOT, RequestNumber,
+    BeginWait, CallerGroups, FileService, FileWrite, FsCaller, FsResult, HandleRef, KernelSide, KernelView,
+    LockRequest, LookupOutcome, ROOT, RequestNumber,
 };
 use spurline_types::{Error, ErrorKind, Stats};
 use spurline_volume::writes::{AttrChange, FileLock, LockFamily, LockKind, LockRange, WritePlace};
@@ -59,8 +60,8 @@ fn bytes_at(offset: u64, data: &[u8]) -> FileWrite<'_> {
 
 fn find(fs: &WritableFileSystem, name: &[u8]) -> u64 {
     match fs.lookup(ROOT, name, &CALLER).unwrap() {
-        NodeLookup::Found(entry) => entry.ino,
-        NodeLookup::Absent { .. } => panic!("no such name"),
+        LookupOutcome::Found(entry) => entry.ino,
+        LookupOutcome::Absent { .. } => panic!("no such name"),
     }
 }
 
@@ -70,12 +71,22 @@ fn the_length_of_a_locked_file_is_in_the_kernel_before_its_holder_goes_on() {
     let kernel = ListedKernel::default();
     let one = mount(&source);
     let two = mount(&source);
-    let (entry, theirs) = one.create(ROOT, b"f", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
+    let (entry, theirs) = one.create(ROOT, b"f", READ_WRITE, &CALLER, &NO_KERNEL).unwrap();
     let ino = find(&two, b"f");
-    let ours = two.open(ino, libc::O_RDWR, &CALLER, None).unwrap();
+    let ours = two.open(ino, libc::O_RDWR as u32, &CALLER, &NO_KERNEL).unwrap();
     let refresh = || {
-        two.refresh_locked(HandleRef { ino, fh: ours.fh }, &kernel).unwrap();
-        kernel.take()
+        let lock = FileLock {
+            family: LockFamily::Posix,
+            owner: 1,
+            range: LockRange { start: 0, end: 9 },
+            kind: LockKind::Write,
+        };
+        let request = LockRequest { lock, pid: 7, number: 1 };
+        let side = KernelSide { view: Some(&kernel), ..NO_KERNEL };
+        two.set_lock(HandleRef { ino, fh: ours.fh }, &request, false, &CALLER, &side).unwrap();
+        let mut notified = kernel.take();
+        assert_eq!(notified.remove(0), Notified::Pages, "stored pages are written before the lock is set");
+        notified
     };
     let write = |offset, data: &[u8]| {
         one.write(HandleRef { ino: entry.ino, fh: theirs.fh }, &bytes_at(offset, data), &CALLER).unwrap();
@@ -106,13 +117,11 @@ fn an_open_of_a_file_that_grew_puts_its_length_into_the_kernel_once() {
     let kernel = ListedKernel::default();
     let one = mount(&source);
     let two = mount(&source);
-    let (entry, theirs) = one.create(ROOT, b"f", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
+    let (entry, theirs) = one.create(ROOT, b"f", READ_WRITE, &CALLER, &NO_KERNEL).unwrap();
     let ino = find(&two, b"f");
     let open = || {
-        let opened = two.open(ino, libc::O_RDONLY, &CALLER, None).unwrap();
-        if opened.moved {
-            two.refresh_opened(ino, &opened, &kernel).unwrap();
-        }
+        let side = KernelSide { view: Some(&kernel), ..NO_KERNEL };
+        two.open(ino, libc::O_RDONLY as u32, &CALLER, &side).unwrap();
         kernel.take()
     };
     assert_eq!(open(), []);
@@ -143,13 +152,13 @@ impl BeginWait for FullSlots {
 fn without_a_slot_to_wait_in_no_notification_is_sent_and_a_lock_is_refused() {
     let kernel = ListedKernel::default();
     let fs = mount(&Arc::new(MemorySource::default()));
-    let (entry, opened) = fs.create(ROOT, b"f", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
+    let (entry, opened) = fs.create(ROOT, b"f", READ_WRITE, &CALLER, &NO_KERNEL).unwrap();
     let file = HandleRef { ino: entry.ino, fh: opened.fh };
     let set_lock = |kind, slots: &FullSlots| {
         let lock = FileLock { family: LockFamily::Posix, owner: 1, range: LockRange { start: 0, end: 9 }, kind };
         let request = LockRequest { lock, pid: 7, number: 1 };
         let side = KernelSide { view: Some(&kernel), waits: Some(slots), backings: None };
-        FileService::set_lock(&fs, file, &request, false, &CALLER, &side).map_err(|error| error.errno())
+        fs.set_lock(file, &request, false, &CALLER, &side).map_err(|error| error.errno())
     };
     assert_eq!(set_lock(LockKind::Write, &FullSlots(true)), Err(libc::ENOLCK));
     assert_eq!(kernel.take(), []);
@@ -170,10 +179,10 @@ fn a_kernel_that_opens_a_grown_file_gets_its_length_before_the_answer() {
     let kernel = ListedKernel::default();
     let one = mount(&source);
     let two = mount(&source);
-    let (entry, theirs) = one.create(ROOT, b"f", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
+    let (entry, theirs) = one.create(ROOT, b"f", READ_WRITE, &CALLER, &NO_KERNEL).unwrap();
     let ino = find(&two, b"f");
     one.write(HandleRef { ino: entry.ino, fh: theirs.fh }, &bytes_at(0, b"ab"), &CALLER).unwrap();
-    let open = |side: &KernelSide<'_>| FileService::open(&two, ino, libc::O_RDONLY as u32, &CALLER, side).unwrap();
+    let open = |side: &KernelSide<'_>| two.open(ino, libc::O_RDONLY as u32, &CALLER, side).unwrap();
     open(&KernelSide::default());
     let full = KernelSide { view: Some(&kernel), waits: Some(&FullSlots(true)), backings: None };
     open(&full);

@@ -5,8 +5,10 @@ use crate::objects;
 use crate::records;
 use objects::{MemorySource, NoReads, ROOT_OBJECT, writable_config};
 use records::MemoryRecords;
-use spurline_fs::writable::*;
-use spurline_fs::{CallerGroups, DirName, FsCaller, ROOT, RequestNumber};
+use spurline_fs::writable::WritableFileSystem;
+use spurline_fs::{
+    CallerGroups, DirName, FileEntry, FileService, FsCaller, LookupOutcome, NewNode, ROOT, RequestNumber,
+};
 use spurline_types::Stats;
 use std::sync::Arc;
 
@@ -22,6 +24,10 @@ struct Rig {
 /// Number and generation, as in a file handle.
 type Handle = (u64, u64);
 
+fn handle_of(entry: &FileEntry) -> Handle {
+    (entry.ino, entry.generation)
+}
+
 impl Rig {
     fn new() -> Rig {
         let source = Arc::new(MemorySource::default());
@@ -35,14 +41,10 @@ impl Rig {
         self.fs = mount(&self.source, &self.records);
     }
 
-    fn handle(&self, entry: &NodeEntry) -> Handle {
-        (entry.ino, self.fs.generation(entry.ino, &entry.attr.identity))
-    }
-
-    fn find(&self, parent: u64, name: &str) -> Result<NodeEntry, i32> {
+    fn find(&self, parent: u64, name: &str) -> Result<FileEntry, i32> {
         match self.fs.lookup(parent, name.as_bytes(), &CALLER).map_err(|error| error.errno())? {
-            NodeLookup::Found(entry) => Ok(entry),
-            NodeLookup::Absent { .. } => Err(libc::ENOENT),
+            LookupOutcome::Found(entry) => Ok(entry),
+            LookupOutcome::Absent { .. } => Err(libc::ENOENT),
         }
     }
 
@@ -51,7 +53,7 @@ impl Rig {
             true => NewNode::Directory { mode: 0o755 },
             false => NewNode::Node { mode: libc::S_IFREG | 0o644, rdev: 0 },
         };
-        self.handle(&self.fs.make(parent, name.as_bytes(), new, &CALLER).unwrap())
+        handle_of(&self.fs.make(parent, name.as_bytes(), new, &CALLER).unwrap())
     }
 
     fn rename(&self, from: (u64, &str), to: (u64, &str)) {
@@ -63,7 +65,7 @@ impl Rig {
     /// Uses a handle as the server does, and forgets the inode again.
     fn reach(&self, handle: Handle) -> Result<(), i32> {
         let entry = self.find(handle.0, ".")?;
-        assert_eq!(self.handle(&entry), handle);
+        assert_eq!(handle_of(&entry), handle);
         self.fs.forget(entry.ino, 1);
         Ok(())
     }

@@ -2,9 +2,9 @@
 //! the result of the first attempt was noted.
 
 use crate::objects;
-use objects::{NoReads, writable_config};
+use objects::{NO_KERNEL, NoReads, writable_config};
 use parking_lot::Mutex;
-use spurline_fs::writable::*;
+use spurline_fs::writable::WritableFileSystem;
 use spurline_fs::*;
 use spurline_origin::WritableSource;
 use spurline_types::Stats;
@@ -204,7 +204,7 @@ fn name(name: &str) -> DirName<'_> {
     DirName { parent: ROOT, name: name.as_bytes() }
 }
 
-fn handle_of(made: &(NodeEntry, OpenedNode)) -> HandleRef {
+fn handle_of(made: &(FileEntry, OpenedFile)) -> HandleRef {
     HandleRef { ino: made.0.ino, fh: made.1.fh }
 }
 
@@ -212,7 +212,11 @@ fn write(text: &str, place: WritePlace) -> FileWrite<'_> {
     FileWrite { offset: 0, place, data: text.as_bytes(), lose_privileges: false }
 }
 
-const EXCLUSIVE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
+const EXCLUSIVE: u32 = (libc::O_CREAT | libc::O_EXCL | libc::O_RDWR) as u32;
+
+fn exclusive(mode: u32) -> CreateMode {
+    CreateMode { flags: EXCLUSIVE, mode }
+}
 
 #[test]
 fn names_are_changed_once() {
@@ -220,13 +224,13 @@ fn names_are_changed_once() {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path();
         let mut life = Life::new(at, loses_results);
-        let (first, again) = life.twice(|fs, caller| fs.create(ROOT, b"a", EXCLUSIVE, 0o400, caller, None));
+        let (first, again) = life.twice(|fs, caller| fs.create(ROOT, b"a", exclusive(0o400), caller, &NO_KERNEL));
         assert_eq!(first.0.ino, again.0.ino);
         assert_eq!(first.1.fh == again.1.fh, !loses_results, "without a record the file is opened again");
         let ino = first.0.ino;
         let directory = NewNode::Directory { mode: 0o755 };
         let (first, again) = life.twice(|fs, caller| fs.make(ROOT, b"d", directory, caller));
-        assert_eq!((first.ino, first.attr.identity), (again.ino, again.attr.identity));
+        assert_eq!((first.ino, first.attr.ino), (again.ino, again.attr.ino));
         life.twice(|fs, caller| fs.make(first.ino, b"s", NewNode::Symlink { target: b"target" }, caller));
         life.twice(|fs, caller| fs.link(ino, ROOT, b"b", caller));
         life.twice(|fs, caller| fs.rename(name("a"), name("c"), 0, caller));
@@ -239,7 +243,7 @@ fn names_are_changed_once() {
         assert_eq!(left, ["c"], "{loses_results}");
         // What another program has made is found, and not taken for the own.
         fs::write(at.join("other"), "text").unwrap();
-        let refused = life.fs.create(ROOT, b"other", EXCLUSIVE, 0o600, &request(1000, true), None).err().unwrap();
+        let refused = life.fs.create(ROOT, b"other", exclusive(0o600), &request(1000, true), &NO_KERNEL).err().unwrap();
         assert_eq!(refused.errno(), libc::EEXIST);
     }
 }
@@ -249,8 +253,9 @@ fn an_append_is_made_once_also_when_a_part_was_made() {
     for loses_results in [false, true] {
         let folder = tempfile::tempdir().unwrap();
         let mut life = Life::new(folder.path(), loses_results);
-        let flags = EXCLUSIVE | libc::O_APPEND;
-        let file = handle_of(&life.twice(|fs, caller| fs.create(ROOT, b"log", flags, 0o600, caller, None)).1);
+        let flags = EXCLUSIVE | libc::O_APPEND as u32;
+        let how = CreateMode { flags, mode: 0o600 };
+        let file = handle_of(&life.twice(|fs, caller| fs.create(ROOT, b"log", how, caller, &NO_KERNEL)).1);
         for record in ["first ", "second ", "second "] {
             let (first, again) = life.twice(|fs, caller| fs.write(file, &write(record, WritePlace::End), caller));
             assert_eq!((first, again), (record.len(), record.len()));
@@ -276,8 +281,8 @@ fn open_files_and_locks_go_on() {
     let folder = tempfile::tempdir().unwrap();
     let mut life = Life::new(folder.path(), false);
     let caller = FsCaller::default();
-    let file = handle_of(&life.fs.create(ROOT, b"file", EXCLUSIVE, 0o600, &caller, None).unwrap());
-    let other = life.fs.open(file.ino, libc::O_RDWR, &caller, None).unwrap().fh;
+    let file = handle_of(&life.fs.create(ROOT, b"file", exclusive(0o600), &caller, &NO_KERNEL).unwrap());
+    let other = life.fs.open(file.ino, libc::O_RDWR as u32, &caller, &NO_KERNEL).unwrap().fh;
     let other = HandleRef { fh: other, ..file };
     life.fs.write(file, &write("bytes", WritePlace::Offset), &caller).unwrap();
     let directory = life.fs.opendir(ROOT, &caller).unwrap();
@@ -285,33 +290,33 @@ fn open_files_and_locks_go_on() {
     let posix = FileLock { family: LockFamily::Posix, owner: 7, range, kind: LockKind::Write };
     let flock = FileLock { family: LockFamily::Flock, owner: file.fh, ..posix };
     for lock in [posix, flock] {
-        life.fs.set_lock(file, &LockRequest { lock, pid: 70, number: 0 }, &caller, None, false).unwrap();
+        life.fs.set_lock(file, &LockRequest { lock, pid: 70, number: 0 }, false, &caller, &NO_KERNEL).unwrap();
     }
     life.fs.remove(ROOT, b"file", false, &caller).unwrap();
     for _ in 0..2 {
         life.end();
         let mut seen = [0; 5];
-        life.fs.read(file.ino, file.fh, 0, &mut seen).unwrap();
+        life.fs.read(file, 0, &mut seen).unwrap();
         assert_eq!(&seen, b"bytes");
         assert_eq!(life.fs.getattr(file.ino, None, &caller).unwrap().0.nlink, 0);
         // By the table of this process, and by the source.
         for (family, owner) in [(LockFamily::Posix, 8), (LockFamily::Flock, other.fh)] {
             let lock = FileLock { family, owner, range, kind: LockKind::Read };
             let request = LockRequest { lock, pid: 80, number: 0 };
-            let refused = life.fs.set_lock(other, &request, &caller, None, false).err().unwrap();
+            let refused = life.fs.set_lock(other, &request, false, &caller, &NO_KERNEL).err().unwrap();
             assert_eq!(refused.errno(), libc::EAGAIN);
         }
-        let found = life.fs.test_lock(other, &FileLock { owner: 8, ..posix }, 0, None).unwrap().unwrap();
+        let found = life.fs.test_lock(other, &FileLock { owner: 8, ..posix }, 0, &NO_KERNEL).unwrap().unwrap();
         assert_eq!((found.range, found.pid), (range, 70));
     }
     for lock in [posix, flock] {
         let unlock = FileLock { kind: LockKind::Unlock, ..lock };
-        life.fs.set_lock(file, &LockRequest { lock: unlock, pid: 70, number: 0 }, &caller, None, false).unwrap();
+        life.fs.set_lock(file, &LockRequest { lock: unlock, pid: 70, number: 0 }, false, &caller, &NO_KERNEL).unwrap();
     }
     life.end();
     for (family, owner) in [(LockFamily::Posix, 8), (LockFamily::Flock, other.fh)] {
         let lock = FileLock { family, owner, range, kind: LockKind::Write };
-        life.fs.set_lock(other, &LockRequest { lock, pid: 80, number: 0 }, &caller, None, false).unwrap();
+        life.fs.set_lock(other, &LockRequest { lock, pid: 80, number: 0 }, false, &caller, &NO_KERNEL).unwrap();
     }
     life.fs.release(file.fh).unwrap();
     life.fs.release(other.fh).unwrap();

@@ -2,9 +2,11 @@
 //! would make them, beside a model in which a file is closed at once. `SPURLINE_TEST_FS_SEEDS=10..500` runs other seeds.
 
 use crate::objects;
-use objects::{MemorySource, NoReads, writable_config};
-use spurline_fs::writable::*;
-use spurline_fs::{CallerGroups, FsCaller, FsResult, HandleRef, ROOT, RequestNumber};
+use objects::{MemorySource, NO_KERNEL, NoReads, READ_WRITE, writable_config};
+use spurline_fs::writable::WritableFileSystem;
+use spurline_fs::{
+    BeginWait, CallerGroups, FileService, FsCaller, FsResult, HandleRef, KernelSide, LockRequest, ROOT, RequestNumber,
+};
 use spurline_types::Stats;
 use spurline_volume::locks::{KnownLock, KnownLocks};
 use spurline_volume::writes::{FileLock, LockFamily, LockKind, LockRange};
@@ -117,7 +119,7 @@ impl LockModel<'_> {
 
     fn open(&mut self) {
         self.opened += 1;
-        let opened = self.session.fs.open(self.ino, libc::O_RDWR, &CALLER, None).unwrap();
+        let opened = self.session.fs.open(self.ino, libc::O_RDWR as u32, &CALLER, &NO_KERNEL).unwrap();
         let unused = FIRST_KERNEL_OWNER + self.opened;
         let kernel_owner = self.session.kernel.borrow_mut().free_owners.pop().unwrap_or(unused);
         let model_owner = FIRST_FILE_OWNER + self.opened;
@@ -128,7 +130,7 @@ impl LockModel<'_> {
     fn close_one_descriptor(&mut self) {
         let Some(at) = self.any_open() else { return };
         let process = self.below(PROCESSES);
-        self.session.fs.flush(self.ino, self.open[at].fh, process, &CALLER).unwrap();
+        self.session.fs.flush(HandleRef { ino: self.ino, fh: self.open[at].fh }, process, &CALLER).unwrap();
         self.known.remove_owner(lock(LockFamily::Posix, process, 0..0, LockKind::Read).owner());
     }
 
@@ -137,7 +139,7 @@ impl LockModel<'_> {
         let Some(at) = self.any_open() else { return };
         let closed = self.open.swap_remove(at);
         for process in 0..PROCESSES {
-            self.session.fs.flush(self.ino, closed.fh, process, &CALLER).unwrap();
+            self.session.fs.flush(HandleRef { ino: self.ino, fh: closed.fh }, process, &CALLER).unwrap();
             self.known.remove_owner(lock(LockFamily::Posix, process, 0..0, LockKind::Read).owner());
         }
         for family in [LockFamily::Posix, LockFamily::Flock] {
@@ -174,14 +176,14 @@ impl LockModel<'_> {
         };
         let conflicts = self.known.find_conflict(&modelled).is_some();
         let at = HandleRef { ino: self.ino, fh: open.fh };
-        let slots = Some(&self.session as &dyn BeginWait);
+        let kernel = KernelSide { waits: Some(&self.session), ..NO_KERNEL };
         if asked.family == LockFamily::Posix && kind != LockKind::Unlock && self.below(3) == 0 {
-            let found = self.session.fs.test_lock(at, &asked, 1, slots).unwrap();
+            let found = self.session.fs.test_lock(at, &asked, 1, &kernel).unwrap();
             assert_eq!(found.is_some(), conflicts, "{asked:?}: {found:?}");
             return;
         }
-        match self.session.fs.set_lock(at, &request(asked), &CALLER, slots, false) {
-            Ok(_) => {
+        match self.session.fs.set_lock(at, &request(asked), false, &CALLER, &kernel) {
+            Ok(()) => {
                 assert!(!conflicts, "{asked:?} got past a lock");
                 self.known.set_range(KnownLock { lock: modelled, pid: 0 });
             }
@@ -192,7 +194,7 @@ impl LockModel<'_> {
 
 fn run(seed: u64) {
     let (fs, source) = file_system();
-    let (entry, opened) = fs.create(ROOT, b"f", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
+    let (entry, opened) = fs.create(ROOT, b"f", READ_WRITE, &CALLER, &NO_KERNEL).unwrap();
     fs.release(opened.fh).unwrap();
     let draw = Draw(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let kernel = Kernel { closed: Vec::new(), free_owners: Vec::new(), draw };
@@ -210,10 +212,10 @@ fn run(seed: u64) {
         model.session.deliver_close();
     }
     assert!(source.locks.lock().values().all(KnownLocks::is_empty), "seed {seed}: a lock without a file");
-    let last = fs.open(entry.ino, libc::O_RDWR, &CALLER, None).unwrap();
+    let last = fs.open(entry.ino, libc::O_RDWR as u32, &CALLER, &NO_KERNEL).unwrap();
     for family in [LockFamily::Posix, LockFamily::Flock] {
         let whole = lock(family, FIRST_FILE_OWNER, 0..100, LockKind::Write);
-        fs.set_lock(HandleRef { ino: entry.ino, fh: last.fh }, &request(whole), &CALLER, None, false).unwrap();
+        fs.set_lock(HandleRef { ino: entry.ino, fh: last.fh }, &request(whole), false, &CALLER, &NO_KERNEL).unwrap();
     }
     fs.release(last.fh).unwrap();
 }
@@ -246,11 +248,12 @@ fn a_lock_that_is_set_again_at_once_is_neither_refused_nor_left_behind() {
         for program in 0..PROGRAMS {
             let (closed, fs) = (closed.clone(), &fs);
             scope.spawn(move || {
+                let kernel = KernelSide { waits: Some(&NeverCertain), ..NO_KERNEL };
                 let name = format!("f{program}");
-                let (entry, opened) = fs.create(ROOT, name.as_bytes(), libc::O_RDWR, 0o644, &CALLER, None).unwrap();
+                let (entry, opened) = fs.create(ROOT, name.as_bytes(), READ_WRITE, &CALLER, &NO_KERNEL).unwrap();
                 fs.release(opened.fh).unwrap();
                 for round in 0..ROUNDS {
-                    let opened = fs.open(entry.ino, libc::O_RDWR, &CALLER, None).unwrap();
+                    let opened = fs.open(entry.ino, libc::O_RDWR as u32, &CALLER, &NO_KERNEL).unwrap();
                     // Now and then with the number of an owner that was used before.
                     let owner = FIRST_KERNEL_OWNER + (round as u64 / 3) % 2;
                     let flock = program % 2 == 0;
@@ -258,9 +261,9 @@ fn a_lock_that_is_set_again_at_once_is_neither_refused_nor_left_behind() {
                         if flock { (LockFamily::Flock, opened.fh) } else { (LockFamily::Posix, owner) };
                     let whole = lock(family, owner, 0..u64::MAX >> 1, LockKind::Write);
                     let at = HandleRef { ino: entry.ino, fh: opened.fh };
-                    let set = fs.set_lock(at, &request(whole), &CALLER, Some(&NeverCertain), false);
+                    let set = fs.set_lock(at, &request(whole), false, &CALLER, &kernel);
                     set.unwrap_or_else(|error| panic!("program {program}, round {round}: {error}"));
-                    fs.flush(entry.ino, opened.fh, program, &CALLER).unwrap();
+                    fs.flush(at, program, &CALLER).unwrap();
                     closed.send(opened.fh).unwrap();
                 }
             });

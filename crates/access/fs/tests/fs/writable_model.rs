@@ -3,13 +3,18 @@
 //! `SPURLINE_TEST_FS_SEEDS=10..500` runs other seeds, `SPURLINE_TEST_FS_STEPS` longer ones.
 
 use crate::objects;
-use objects::{MemorySource, NoReads, ObjectTree, RENAME_EXCHANGE, ROOT_OBJECT, identity_of, writable_config};
-use spurline_fs::writable::*;
-use spurline_fs::{CallerGroups, DirName, DirRead, FilePosition, FileWrite, FsCaller, HandleRef, ROOT, RequestNumber};
+use objects::{
+    MemorySource, NO_KERNEL, NoReads, ObjectTree, READ_WRITE, RENAME_EXCHANGE, ROOT_OBJECT, writable_config,
+};
+use spurline_fs::writable::WritableFileSystem;
+use spurline_fs::{
+    CallerGroups, CreateMode, DirName, DirRead, FilePosition, FileService, FileWrite, FsCaller, HandleRef, LockRequest,
+    LookupOutcome, NewNode, ROOT, RequestNumber, StatAttr,
+};
 use spurline_types::Stats;
 use spurline_volume::ReadData;
 use spurline_volume::locks::{KnownLock, KnownLocks};
-use spurline_volume::writes::{AttrChange, FileLock, LockFamily, LockKind, LockRange, NodeAttr, WritePlace};
+use spurline_volume::writes::{AttrChange, FileLock, LockFamily, LockKind, LockRange, WritePlace};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,8 +75,8 @@ struct Model {
 
 impl Model {
     /// The kernel got `ino` for `object`.
-    fn refer(&mut self, ino: u64, object: u64, attr: &NodeAttr) {
-        assert_eq!(attr.identity, identity_of(object));
+    fn refer(&mut self, ino: u64, object: u64, attr: &StatAttr) {
+        assert_eq!(attr.ino, object);
         let same = self.known.iter().find(|(_, (known, _))| *known == object).map(|(ino, _)| *ino);
         assert!(same.is_none_or(|same| same == ino), "a known object has one number");
         let entry = self.known.entry(ino).or_insert((object, 0));
@@ -137,8 +142,8 @@ impl Model {
         let ((parent, directory), name) = (self.any_directory(), self.draw.name());
         let wanted = self.tree.find(directory, name);
         match (self.fs.lookup(parent, name, &CALLER), wanted) {
-            (Ok(NodeLookup::Found(entry)), Ok(object)) => self.refer(entry.ino, object, &entry.attr),
-            (Ok(NodeLookup::Absent { .. }), Err(libc::ENOENT)) => {}
+            (Ok(LookupOutcome::Found(entry)), Ok(object)) => self.refer(entry.ino, object, &entry.attr),
+            (Ok(LookupOutcome::Absent { .. }), Err(libc::ENOENT)) => {}
             (found, wanted) => panic!("{found:?} for {wanted:?}"),
         }
     }
@@ -153,7 +158,10 @@ impl Model {
         let wanted =
             wanted.and_then(|object| if self.tree.is_directory(object) { Err(libc::EISDIR) } else { Ok(object) });
         let flags = libc::O_RDWR | libc::O_CREAT | if exclusive { libc::O_EXCL } else { 0 };
-        match (self.fs.create(parent, name, flags, 0o644, &CALLER, None), wanted) {
+        match (
+            self.fs.create(parent, name, CreateMode { flags: flags as u32, ..READ_WRITE }, &CALLER, &NO_KERNEL),
+            wanted,
+        ) {
             (Ok((entry, opened)), Ok(object)) => {
                 self.refer(entry.ino, object, &entry.attr);
                 self.handles.push(Handle { ino: entry.ino, fh: opened.fh, object });
@@ -213,7 +221,7 @@ impl Model {
         }
         let truncate = self.draw.below(4) == 0 && self.tree.has_name(object);
         let flags = libc::O_RDWR | if truncate { libc::O_TRUNC } else { 0 };
-        match self.fs.open(ino, flags, &CALLER, None) {
+        match self.fs.open(ino, flags as u32, &CALLER, &NO_KERNEL) {
             Ok(opened) => {
                 assert!(self.is_reachable(object));
                 if truncate {
@@ -244,7 +252,7 @@ impl Model {
             self.tree.write(object, offset, &data).unwrap();
         } else {
             let mut read = vec![0; len];
-            let ReadData::Copied(n) = self.fs.read(ino, fh, offset, &mut read).unwrap() else {
+            let ReadData::Copied(n) = self.fs.read(HandleRef { ino, fh }, offset, &mut read).unwrap() else {
                 panic!("the source has no cached bytes");
             };
             assert_eq!(&read[..n], self.tree.read(object, offset, len).unwrap());
@@ -269,7 +277,7 @@ impl Model {
                     self.tree.truncate(object, len).unwrap();
                 }
                 let wanted = self.tree.attr(object);
-                assert_eq!((attr.identity, attr.size, attr.nlink), (wanted.identity, wanted.size, wanted.nlink));
+                assert_eq!((attr.ino, attr.size, attr.nlink), (wanted.inode, wanted.size, wanted.nlink));
             }
             Err(error) => {
                 assert!(!self.tree.is_directory(object), "{error}");
@@ -286,7 +294,7 @@ impl Model {
         let Handle { ino, fh, object } = self.handles.swap_remove(at);
         // Every process that has it closes its descriptor before the file is released, and so loses its locks.
         for owner in 0..3 {
-            self.fs.flush(ino, fh, owner, &CALLER).unwrap();
+            self.fs.flush(HandleRef { ino, fh }, owner, &CALLER).unwrap();
         }
         self.fs.release(fh).unwrap();
         let known = self.locks.entry(object).or_default();
@@ -324,13 +332,13 @@ impl Model {
             let (before, mut left) = (at, room + 1);
             let read = DirRead { directory: HandleRef { ino, fh }, from: at, names_max: max, plus };
             self.fs
-                .readdir(&read, &CALLER, &mut |listed, entry| {
+                .readdir(&read, &CALLER, &mut |listed| {
                     if left == 0 {
                         return false;
                     }
                     (left, at) = (left - 1, listed.next);
-                    names.push((listed.name.clone(), listed.inode));
-                    entries.extend(entry.map(|entry| (entry, listed.inode)));
+                    names.push((listed.name.to_vec(), listed.ino));
+                    entries.extend(listed.entry.map(|entry| (entry, listed.ino)));
                     true
                 })
                 .unwrap();
@@ -356,13 +364,13 @@ impl Model {
         let known = self.locks.entry(object).or_default();
         let conflict = known.find_conflict(&lock);
         if lock.family == LockFamily::Posix && kind != LockKind::Unlock && self.draw.below(3) == 0 {
-            let found = self.fs.test_lock(HandleRef { ino, fh }, &lock, 1, None).unwrap();
+            let found = self.fs.test_lock(HandleRef { ino, fh }, &lock, 1, &NO_KERNEL).unwrap();
             assert_eq!(found.is_some(), conflict.is_some());
             return;
         }
         let request = LockRequest { lock, pid: 7, number: 1 };
-        match self.fs.set_lock(HandleRef { ino, fh }, &request, &CALLER, None, false) {
-            Ok(_) => {
+        match self.fs.set_lock(HandleRef { ino, fh }, &request, false, &CALLER, &NO_KERNEL) {
+            Ok(()) => {
                 assert!(conflict.is_none(), "{lock:?} got past {conflict:?}");
                 known.set_range(KnownLock { lock, pid: 0 });
             }
@@ -415,7 +423,7 @@ fn renames_of_directories_are_hidden_from_calls_below_them() {
     let tops = [directory(ROOT, b"x"), directory(ROOT, b"y")];
     let moved = directory(tops[0], b"moved");
     let below = directory(moved, b"below");
-    let (file, opened) = fs.create(below, b"file", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
+    let (file, opened) = fs.create(below, b"file", READ_WRITE, &CALLER, &NO_KERNEL).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -430,8 +438,8 @@ fn renames_of_directories_are_hidden_from_calls_below_them() {
             scope.spawn(move || {
                 let own = [b'n', b'0' + thread];
                 while !stop.load(Ordering::Acquire) {
-                    assert_eq!(fs.getattr(file.ino, None, &CALLER).unwrap().0.identity, file.attr.identity);
-                    assert!(matches!(fs.lookup(below, b"file", &CALLER).unwrap(), NodeLookup::Found(_)));
+                    assert_eq!(fs.getattr(file.ino, None, &CALLER).unwrap().0.ino, file.attr.ino);
+                    assert!(matches!(fs.lookup(below, b"file", &CALLER).unwrap(), LookupOutcome::Found(_)));
                     fs.write(HandleRef { ino: file.ino, fh: opened.fh }, &bytes_at(0, b"x"), &CALLER).unwrap();
                     let made = fs.make(below, &own, NewNode::Node { mode: libc::S_IFREG, rdev: 0 }, &CALLER).unwrap();
                     fs.remove(below, &own, false, &CALLER).unwrap();
@@ -456,14 +464,14 @@ fn what_a_source_cannot_do_is_refused() {
         errno(fs.rename(in_directory(ROOT, b"folder"), in_directory(ROOT, b"other"), 0, &CALLER)),
         Some(libc::EXDEV)
     );
-    let (file, opened) = fs.create(ROOT, b"file", libc::O_RDWR, 0o644, &CALLER, None).unwrap();
+    let (file, opened) = fs.create(ROOT, b"file", READ_WRITE, &CALLER, &NO_KERNEL).unwrap();
     let exchange = fs.rename(in_directory(ROOT, b"file"), in_directory(ROOT, b"folder"), RENAME_EXCHANGE, &CALLER);
     assert_eq!(errno(exchange), Some(libc::EXDEV));
     assert_eq!(errno(fs.rename(in_directory(ROOT, b"file"), in_directory(ROOT, b"other"), 0, &CALLER)), None);
     assert_eq!(errno(fs.setxattr(file.ino, b"user.a", b"1", 0, &CALLER)), Some(libc::EOPNOTSUPP));
     assert_eq!(errno(fs.getxattr(file.ino, b"user.a", &CALLER).map(drop)), Some(libc::EOPNOTSUPP));
-    assert_eq!(errno(fs.lseek(file.ino, opened.fh, 0, libc::SEEK_HOLE as u32).map(drop)), Some(libc::EINVAL));
     let position = |offset| FilePosition { file: HandleRef { ino: file.ino, fh: opened.fh }, offset };
+    assert_eq!(errno(fs.lseek(position(0).file, 0, libc::SEEK_HOLE as u32).map(drop)), Some(libc::EINVAL));
     let copied = fs.copy_file_range(position(0), position(9), 1, &CALLER);
     assert_eq!(errno(copied.map(drop)), Some(libc::EOPNOTSUPP));
     // Programs that copy files need success.

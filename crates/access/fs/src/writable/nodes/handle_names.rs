@@ -103,6 +103,6 @@ impl NodeTree {
 }
 
 /// The generation of a number that stays when the source makes another object of its object: of the number alone.
-pub(in crate::writable) fn generation_of_number(ino: u64) -> u64 {
+pub fn generation_of_number(ino: u64) -> u64 {
     xxhash_rust::xxh3::xxh3_64(&ino.to_le_bytes()) >> 32
 }

@@ -1,10 +1,9 @@
 //! The calls of an NFSv3 server (RFC 1813) over a [`FileService`], without sockets and encodings. The server keeps nothing
 //! between two calls: neither lookup counts, nor open files, nor open directories.
 
-use spurline_fs::writable::NewNode;
 use spurline_fs::{
     CreateMode, DirName, DirRead, FileEntry, FileService, FileWrite, FsCaller, FsResult, HandleRef, KernelSide,
-    LookupOutcome, ROOT, StatAttr,
+    LookupOutcome, NewNode, ROOT, StatAttr,
 };
 use spurline_volume::ReadData;
 use spurline_volume::writes::{AttrChange, FileTime, NewTime, SourceSpace, WritePlace};

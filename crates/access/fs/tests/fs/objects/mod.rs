@@ -4,6 +4,7 @@
 
 use parking_lot::Mutex;
 use spurline_fs::writable::WritableConfig;
+use spurline_fs::{CreateMode, KernelSide};
 use spurline_types::{Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::info::FileInfo;
@@ -44,6 +45,12 @@ pub struct ObjectTree {
     last: u64,
     clock: i64,
 }
+
+/// A client that is no kernel.
+pub const NO_KERNEL: KernelSide<'static> = KernelSide { backings: None, view: None, waits: None };
+
+/// How a file is made that root alone writes.
+pub const READ_WRITE: CreateMode = CreateMode { flags: libc::O_RDWR as u32, mode: 0o644 };
 
 /// A mount of root whose names and attributes are valid for a second.
 pub fn writable_config(inode_bytes: u64) -> WritableConfig {
