@@ -10,6 +10,7 @@ use spurline_origin::{
 };
 use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use spurline_types::{Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result, Stats};
+use spurline_volume::hand_over::{LeftOpen, OpenHold};
 use spurline_volume::info::FileInfo;
 use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
 use spurline_volume::writes::{
@@ -132,7 +133,7 @@ impl KeptRig {
         let reads = Arc::new(PlainReads(open(URL, &config, Arc::clone(&stats)).unwrap()));
         let published = Arc::new(PublishedBytes::default());
         let process = WritableBucket::open(URL, &config, self.options.clone(), reads, published, stats).unwrap();
-        process.keep_files(Arc::clone(&self.keeper) as _);
+        process.hand_over().unwrap().keep(Arc::clone(&self.keeper) as _);
         process
     }
 
@@ -146,7 +147,8 @@ impl KeptRig {
 
     /// The log of the file without the last lines, as a process leaves the log that ends before these.
     fn log_before(&self, file: &dyn WritableFile, lines: usize) -> OwnedFd {
-        let log = File::from(file.kept_descriptor().unwrap().try_clone_to_owned().unwrap());
+        let OpenHold::Descriptor(log) = file.hold() else { panic!("the file has a log") };
+        let log = File::from(log.try_clone_to_owned().unwrap());
         let mut bytes = vec![0; (log.metadata().unwrap().len() - FIRST_LINE) as usize];
         log.read_exact_at(&mut bytes, FIRST_LINE).unwrap();
         let all: Vec<&[u8]> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
@@ -155,8 +157,14 @@ impl KeptRig {
 
     /// The next process, with the file of this log.
     fn continue_file(&self, log: OwnedFd) -> Box<dyn WritableFile> {
-        self.start_process().adopt_file(log, libc::O_RDWR as u32).unwrap()
+        adopt(&self.start_process(), log).unwrap()
     }
+}
+
+fn adopt(process: &WritableBucket, log: OwnedFd) -> Result<Box<dyn WritableFile>> {
+    let hold = OpenHold::Descriptor(log);
+    let left = LeftOpen { at: root(), flags: libc::O_RDWR as u32, caller: &Caller::default(), hold };
+    process.hand_over().unwrap().adopt(left)
 }
 
 fn memory_file() -> File {
@@ -309,7 +317,7 @@ fn a_file_without_its_bytes_is_refused() {
     let log = rig.log_before(&*file, 0);
     end_process(file, process);
     rig.keeper.0.lock().unwrap().clear();
-    let refused = rig.start_process().adopt_file(log, libc::O_RDWR as u32).err().unwrap();
+    let refused = adopt(&rig.start_process(), log).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Corrupt);
 }
 
