@@ -4,7 +4,7 @@ use crate::abi::{self, init};
 use crate::config::SessionConfig;
 
 /// The outcome of INIT.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct InitAgreement {
     pub(crate) minor: u32,
     pub(crate) passthrough: bool,

@@ -34,7 +34,7 @@ mod watch;
 pub use buffer::{AnonymousPages, BufferSource, HEAD_LEN, PoolAnnex, SlotBuffer};
 pub use config::{FuseIo, KeptSession, SessionConfig, SessionWrites, TransportChoice, WorkloadHint};
 pub use dispatch::RequestRecorder;
-pub use kept_state::{KeptAgreement, KeptState};
+pub use kept_state::KeptState;
 pub use mount::{MountError, check_mountpoint, unmount_path};
 pub use notify::{KernelNotifier, NotificationRelay};
 pub use nullfs::NullFs;

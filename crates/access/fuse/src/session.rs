@@ -8,7 +8,6 @@ use crate::dev::{self, ConnectionEnd, slot_bytes};
 use crate::dispatch::RequestDispatcher;
 use crate::failed_reads::FailedReads;
 use crate::init::{InitAgreement, negotiate_init};
-use crate::kept_state::KeptAgreement;
 use crate::kernel::{BackingRegistrations, NegotiatedKernel, SessionKernel};
 use crate::mount::{self, MountError, MountedDevice, abort_connection, detach_mount};
 use crate::notify::KernelNotifier;
@@ -684,13 +683,7 @@ fn run_first_slot<S: FileService>(
                     with.minor
                 ));
             }
-            kept.state.set_agreement(&KeptAgreement {
-                minor: with.minor,
-                passthrough: with.passthrough,
-                create_group: with.create_group,
-                direct_mmap: with.direct_mmap,
-                max_write: shared.config.max_write,
-            });
+            kept.state.set_agreement(&with);
         }
         shared.dispatcher.kernel.start(&shared.dispatcher.service, kernel, shared.config.kept.as_ref());
         Ok(out)
@@ -736,13 +729,6 @@ fn resume_first_slot<S: FileService>(shared: &Arc<SessionShared<S>>, slot: &mut 
     let kept = shared.config.kept.as_ref();
     let Some(agreed) = kept.and_then(|kept| kept.state.agreement()) else {
         return shared.core.record_failure("the process before had agreed nothing with the kernel".into());
-    };
-    let agreed = InitAgreement {
-        minor: agreed.minor,
-        passthrough: agreed.passthrough,
-        uring: false,
-        create_group: agreed.create_group,
-        direct_mmap: agreed.direct_mmap,
     };
     let kernel = negotiated_kernel(shared, agreed);
     let notifier = kernel.notifier.clone();

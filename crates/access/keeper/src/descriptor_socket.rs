@@ -10,8 +10,8 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Descriptors of a message.
-const DESCRIPTORS_MAX: usize = 4;
+/// Descriptors of a message, with some of another release.
+const DESCRIPTORS_MAX: usize = 8;
 
 /// A message that has arrived.
 pub(crate) struct ReceivedMessage {

@@ -11,7 +11,7 @@ mod stored_files;
 mod supervise;
 
 pub use life::{KeeperLink, LIFE_VARIABLE, MountLife};
-pub use messages::{KeptDescriptors, LifeOrder, PROTOCOL_VERSION, UPGRADE_ACCEPTED, UPGRADE_CAUSE, monotonic_ns};
+pub use messages::{KeptDescriptors, LifeOrder, UPGRADE_ACCEPTED, UPGRADE_CAUSE, monotonic_ns};
 pub use notifications::KeeperNotifications;
 pub use store::{DescriptorStore, ReportedProcess, STORE_VARIABLE, StoreLink};
 pub use stored_files::{STORED_NAME_BYTES, StoredFiles, StoredName};

@@ -1,14 +1,16 @@
-//! The messages between a keeper and the process of its mount: a word, fields of text, and descriptors. The keeper outlives
-//! releases, so unknown fields are ignored, and a version that differs is refused.
+//! The messages between a keeper and the process of its mount: a word, fields of text, and descriptors with names. The keeper outlives
+//! releases, so unknown words, fields and descriptors are ignored, and a version that differs is refused: a change that the other side
+//! must not ignore takes another version.
 
 use crate::descriptor_socket::{receive_message, send_message};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 /// The version of the conversation.
-pub const PROTOCOL_VERSION: u32 = 1;
+const PROTOCOL_VERSION: u32 = 2;
 /// The keeper's answer to an accepted upgrade; any other answer is the reason of a refusal.
 pub const UPGRADE_ACCEPTED: &str = "accepted";
 /// The cause of a restart by an upgrade begins with this; the path of the program follows.
@@ -100,6 +102,8 @@ pub(crate) enum KeeperMessage {
     Keep(KeptMount),
     /// From the store: the mount is to end.
     End,
+    /// Of another release, and ignored.
+    Unknown,
 }
 
 /// A line of a message holds no line break.
@@ -114,12 +118,8 @@ fn value_of<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
 }
 
-fn yes_or_no(value: bool) -> &'static str {
-    if value { "yes" } else { "no" }
-}
-
-fn is_yes(text: &str, key: &str) -> bool {
-    value_of(text, key) == Some("yes")
+fn text_of(text: &str, key: &str) -> String {
+    value_of(text, key).unwrap_or_default().to_owned()
 }
 
 fn number_of(text: &str, key: &str) -> u64 {
@@ -143,12 +143,11 @@ impl KeeperMessage {
                 field(&mut text, "takeovers", &order.takeovers.to_string());
                 field(&mut text, "cause", &order.cause);
                 field(&mut text, "ended_at_ns", &order.ended_at_ns.to_string());
-                field(&mut text, "check_only", yes_or_no(order.check_only));
-                field(&mut text, "files", yes_or_no(order.files.is_some()));
-                field(&mut text, "notifications", yes_or_no(order.notifications.is_some()));
+                field(&mut text, "check_only", if order.check_only { "yes" } else { "no" });
                 kept = order.kept.as_ref();
-                field(&mut text, "unread_files", yes_or_no(order.unread_files.is_some()));
-                conversations.extend(order.files.iter().chain(&order.notifications).chain(&order.unread_files));
+                conversations.push(("files", &order.files));
+                conversations.push(("notifications", &order.notifications));
+                conversations.push(("unread_files", &order.unread_files));
             }
             KeeperMessage::Mounted(descriptors) => {
                 text.push_str("mounted\n");
@@ -167,14 +166,18 @@ impl KeeperMessage {
                 text.push_str("keep\n");
                 field(&mut text, "takeovers", &mount.takeovers.to_string());
                 field(&mut text, "cause", &mount.cause);
-                field(&mut text, "files", yes_or_no(mount.files.is_some()));
                 kept = Some(&mount.descriptors);
-                conversations.extend(&mount.files);
+                conversations.push(("files", &mount.files));
             }
             KeeperMessage::End => text.push_str("end\n"),
+            KeeperMessage::Unknown => text.push_str("unknown\n"),
         }
-        let mut sent: Vec<BorrowedFd<'_>> = conversations.into_iter().map(OwnedFd::as_fd).collect();
-        sent.extend(kept.iter().flat_map(|kept| [kept.device.as_fd(), kept.state.as_fd()]));
+        let kept = kept.iter().flat_map(|kept| [("device", &kept.device), ("state", &kept.state)]);
+        let present = conversations.iter().filter_map(|(name, socket)| Some((*name, socket.as_ref()?)));
+        let descriptors: Vec<(&str, &OwnedFd)> = kept.chain(present).collect();
+        let names: Vec<&str> = descriptors.iter().map(|(name, _)| *name).collect();
+        field(&mut text, "descriptors", &names.join(","));
+        let sent: Vec<BorrowedFd<'_>> = descriptors.iter().map(|(_, descriptor)| descriptor.as_fd()).collect();
         send_message(socket, text.as_bytes(), &sent)
     }
 
@@ -187,30 +190,31 @@ impl KeeperMessage {
         }
         let text = std::str::from_utf8(&bytes[..received.len]).map_err(|_| malformed("is no text"))?;
         let (word, fields) = text.split_once('\n').unwrap_or((text, ""));
-        let mut descriptors = received.descriptors.into_iter();
-        let files = if is_yes(fields, "files") { descriptors.next() } else { None };
-        let notifications = if is_yes(fields, "notifications") { descriptors.next() } else { None };
-        let unread_files = if is_yes(fields, "unread_files") { descriptors.next() } else { None };
-        let kept = match (descriptors.next(), descriptors.next()) {
+        let names = value_of(fields, "descriptors").unwrap_or_default().split(',');
+        let mut descriptors: HashMap<&str, OwnedFd> = names.zip(received.descriptors).collect();
+        let kept = match (descriptors.remove("device"), descriptors.remove("state")) {
             (Some(device), Some(state)) => Some(KeptDescriptors { device, state }),
             _ => None,
         };
+        let files = descriptors.remove("files");
         Ok(Some(match word {
             "order" => {
+                let notifications = descriptors.remove("notifications");
+                let unread_files = descriptors.remove("unread_files");
                 KeeperMessage::Order(LifeOrder { files, notifications, unread_files, kept, ..parse_order(fields)? })
             }
             "mounted" => KeeperMessage::Mounted(kept.ok_or_else(|| malformed("lacks descriptors"))?),
             "ready" => KeeperMessage::Ready,
-            "upgrade" => KeeperMessage::Upgrade(value_of(fields, "program").unwrap_or_default().to_owned()),
+            "upgrade" => KeeperMessage::Upgrade(text_of(fields, "program")),
             "keep" => KeeperMessage::Keep(KeptMount {
                 descriptors: kept.ok_or_else(|| malformed("lacks descriptors"))?,
                 takeovers: number_of(fields, "takeovers"),
-                cause: value_of(fields, "cause").unwrap_or_default().to_owned(),
+                cause: text_of(fields, "cause"),
                 files,
             }),
             "end" => KeeperMessage::End,
-            "upgrade-answer" => KeeperMessage::UpgradeAnswer(value_of(fields, "answer").unwrap_or_default().to_owned()),
-            _ => return Err(malformed("has an unknown word")),
+            "upgrade-answer" => KeeperMessage::UpgradeAnswer(text_of(fields, "answer")),
+            _ => KeeperMessage::Unknown,
         }))
     }
 }
@@ -222,9 +226,9 @@ fn parse_order(fields: &str) -> io::Result<LifeOrder> {
     Ok(LifeOrder {
         keeper: number_of(fields, "keeper") as u32,
         takeovers: number_of(fields, "takeovers"),
-        cause: value_of(fields, "cause").unwrap_or_default().to_owned(),
+        cause: text_of(fields, "cause"),
         ended_at_ns: number_of(fields, "ended_at_ns"),
-        check_only: is_yes(fields, "check_only"),
+        check_only: value_of(fields, "check_only") == Some("yes"),
         ..LifeOrder::default()
     })
 }
@@ -260,6 +264,24 @@ mod tests {
         assert!(matches!(got, Some(KeeperMessage::Upgrade(program)) if program == "/usr/bin/spurline"));
         drop(right);
         assert!(KeeperMessage::receive(&left).unwrap().is_none());
-        assert!(parse_order("protocol=2\n").is_err());
+        let refusal = parse_order(&format!("protocol={}\n", PROTOCOL_VERSION + 1)).unwrap_err().to_string();
+        assert!(refusal.ends_with("unmount, and mount again with this program"), "{refusal}");
+    }
+
+    #[test]
+    fn what_another_release_says_more_is_ignored() {
+        let (left, right) = conversation().unwrap();
+        let zero = File::open("/dev/zero").unwrap();
+        let null = File::open("/dev/null").unwrap();
+        let text = b"mounted\nlease=5\ndescriptors=lease,state,device,more\n";
+        send_message(&left, text, &[zero.as_fd(), zero.as_fd(), null.as_fd(), zero.as_fd()]).unwrap();
+        let Some(KeeperMessage::Mounted(kept)) = KeeperMessage::receive(&right).unwrap() else { panic!("a mount") };
+        let numbers = [kept.device, kept.state].map(|file| rustix::fs::fstat(file).unwrap().st_rdev);
+        assert_eq!(numbers, [&null, &zero].map(|file| rustix::fs::fstat(file).unwrap().st_rdev));
+        send_message(&left, b"pause\nseconds=5\n", &[null.as_fd()]).unwrap();
+        assert!(matches!(KeeperMessage::receive(&right).unwrap(), Some(KeeperMessage::Unknown)));
+        // A message without one of its descriptors is refused.
+        send_message(&left, b"mounted\ndescriptors=device\n", &[null.as_fd()]).unwrap();
+        assert!(KeeperMessage::receive(&right).is_err());
     }
 }

@@ -143,9 +143,15 @@ impl FileStore {
 
     fn take(&self, message: FileMessage) {
         let FileMessage { kind, name, file } = message;
+        let file = match kind {
+            // Without a free descriptor, a file has not arrived.
+            STORE => file,
+            CLOSE => None,
+            // Of another release.
+            _ => return,
+        };
         let mut held = self.held.lock();
-        // Without a free descriptor, a file has not arrived.
-        held.change(name, file.filter(|_| kind == STORE));
+        held.change(name, file);
         self.show_count(&held);
     }
 

@@ -215,6 +215,8 @@ struct LifeEnd {
     served: Option<Duration>,
     /// The program of the next life, of an accepted upgrade.
     upgrade: Option<SupervisedProgram>,
+    /// The process has put a state of another version in the place of that of the process before.
+    has_converted: bool,
 }
 
 /// The keeper's state.
@@ -278,6 +280,8 @@ pub fn supervise(
         }
         keeper.cause = format!("its process ended: {}", end.status);
         let early = end.served.is_none_or(|served| served < EARLY_DEATH_AGE);
+        // The program of before can't read another state.
+        before = before.filter(|_| !end.has_converted);
         if early && let Some(old) = before.take() {
             keeper.cause = format!("the upgrade to {} failed, {}", program.path.display(), keeper.cause);
             program = old;
@@ -489,6 +493,7 @@ impl Keeper<'_> {
         let _ = KeeperMessage::Order(order).send(&keeper_socket);
         let mut ready_at = None;
         let mut upgrade = None;
+        let mut has_converted = false;
         let process = Pid::from_child(&child);
         let process = pidfd_open(process, PidfdFlags::empty())?;
         loop {
@@ -502,7 +507,7 @@ impl Keeper<'_> {
             if spoke && let Ok(Some(message)) = KeeperMessage::receive(&keeper_socket) {
                 match message {
                     KeeperMessage::Mounted(kept) => {
-                        self.kept = Some(kept);
+                        has_converted = self.kept.replace(kept).is_some();
                         self.keep_in_store();
                     }
                     KeeperMessage::Ready => {
@@ -527,7 +532,7 @@ impl Keeper<'_> {
                 // Before the wait frees the number for other processes.
                 self.stop.set_process(0);
                 let served = ready_at.map(|at| at.elapsed());
-                return Ok(LifeEnd { status: child.wait()?, served, upgrade });
+                return Ok(LifeEnd { status: child.wait()?, served, upgrade, has_converted });
             } else if spoke {
                 // The other side is closed, and the process is about to end.
                 wait_for_end(&process)?;

@@ -6,6 +6,7 @@
 
 pub mod capabilities;
 pub mod delayed;
+pub mod hand_over;
 pub mod info;
 pub mod kept_client;
 pub mod kept_files;

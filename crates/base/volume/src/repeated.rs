@@ -15,8 +15,8 @@
 use crate::writes::{
     AttrChange, Caller, Change, FileIdentity, FileTime, NamePath, NewTime, NodeAttr, NodePath, WritableVolume,
 };
-use spurline_types::errno::{ENOENT, ENOTDIR};
-use spurline_types::{ErrorKind, Result};
+use spurline_types::errno::{EIO, ENOENT, ENOTDIR};
+use spurline_types::{Error, ErrorKind, Result};
 
 /// From `linux/fs.h`.
 const RENAME_EXCHANGE: u32 = 2;
@@ -125,6 +125,32 @@ pub fn outcome_by_objects(
         RepeatedCall::Change(Change::SetAttr { .. } | Change::SetXattr { .. } | Change::RemoveXattr { .. }) => {
             Ok(ChangeOutcome::NotMade)
         }
+    }
+}
+
+/// Makes a change of names that a process which has ended may have made, unless the source recognises by the mark that it was made; the
+/// attributes as [`WritableVolume::change_marked`] has them.
+///
+/// # Errors
+/// `EIO` if the source does not show whether the change was made; as [`WritableVolume::change_marked`].
+pub fn repeat_marked(volume: &dyn WritableVolume, repeated: &RepeatedChange<'_>) -> Result<Option<NodeAttr>> {
+    let RepeatedCall::Change(change) = repeated.call else {
+        return Err(Error::new(ErrorKind::Invalid, "an open is no change of names"));
+    };
+    match volume.outcome_of(repeated)? {
+        ChangeOutcome::Made(attr) => Ok(attr),
+        ChangeOutcome::NotMade => {
+            let made = volume.change_marked(&change, repeated.caller, Some(repeated.mark));
+            let Err(error) = made else { return made };
+            // The source has executed the first request meanwhile.
+            match volume.outcome_of(repeated)? {
+                ChangeOutcome::Made(attr) => Ok(attr),
+                ChangeOutcome::NotMade | ChangeOutcome::Unclear(_) => Err(error),
+            }
+        }
+        // The mount does not know the name any more, because it has removed it.
+        ChangeOutcome::Unclear(_) if matches!(change, Change::Unlink { .. }) => Ok(None),
+        ChangeOutcome::Unclear(why) => Err(Error::new(ErrorKind::Io(EIO), why)),
     }
 }
 

@@ -7,18 +7,16 @@
 //! Errors carry the errno of the source as [`spurline_types::ErrorKind::Io`], which callers see unchanged.
 
 use crate::capabilities::WriteCapabilities;
-use crate::kept_client::HeldFile;
-use crate::kept_files::KeptFiles;
+use crate::hand_over::{HandOver, OpenHold};
 pub use crate::locks::{FileLock, LockConflict, LockFamily, LockKind, LockRange};
 use crate::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use serde::{Deserialize, Serialize};
 use spurline_sys::join_path;
-use spurline_types::errno::EOPNOTSUPP;
 use spurline_types::open_flags::O_RDONLY;
-use spurline_types::{Error, ErrorKind, FileKind, Result, Version};
+use spurline_types::{FileKind, Result, Version};
 use std::fs::File;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Weak};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Weak;
 
 /// The calling process. A source on another host trusts these numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -509,9 +507,9 @@ pub trait WritableFile: WritableObject {
         None
     }
 
-    /// A descriptor by which the next process continues with the open file ([`WritableVolume::adopt_file`]).
-    fn kept_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.backing().map(File::as_fd)
+    /// By what the next process continues with the file.
+    fn hold(&self) -> OpenHold<BorrowedFd<'_>> {
+        OpenHold::Name
     }
 
     /// A descriptor of the locks of `fcntl(2)` that an owner has set through this file. While any duplicate of that is open, the
@@ -523,11 +521,6 @@ pub trait WritableFile: WritableObject {
     /// Continues with a lock that was set through the same file in a process that has ended; `descriptor` is that of
     /// [`WritableFile::lock_descriptor`].
     fn adopt_lock(&self, _lock: &FileLock, _descriptor: Option<OwnedFd>) {}
-
-    /// Where a node has the file open, for [`WritableVolume::adopt_held`].
-    fn held(&self) -> Option<HeldFile> {
-        None
-    }
 
     /// A record shows where a node has the file, and follows its moves; 0 ends that.
     fn keep_record(&self, _record: u32) {}
@@ -567,14 +560,9 @@ pub trait WritableDirectory: WritableObject {
     /// The source's errno.
     fn read(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>>;
 
-    /// The open directory of the source.
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    /// As [`WritableFile::held`].
-    fn held(&self) -> Option<HeldFile> {
-        None
+    /// By what the next process continues with the directory.
+    fn hold(&self) -> OpenHold<BorrowedFd<'_>> {
+        OpenHold::Name
     }
 }
 
@@ -637,83 +625,9 @@ pub trait WritableVolume: Send + Sync {
     /// As [`WritableVolume::stat`].
     fn open(&self, at: NodePath<'_>, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>>;
 
-    /// Whether the times of objects are of this host's clock.
-    fn has_host_clock(&self) -> bool {
-        false
-    }
-
-    /// What open files need in the process after this one is kept by `files` from now on.
-    fn keep_files(&self, _files: Arc<dyn KeptFiles>) {}
-
-    /// Continues with a file that this source has opened in a process that has ended: a duplicate of
-    /// [`WritableFile::kept_descriptor`], and the flags of the open.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP` where an open file is more than a descriptor.
-    fn adopt_file(&self, _file: OwnedFd, _flags: u32) -> Result<Box<dyn WritableFile>> {
-        Err(Error::new(ErrorKind::Io(EOPNOTSUPP), "an open file of this source does not outlive its process"))
-    }
-
-    /// As [`WritableVolume::adopt_file`], with a duplicate of [`WritableDirectory::descriptor`].
-    ///
-    /// # Errors
-    /// As [`WritableVolume::adopt_file`].
-    fn adopt_directory(&self, _directory: OwnedFd) -> Result<Box<dyn WritableDirectory>> {
-        Err(Error::new(ErrorKind::Io(EOPNOTSUPP), "an open directory of this source does not outlive its process"))
-    }
-
-    /// Continues with a directory that this source has opened in a process that has ended, by its name.
-    ///
-    /// # Errors
-    /// As [`WritableVolume::adopt_file`].
-    fn adopt_directory_at(&self, _at: NodePath<'_>) -> Result<Box<dyn WritableDirectory>> {
-        Err(Error::new(ErrorKind::Io(EOPNOTSUPP), "an open directory of this source is not continued by its name"))
-    }
-
-    /// Continues with a file that a node has open for a process that has ended, with the flags of the open.
-    ///
-    /// # Errors
-    /// `EBADF` for a file that was closed; `EOPNOTSUPP` where no node has files.
-    fn adopt_held(
-        &self,
-        _held: &HeldFile,
-        _at: NodePath<'_>,
-        _flags: u32,
-        _caller: &Caller,
-    ) -> Result<Box<dyn WritableFile>> {
-        Err(Error::new(ErrorKind::Io(EOPNOTSUPP), "no node has an open file of this source"))
-    }
-
-    /// As [`WritableVolume::adopt_held`], for a directory.
-    ///
-    /// # Errors
-    /// As [`WritableVolume::adopt_held`].
-    fn adopt_held_directory(
-        &self,
-        _held: &HeldFile,
-        _at: NodePath<'_>,
-        _caller: &Caller,
-    ) -> Result<Box<dyn WritableDirectory>> {
-        Err(Error::new(ErrorKind::Io(EOPNOTSUPP), "no node has an open directory of this source"))
-    }
-
-    /// Whether a change that is made again for a request that came again is recognised by its number.
-    fn numbers_changes(&self) -> bool {
-        false
-    }
-
-    /// Whether a change of names by a process that has ended is recognised by its mark ([`WritableVolume::repeat`]).
-    fn recognises_marks(&self) -> bool {
-        false
-    }
-
-    /// Makes a change of names that a process which has ended may have made, unless it was made; the attributes as
-    /// [`WritableVolume::change_marked`] has them.
-    ///
-    /// # Errors
-    /// `EIO` if the source does not show whether the change was made; as [`WritableVolume::change_marked`].
-    fn repeat(&self, _repeated: &RepeatedChange<'_>) -> Result<Option<NodeAttr>> {
-        Err(Error::new(ErrorKind::Io(EOPNOTSUPP), "this source does not recognise changes by marks"))
+    /// How open files outlive this process; `None` where open files end with the process.
+    fn hand_over(&self) -> Option<&dyn HandOver> {
+        None
     }
 
     /// As [`WritableVolume::create_marked`], without a mark.
@@ -777,7 +691,7 @@ pub trait WritableVolume: Send + Sync {
     fn change_marked(&self, change: &Change<'_>, caller: &Caller, mark: Option<ChangeMark>)
     -> Result<Option<NodeAttr>>;
 
-    /// Whether a change was made that another process of the source got before that process was lost.
+    /// Whether a change was made that another process of the source got before that process was lost. Open files follow such a change.
     ///
     /// # Errors
     /// The source's errno.

@@ -21,6 +21,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use spurline_types::{AccessTimes, Error, ErrorKind, Result};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
+use spurline_volume::hand_over::{HandOver, LeftOpen, OpenHold, RepeatRule, not_left};
+use spurline_volume::kept_files::KeptFiles;
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange, mark_access_time, outcome_by_names};
 use spurline_volume::writes::{
     AttrChange, Caller, Change, CreatedFile, FileIdentity, NamePath, NewTime, NodeAttr, NodePath, SourceSpace,
@@ -400,6 +402,25 @@ pub(crate) fn failed(what: impl std::fmt::Display, errno: Errno) -> Error {
     Error::new(ErrorKind::Io(errno.raw_os_error()), format!("{what}: {system}"))
 }
 
+impl HandOver for WritableSource {
+    /// Descriptors of the source's own files are all that open files need.
+    fn keep(&self, _files: Arc<dyn KeptFiles>) {}
+
+    fn adopt(&self, left: LeftOpen<'_>) -> Result<Box<dyn WritableFile>> {
+        let OpenHold::Descriptor(file) = left.hold else { return Err(not_left()) };
+        Ok(Box::new(self.new_file(file, left.flags)))
+    }
+
+    fn adopt_directory(&self, left: LeftOpen<'_>) -> Result<Box<dyn WritableDirectory>> {
+        let OpenHold::Descriptor(directory) = left.hold else { return Err(not_left()) };
+        Ok(Box::new(SourceDirectory::new(directory, self.root_device(), &self.identities)))
+    }
+
+    fn repeat_rule(&self) -> RepeatRule {
+        RepeatRule::Names { host_clock: own_clock(self.root().fd.as_fd()) }
+    }
+}
+
 impl WritableVolume for WritableSource {
     fn capabilities(&self) -> WriteCapabilities {
         self.capabilities.clone()
@@ -527,16 +548,8 @@ impl WritableVolume for WritableSource {
         Ok(Box::new(SourceDirectory::new(fd, self.root_device(), &self.identities)))
     }
 
-    fn has_host_clock(&self) -> bool {
-        own_clock(self.root().fd.as_fd())
-    }
-
-    fn adopt_file(&self, file: OwnedFd, flags: u32) -> Result<Box<dyn WritableFile>> {
-        Ok(Box::new(self.new_file(file, flags)))
-    }
-
-    fn adopt_directory(&self, directory: OwnedFd) -> Result<Box<dyn WritableDirectory>> {
-        Ok(Box::new(SourceDirectory::new(directory, self.root_device(), &self.identities)))
+    fn hand_over(&self) -> Option<&dyn HandOver> {
+        Some(self)
     }
 
     fn change_marked(

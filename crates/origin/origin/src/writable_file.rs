@@ -12,6 +12,7 @@ use rustix::fs::{Access, FallocateFlags, FileType, Mode, OFlags, SeekFrom, Xattr
 use rustix::io::{Errno, ReadWriteFlags};
 use spurline_types::Result;
 use spurline_types::open_flags::FMODE_EXEC;
+use spurline_volume::hand_over::OpenHold;
 use spurline_volume::writes::{
     AttrChange, CacheVersion, Caller, FileLock, ListedName, LockConflict, NodeAttr, OpenAttrCall, WritableDirectory,
     WritableFile, WritableObject, WritePlace,
@@ -391,6 +392,10 @@ impl WritableFile for SourceFile {
         Some(&self.file)
     }
 
+    fn hold(&self) -> OpenHold<BorrowedFd<'_>> {
+        OpenHold::Descriptor(self.file.as_fd())
+    }
+
     fn lock_descriptor(&self, owner: u64) -> Option<OwnedFd> {
         self.locks.duplicate_of(owner)
     }
@@ -505,8 +510,8 @@ impl WritableDirectory for SourceDirectory {
         Ok(names)
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.fd.as_fd())
+    fn hold(&self) -> OpenHold<BorrowedFd<'_>> {
+        OpenHold::Descriptor(self.fd.as_fd())
     }
 }
 

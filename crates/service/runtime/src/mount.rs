@@ -211,7 +211,8 @@ impl PreparedMount {
     pub fn start(self) -> std::result::Result<Option<RunningMount>, Fault> {
         let PreparedMount { config, files, session, parts, stop, chosen, mut recovery, exported } = self;
         let at = &config.mountpoint;
-        let session = match (recovery.as_mut().and_then(MountRecovery::take_device), files) {
+        let device = recovery.as_mut().map(MountRecovery::take_device).transpose()?.flatten();
+        let session = match (device, files) {
             (Some(device), MountedFiles::Reads(files)) => FuseSession::resume(files, at, session, device),
             (Some(device), MountedFiles::Changes(files)) => FuseSession::resume(files, at, session, device),
             (None, MountedFiles::Reads(files)) => FuseSession::mount(files, at, session),

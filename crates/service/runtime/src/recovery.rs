@@ -67,17 +67,23 @@ fn fixed_settings(config: &MountConfig) -> String {
     )
 }
 
-/// The first setting that differs: the flag, the value of the mount, and that of this process.
+/// The first setting that differs: the flag, the value of the mount, and that of this process. A setting that only one of two releases
+/// has does not differ.
 fn changed_setting<'a>(kept: &'a str, own: &'a str) -> Option<(&'a str, &'a str, &'a str)> {
-    kept.lines().zip(own.lines()).find_map(|(kept, own)| {
-        let (flag, kept_value) = kept.split_once('=')?;
-        let (_, own_value) = own.split_once('=')?;
-        (kept != own).then_some((flag, kept_value, own_value))
+    let kept: HashMap<&str, &str> = kept.lines().filter_map(|line| line.split_once('=')).collect();
+    own.lines().find_map(|line| {
+        let (flag, own_value) = line.split_once('=')?;
+        let kept_value = *kept.get(flag)?;
+        (kept_value != own_value).then_some((flag, kept_value, own_value))
     })
 }
 
 fn state_fault(error: impl std::fmt::Display) -> Fault {
     Fault::failed(format!("the state of the mount: {error}"), "")
+}
+
+fn keeper_fault(error: std::io::Error) -> Fault {
+    Fault::failed(format!("the keeper of the mount: {error}"), "")
 }
 
 impl MountRecovery {
@@ -128,8 +134,21 @@ impl MountRecovery {
         Arc::clone(&self.view)
     }
 
-    pub(crate) fn take_device(&mut self) -> Option<OwnedFd> {
-        self.device.take()
+    /// The connection of the process before, which this process is about to serve; `None` for a new mount.
+    ///
+    /// # Errors
+    /// When the keeper does not get a state that was converted.
+    pub(crate) fn take_device(&mut self) -> std::result::Result<Option<OwnedFd>, Fault> {
+        let Some(device) = self.device.take() else { return Ok(None) };
+        let KeeperView { link, state, .. } = &*self.view;
+        if state.is_converted() {
+            let reported = device.try_clone().and_then(|device| {
+                let state = state.duplicate_file()?;
+                link.report_mounted(KeptDescriptors { device, state })
+            });
+            reported.map_err(keeper_fault)?;
+        }
+        Ok(Some(device))
     }
 
     pub(crate) fn kept_writes(&self) -> KeptWrites {
@@ -151,7 +170,6 @@ impl MountRecovery {
     /// Requests are served: gives a new mount to the keeper, or logs the pause.
     pub(crate) fn report_served(&self, session: &FuseSession, config: &MountConfig) -> std::result::Result<(), Fault> {
         let KeeperView { link, order, state, pause_us } = &*self.view;
-        let lost = |error: std::io::Error| Fault::failed(format!("the keeper of the mount: {error}"), "");
         if self.mountpoint.is_some() {
             let pause = monotonic_ns().saturating_sub(order.ended_at_ns) / 1000;
             pause_us.store(pause, Ordering::Relaxed);
@@ -169,15 +187,15 @@ impl MountRecovery {
                     "",
                 ));
             }
-            let device = session.duplicate_device().map_err(lost)?;
+            let device = session.duplicate_device().map_err(keeper_fault)?;
             let device = device.ok_or_else(|| Fault::failed("the mount ended while it started", ""))?;
-            let state = state.duplicate_file().map_err(lost)?;
-            link.report_mounted(KeptDescriptors { device, state }).map_err(lost)?;
+            let state = state.duplicate_file().map_err(keeper_fault)?;
+            link.report_mounted(KeptDescriptors { device, state }).map_err(keeper_fault)?;
         }
-        link.report_ready().map_err(lost)?;
+        link.report_ready().map_err(keeper_fault)?;
         let view = Arc::clone(&self.view);
         let watch = std::thread::Builder::new().name("keeper-watch".into());
-        watch.spawn(move || view.log_end_of_keeper()).map(drop).map_err(lost)
+        watch.spawn(move || view.log_end_of_keeper()).map(drop).map_err(keeper_fault)
     }
 }
 
@@ -304,11 +322,34 @@ impl NotificationRelay for KeeperRelay {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_descriptors_have_the_names_of_this_version() {
+        let names = [
+            KeptFileKey::File(5),
+            KeptFileKey::Directory(5),
+            KeptFileKey::Lock { fh: 5, owner: 258 },
+            KeptFileKey::ChangedBytes(258),
+        ];
+        let wanted: [StoredName; 4] = [
+            *b"\x01\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+            *b"\x02\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+            *b"\x03\x05\0\0\0\0\0\0\0\x02\x01\0\0\0\0\0\0",
+            *b"\x04\x02\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+        ];
+        assert_eq!(
+            names.map(stored_name),
+            wanted,
+            "other names need another version of the state of a mount (fuse/kept_state)"
+        );
+    }
+
     #[test]
     fn the_setting_that_differs_is_named() {
-        let kept = "SOURCE=/a\n--max-write=1048576\n";
-        assert_eq!(super::changed_setting(kept, kept), None);
-        let own = kept.replace("1048576", "65536");
-        assert_eq!(super::changed_setting(kept, &own), Some(("--max-write", "1048576", "65536")));
+        let kept = "SOURCE=/a\n--old=1\n--max-write=1048576\n";
+        assert_eq!(changed_setting(kept, kept), None);
+        let own = "SOURCE=/a\n--new=2\n--max-write=65536\n";
+        assert_eq!(changed_setting(kept, own), Some(("--max-write", "1048576", "65536")));
     }
 }

@@ -18,8 +18,11 @@ use crate::service::FsCaller;
 use parking_lot::Mutex;
 use spurline_sys::random;
 use spurline_types::Result;
+use spurline_volume::hand_over::RepeatRule;
 use spurline_volume::kept_files::KeptFiles;
-use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, outcome_by_objects};
+use spurline_volume::repeated::{
+    ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, outcome_by_objects, repeat_marked,
+};
 use spurline_volume::writes::{
     Caller, Change, FileIdentity, FileTime, NodeAttr, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, WritableVolume,
 };
@@ -37,6 +40,8 @@ const CLOCK_TICK: Duration = Duration::from_millis(20);
 pub(super) struct KeptMount {
     pub records: Arc<dyn KeptRecords>,
     pub files: Arc<dyn KeptFiles>,
+    /// How the source recognises changes.
+    rule: RepeatRule,
     ended_at: SystemTime,
     since: Instant,
     has_repeats: AtomicBool,
@@ -75,10 +80,11 @@ struct NewObject {
 }
 
 impl KeptMount {
-    fn new(life: &KeptLife<'_>, files: Arc<dyn KeptFiles>) -> KeptMount {
+    fn new(life: &KeptLife<'_>, files: Arc<dyn KeptFiles>, rule: RepeatRule) -> KeptMount {
         KeptMount {
             records: Arc::clone(&life.records),
             files,
+            rule,
             ended_at: life.ended_at,
             since: Instant::now(),
             has_repeats: AtomicBool::new(life.takeovers > 0),
@@ -138,18 +144,25 @@ impl MountRecords {
         self.kept.get()
     }
 
+    /// How the source recognises changes, of such a mount.
+    pub fn repeat_rule(&self) -> Option<RepeatRule> {
+        self.kept.get().map(|kept| kept.rule)
+    }
+
     /// Keeps changes and handles from now on, and continues with what the processes before have kept: `adopt` takes each record but
-    /// changes, and returns whether the record stays. Called before the first request.
+    /// changes, and returns whether the record stays. Called before the first request; false for a source whose open files end with a
+    /// process.
     pub fn begin(
         &self,
         life: &KeptLife<'_>,
         files: &Arc<dyn KeptFiles>,
         adopt: impl Fn(&KeptMount, RecordSlot, &KeptRecord<'_>) -> bool,
-    ) {
-        self.source.keep_files(Arc::clone(files));
-        let kept = self.kept.get_or_init(|| KeptMount::new(life, Arc::clone(files)));
+    ) -> bool {
+        let Some(source) = self.source.hand_over() else { return false };
+        source.keep(Arc::clone(files));
+        let kept = self.kept.get_or_init(|| KeptMount::new(life, Arc::clone(files), source.repeat_rule()));
         if life.takeovers == 0 {
-            return;
+            return true;
         }
         life.records.for_each(&mut |slot, record| match record {
             KeptRecord::Change(change) => kept.adopt_change(slot, change),
@@ -157,6 +170,7 @@ impl MountRecords {
             _ => life.records.remove_record(slot),
         });
         kept.files.drop_untaken();
+        true
     }
 
     /// How far an earlier process has come with a request that comes again.
@@ -167,7 +181,7 @@ impl MountRecords {
             return None;
         }
         let change = life.find_change(caller.request.number);
-        if self.source.numbers_changes() && change.is_none_or(|change| change.made.is_none()) {
+        if life.rule == RepeatRule::Numbers && change.is_none_or(|change| change.made.is_none()) {
             // The source makes the change, or finds it made.
             return None;
         }
@@ -188,7 +202,7 @@ impl MountRecords {
         request: &FsCaller<'_>,
     ) -> Result<Option<NodeAttr>> {
         let call = RepeatedCall::Change(*change);
-        if self.kept.get().is_none() || !self.source.recognises_marks() {
+        if self.repeat_rule() != Some(RepeatRule::Marks) {
             if let Some(repeat) = repeat
                 && let ChangeOutcome::Made(attr) = self.find_outcome(call, repeat, known, caller)?
             {
@@ -201,7 +215,7 @@ impl MountRecords {
         }
         if let Some(mark) = repeat.and_then(|repeat| repeat.before) {
             let mark = ChangeMark(u128::from(mark));
-            return self.source.repeat(&RepeatedChange { call, mark, known: [known, None], caller });
+            return repeat_marked(&*self.source, &RepeatedChange { call, mark, known: [known, None], caller });
         }
         let mark = random();
         self.note_begun(request, mark);
@@ -211,7 +225,7 @@ impl MountRecords {
     /// The request has made its change of names.
     pub fn note_names_made(&self, caller: &FsCaller<'_>, made: MadeChange) {
         // The mark of the change has to stay.
-        if !self.source.recognises_marks() {
+        if self.repeat_rule() != Some(RepeatRule::Marks) {
             self.note_made(caller, made);
         }
     }
@@ -232,7 +246,7 @@ impl MountRecords {
 
     /// As [`MountRecords::note_begun`], with the time, unless the source recognises the change by a mark.
     pub fn note_making(&self, caller: &FsCaller<'_>) {
-        if self.kept.get().is_some() && !self.source.recognises_marks() {
+        if self.repeat_rule().is_some_and(|rule| rule != RepeatRule::Marks) {
             self.note_begun(caller, nanos_of(SystemTime::now()));
         }
     }
@@ -284,8 +298,7 @@ impl MountRecords {
         let in_time = changed >= began.saturating_sub(tick) && (changed <= ended_at + tick || began > ended_at);
         found.mode & S_IFMT == new.file_type
             && is_new
-            && (found.uid == owner || !self.source.has_host_clock())
-            && (in_time || !self.source.has_host_clock())
+            && (found.uid == owner && in_time || life.rule != RepeatRule::Names { host_clock: true })
     }
 }
 

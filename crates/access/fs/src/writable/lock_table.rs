@@ -1,5 +1,5 @@
 //! The locks of open files as this mount knows them: which owner has which, through which open file, whose call is under way, and
-//! who waits for a release. It knows neither the source nor the rules about files that are being closed.
+//! which callers wait for a release. It knows neither the source nor the rules about files that are being closed.
 
 use crate::errno::{FsResult, errno_error};
 use crate::kept_records::{KeptLock, KeptRecord, KeptRecords, RecordSlot};

@@ -18,7 +18,7 @@ use crate::passthrough::{LiveBacking, RegisterBacking};
 use crate::service::{CreateMode, DirName, DirRead, FilePosition, FileWrite, FsCaller, HandleRef, OpenedFile};
 use spurline_types::{ObjectRef, Result, Stats};
 use spurline_volume::capabilities::LimitedCall;
-use spurline_volume::kept_client::HeldFile;
+use spurline_volume::hand_over::{LeftOpen, OpenHold, RepeatRule};
 use spurline_volume::kept_files::KeptFileKey;
 use spurline_volume::repeated::{ChangeOutcome, RepeatedCall};
 use spurline_volume::writes::{
@@ -201,7 +201,7 @@ impl MountOpens {
             return Ok(Some(opened));
         }
         let Some(repeat) = self.life.find_repeat(caller) else { return Ok(None) };
-        if self.source.numbers_changes() || self.source.recognises_marks() {
+        if !matches!(self.life.repeat_rule(), Some(RepeatRule::Names { .. })) {
             // The source has the file open under the number of the change, and repeats the answer, or makes files only at the
             // publication.
             return Ok(None);
@@ -319,7 +319,8 @@ impl MountOpens {
     /// Keeps a file that is being opened for a successor of this process.
     fn keep_open(&self, fh: u64, file: &OpenNodeFile, backing: Option<&LiveBacking>, caller: &FsCaller) {
         let Some(life) = self.life.kept() else { return };
-        if let Some(descriptor) = file.file.kept_descriptor() {
+        let hold = file.file.hold();
+        if let OpenHold::Descriptor(descriptor) = hold {
             life.files.keep_file(KeptFileKey::File(fh), descriptor);
         }
         let record = life.records.keep(&KeptRecord::Handle(KeptHandle {
@@ -332,7 +333,7 @@ impl MountOpens {
             direct_writer: file.direct_writer,
             opener: file.opener.as_ref().map_or(0, FileOpener::kept),
             owner: [caller.uid, caller.gid],
-            held: file.file.held(),
+            held: hold.at_node(),
         }));
         file.record.store(record, Ordering::Relaxed);
         file.file.keep_record(record);
@@ -346,54 +347,28 @@ impl MountOpens {
         mount: &KeptMount,
         register: Option<&dyn RegisterBacking>,
     ) -> bool {
-        if let Some(held) = &kept.held {
-            let is_adopted = self.adopt_held(slot, kept, held);
-            return self.end_adoption(kept, mount, is_adopted);
-        }
+        let Some(source) = self.source.hand_over() else { return false };
         let key = if kept.directory { KeptFileKey::Directory(kept.fh) } else { KeptFileKey::File(kept.fh) };
-        let file = mount.files.take_file(key);
-        let is_adopted = match (kept.directory, file) {
-            (true, file) => {
-                let opened = file.and_then(|file| self.source.adopt_directory(file).ok());
-                let named = opened.or_else(|| self.directory_at_name(kept.ino));
-                let directory = named.or_else(|| self.removed_directory(kept.ino));
-                directory.is_some_and(|directory| {
-                    let open = OpenNodeDirectory { ino: kept.ino, directory, record: slot.into() };
-                    self.open_nodes.directories.adopt(kept.fh, Arc::new(open))
-                })
-            }
-            (false, Some(file)) => self
-                .source
-                .adopt_file(file, kept.flags as u32)
-                .is_ok_and(|file| self.adopt_open(slot, kept, file, register)),
-            (false, None) => false,
+        let hold = match kept.held {
+            Some(held) => OpenHold::Node(held),
+            None => mount.files.take_file(key).map_or(OpenHold::Name, OpenHold::Descriptor),
         };
-        self.end_adoption(kept, mount, is_adopted)
-    }
-
-    fn directory_at_name(&self, ino: u64) -> Option<Box<dyn WritableDirectory>> {
-        let path = self.names.nodes.resolve(ino)?.path;
-        self.source.adopt_directory_at(NodePath { path: &path, expected: self.names.nodes.identity_of(ino) }).ok()
-    }
-
-    /// Continues with a file or directory that a node has open.
-    fn adopt_held(&self, slot: RecordSlot, kept: &KeptHandle, held: &HeldFile) -> bool {
         let [uid, gid] = kept.owner;
         let caller = Caller { uid, gid, ..Caller::default() };
-        // Without a name, only the node's process has the file.
-        let path = self.names.nodes.resolve(kept.ino).map_or(Vec::new(), |found| found.path);
-        let at = NodePath { path: &path, expected: self.names.nodes.identity_of(kept.ino) };
-        if !kept.directory {
-            let adopted = self.source.adopt_held(held, at, kept.flags as u32, &caller);
-            return adopted.is_ok_and(|file| self.adopt_open(slot, kept, file, None));
-        }
-        self.source.adopt_held_directory(held, at, &caller).is_ok_and(|directory| {
-            let open = OpenNodeDirectory { ino: kept.ino, directory, record: slot.into() };
-            self.open_nodes.directories.adopt(kept.fh, Arc::new(open))
-        })
-    }
-
-    fn end_adoption(&self, kept: &KeptHandle, mount: &KeptMount, is_adopted: bool) -> bool {
+        let path = self.names.nodes.resolve(kept.ino).map(|found| found.path);
+        // Without a name, only a descriptor or a node has the object.
+        let is_left = path.is_some() || !matches!(hold, OpenHold::Name);
+        let at = NodePath { path: &path.unwrap_or_default(), expected: self.names.nodes.identity_of(kept.ino) };
+        let left = LeftOpen { at, flags: kept.flags as u32, caller: &caller, hold };
+        let is_adopted = if kept.directory {
+            let adopted = if is_left { source.adopt_directory(left).ok() } else { None };
+            adopted.or_else(|| self.removed_directory(kept.ino)).is_some_and(|directory| {
+                let open = OpenNodeDirectory { ino: kept.ino, directory, record: slot.into() };
+                self.open_nodes.directories.adopt(kept.fh, Arc::new(open))
+            })
+        } else {
+            source.adopt(left).is_ok_and(|file| self.adopt_open(slot, kept, file, register))
+        };
         if is_adopted {
             self.stats.fuse.open_handles.add(1);
             mount.adopt_opened(kept.request, kept.fh);
@@ -554,7 +529,7 @@ impl MountOpens {
         if let Some(made) = repeat.and_then(|repeat| repeat.made) {
             return Ok(made.count as usize);
         }
-        let is_compared = !self.source.numbers_changes();
+        let is_compared = self.life.repeat_rule().is_some_and(|rule| rule != RepeatRule::Numbers);
         let appends = is_compared
             && match write.place {
                 WritePlace::AsOpened => file.flags & libc::O_APPEND != 0,
@@ -640,12 +615,13 @@ impl MountOpens {
             return Err(errno_error(libc::ENFILE, "too many open directories"));
         };
         if let Some(life) = self.life.kept() {
-            if let Some(descriptor) = open.directory.descriptor() {
+            let hold = open.directory.hold();
+            if let OpenHold::Descriptor(descriptor) = hold {
                 life.files.keep_file(KeptFileKey::Directory(fh), descriptor);
             }
             let request = caller.request.number;
             let owner = [caller.uid, caller.gid];
-            let held = open.directory.held();
+            let held = hold.at_node();
             let kept = KeptHandle { fh, ino, request, directory: true, owner, held, ..KeptHandle::default() };
             let record = life.records.keep(&KeptRecord::Handle(kept));
             open.record.store(record, Ordering::Relaxed);

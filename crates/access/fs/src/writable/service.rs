@@ -303,7 +303,7 @@ impl FileService for WritableFileSystem {
         let MountNames { nodes, open_nodes, .. } = &*self.names;
         open_nodes.set_takeovers(life.takeovers);
         nodes.keep_records(&life.records);
-        self.life.begin(life, files, |mount, slot, record| match record {
+        let is_kept = self.life.begin(life, files, |mount, slot, record| match record {
             KeptRecord::Node(node) => nodes.adopt_node(slot, node),
             KeptRecord::Name(name) => nodes.adopt_name(slot, name),
             KeptRecord::Handle(handle) => self.opens.adopt_handle(slot, handle, mount, life.register),
@@ -311,7 +311,7 @@ impl FileService for WritableFileSystem {
             KeptRecord::Inode(_) | KeptRecord::Change(_) => false,
         });
         self.locks.table.keep_records(&life.records, files);
-        true
+        is_kept
     }
 
     fn path_of(&self, ino: u64) -> Option<Vec<u8>> {

@@ -13,13 +13,13 @@ use spurline_proto::{OpenFlags, WriteAnswer, WriteCall};
 use spurline_types::errno::{ENODATA, EXDEV};
 use spurline_types::open_flags::O_APPEND;
 use spurline_types::{Error, ErrorKind, Result};
-use spurline_volume::kept_client::HeldFile;
+use spurline_volume::hand_over::OpenHold;
 use spurline_volume::writes::{
     AttrChange, CacheVersion, Caller, FileLock, ListedName, LockConflict, LockKind, NodeAttr, OpenAttrCall,
     WritableDirectory, WritableFile, WritableObject, WritePlace,
 };
 use std::any::Any;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// From `linux/falloc.h`: the only mode that changes no bytes.
@@ -351,8 +351,8 @@ impl WritableFile for RemoteFile {
         if *attr == self.attr_at_open { self.version_at_open.clone() } else { CacheVersion::JustChanged }
     }
 
-    fn held(&self) -> Option<HeldFile> {
-        Some(self.opened.held())
+    fn hold(&self) -> OpenHold<BorrowedFd<'_>> {
+        OpenHold::Node(self.opened.held())
     }
 
     fn adopt_lock(&self, lock: &FileLock, _descriptor: Option<OwnedFd>) {
@@ -425,8 +425,8 @@ impl WritableObject for RemoteDirectory {
 }
 
 impl WritableDirectory for RemoteDirectory {
-    fn held(&self) -> Option<HeldFile> {
-        Some(self.opened.held())
+    fn hold(&self) -> OpenHold<BorrowedFd<'_>> {
+        OpenHold::Node(self.opened.held())
     }
 
     fn read(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>> {

@@ -34,7 +34,9 @@ use spurline_types::errno::{EBADF, EIO, ENODATA, EXDEV};
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::capabilities::WriteCapabilities;
 use spurline_volume::delayed::{DelayedWrites, WriteLosses};
-use spurline_volume::kept_client::{HeldFile, KeptClient};
+use spurline_volume::hand_over::{HandOver, LeftOpen, OpenHold, RepeatRule, not_left};
+use spurline_volume::kept_client::KeptClient;
+use spurline_volume::kept_files::KeptFiles;
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_volume::writes::{
     CacheVersion, Caller, Change, CreatedFile, FileIdentity, KnownNames, NamePath, NodeAttr, NodePath, SourceSpace,
@@ -306,27 +308,16 @@ fn no_capabilities() -> Error {
     Error::new(ErrorKind::Io(ENODATA), "the file has no capabilities")
 }
 
-impl WritableVolume for GroupWrites {
-    fn capabilities(&self) -> WriteCapabilities {
-        // None before a node has named the abilities of the source.
-        self.capabilities.get().cloned().unwrap_or(WriteCapabilities::NONE)
-    }
+impl HandOver for GroupWrites {
+    /// Nodes have all that open files need.
+    fn keep(&self, _files: Arc<dyn KeptFiles>) {}
 
-    fn numbers_changes(&self) -> bool {
-        self.calls.is_kept()
-    }
-
-    fn adopt_held(
-        &self,
-        held: &HeldFile,
-        at: NodePath<'_>,
-        flags: u32,
-        caller: &Caller,
-    ) -> Result<Box<dyn WritableFile>> {
+    fn adopt(&self, left: LeftOpen<'_>) -> Result<Box<dyn WritableFile>> {
+        let LeftOpen { at, flags, caller, hold: OpenHold::Node(held) } = left else { return Err(not_left()) };
         let Some(identity) = at.expected else {
             return Err(Error::new(ErrorKind::Invalid, "an open file has an identity"));
         };
-        let home = self.calls.find_process(held);
+        let home = self.calls.find_process(&held);
         if held.closing && self.files.is_open_at(&home, held.number, self.calls.begin()) != Some(true) {
             return Err(Error::new(ErrorKind::Io(EBADF), "the node has closed the file"));
         }
@@ -337,15 +328,26 @@ impl WritableVolume for GroupWrites {
         Ok(Box::new(RemoteFile::new(Arc::clone(&self.files), file, attr, CacheVersion::JustChanged)))
     }
 
-    fn adopt_held_directory(
-        &self,
-        held: &HeldFile,
-        at: NodePath<'_>,
-        caller: &Caller,
-    ) -> Result<Box<dyn WritableDirectory>> {
+    fn adopt_directory(&self, left: LeftOpen<'_>) -> Result<Box<dyn WritableDirectory>> {
+        let LeftOpen { at, caller, hold: OpenHold::Node(held), .. } = left else { return Err(not_left()) };
         let place = FilePlace { path: at.path.to_vec(), identity: at.expected };
-        let opened = OpenFile::new_directory(held.number, place, caller, self.calls.find_process(held));
+        let opened = OpenFile::new_directory(held.number, place, caller, self.calls.find_process(&held));
         Ok(Box::new(RemoteDirectory::new(Arc::clone(&self.files), self.files.add_open(opened))))
+    }
+
+    fn repeat_rule(&self) -> RepeatRule {
+        RepeatRule::Numbers
+    }
+}
+
+impl WritableVolume for GroupWrites {
+    fn capabilities(&self) -> WriteCapabilities {
+        // None before a node has named the abilities of the source.
+        self.capabilities.get().cloned().unwrap_or(WriteCapabilities::NONE)
+    }
+
+    fn hand_over(&self) -> Option<&dyn HandOver> {
+        Some(self)
     }
 
     fn use_names(&self, names: Weak<dyn KnownNames>) {

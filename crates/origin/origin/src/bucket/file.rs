@@ -4,6 +4,7 @@ use super::object::OpenObject;
 use super::volume::BucketFiles;
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::hand_over::OpenHold;
 use spurline_volume::locks::{LAST_BYTE, LockOwner};
 use spurline_volume::writes::{
     AttrChange, Caller, FileIdentity, FileLock, LockConflict, LockKind, LockRange, NodeAttr, OpenAttrCall,
@@ -210,8 +211,8 @@ impl WritableFile for BucketFile {
         true
     }
 
-    fn kept_descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.object.kept_log()
+    fn hold(&self) -> OpenHold<BorrowedFd<'_>> {
+        self.object.kept_log().map_or(OpenHold::Name, OpenHold::Descriptor)
     }
 
     fn discard(&self) {

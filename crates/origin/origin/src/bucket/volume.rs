@@ -28,6 +28,7 @@ use spurline_types::{
 };
 use spurline_volume::Volume;
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
+use spurline_volume::hand_over::{HandOver, LeftOpen, OpenHold, RepeatRule, not_left};
 use spurline_volume::kept_files::KeptFiles;
 use spurline_volume::path_locks::PathLocks;
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, outcome_by_names};
@@ -35,7 +36,6 @@ use spurline_volume::writes::{
     Caller, Change, CreatedFile, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SourceSpace,
     WritableDirectory, WritableFile, WritableVolume,
 };
-use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
@@ -531,6 +531,35 @@ impl WritableBucket {
         BucketFile::open(&self.files, object, flags)
     }
 
+    /// Whether another process has made a change, by the mark of the change.
+    fn find_outcome(&self, repeated: &RepeatedChange<'_>) -> Result<ChangeOutcome> {
+        let made = match repeated.call {
+            RepeatedCall::Change(Change::Rename { from, to, .. }) => {
+                return self.files.rename_outcome(&from, &to, repeated.known[0], repeated.mark);
+            }
+            RepeatedCall::Change(Change::Unlink { .. }) => return outcome_by_names(self, repeated),
+            // The caller has seen the folder.
+            RepeatedCall::Change(Change::Rmdir { at }) => {
+                let is_gone = self.files.find(&path_of(&at)).is_err_and(|error| error.kind() == ErrorKind::NotFound);
+                return Ok(if is_gone { ChangeOutcome::Made(None) } else { ChangeOutcome::NotMade });
+            }
+            RepeatedCall::Change(Change::Mkdir { at, .. }) => {
+                Some((path_of(&at), [path_of(&at).as_slice(), b"/"].concat()))
+            }
+            RepeatedCall::Change(Change::Mknod { at, .. } | Change::Symlink { at, .. }) => {
+                Some((path_of(&at), path_of(&at)))
+            }
+            // A new file is in no store before it is published. All other changes have the same result when made again.
+            RepeatedCall::CreateExclusive(_) | RepeatedCall::LinkOpen(_) | RepeatedCall::Change(_) => None,
+        };
+        match made {
+            Some((path, marked)) if self.files.has_mark(&marked, repeated.mark)? => {
+                Ok(ChangeOutcome::Made(Some(self.files.attr_at(&path)?)))
+            }
+            _ => Ok(ChangeOutcome::NotMade),
+        }
+    }
+
     fn make_change(&self, change: &Change<'_>, caller: &Caller, mark: Option<ChangeMark>) -> Result<Option<NodeAttr>> {
         let files = &self.files;
         match change {
@@ -571,6 +600,26 @@ impl WritableBucket {
                 self.files.change_xattrs(of.path, name, &|attrs| attrs.remove_xattr(name)).map(Some)
             }
         }
+    }
+}
+
+impl HandOver for WritableBucket {
+    fn keep(&self, files: Arc<dyn KeptFiles>) {
+        let _ = self.files.context.kept_files.set(files);
+    }
+
+    fn adopt(&self, left: LeftOpen<'_>) -> Result<Box<dyn WritableFile>> {
+        let OpenHold::Descriptor(log) = left.hold else { return Err(not_left()) };
+        let object = self.files.continue_kept(log)?;
+        Ok(Box::new(self.open_file(object, left.flags & !(libc::O_TRUNC as u32))?))
+    }
+
+    fn adopt_directory(&self, left: LeftOpen<'_>) -> Result<Box<dyn WritableDirectory>> {
+        Ok(Box::new(BucketFolder::new(Arc::clone(&self.files), left.at.path.to_vec())))
+    }
+
+    fn repeat_rule(&self) -> RepeatRule {
+        RepeatRule::Marks
     }
 }
 
@@ -616,45 +665,8 @@ impl WritableVolume for WritableBucket {
         Ok(Box::new(self.open_file(self.files.open_object(at.path)?, flags)?))
     }
 
-    fn keep_files(&self, files: Arc<dyn KeptFiles>) {
-        let _ = self.files.context.kept_files.set(files);
-    }
-
-    fn adopt_file(&self, file: OwnedFd, flags: u32) -> Result<Box<dyn WritableFile>> {
-        let object = self.files.continue_kept(file)?;
-        Ok(Box::new(self.open_file(object, flags & !(libc::O_TRUNC as u32))?))
-    }
-
-    fn adopt_directory_at(&self, at: NodePath<'_>) -> Result<Box<dyn WritableDirectory>> {
-        Ok(Box::new(BucketFolder::new(Arc::clone(&self.files), at.path.to_vec())))
-    }
-
-    fn recognises_marks(&self) -> bool {
-        true
-    }
-
-    fn repeat(&self, repeated: &RepeatedChange<'_>) -> Result<Option<NodeAttr>> {
-        let RepeatedCall::Change(change) = repeated.call else {
-            return Err(Error::new(ErrorKind::Invalid, "an open is no change of names"));
-        };
-        match self.outcome_of(repeated)? {
-            ChangeOutcome::Made(attr) => {
-                self.files.follow_made(&change)?;
-                Ok(attr)
-            }
-            ChangeOutcome::NotMade => {
-                let made = self.change_marked(&change, repeated.caller, Some(repeated.mark));
-                let Err(error) = made else { return made };
-                // The store has executed the first request meanwhile.
-                match self.outcome_of(repeated)? {
-                    ChangeOutcome::Made(attr) => Ok(attr),
-                    ChangeOutcome::NotMade | ChangeOutcome::Unclear(_) => Err(error),
-                }
-            }
-            // The mount does not know the name any more, because it has removed it.
-            ChangeOutcome::Unclear(_) if matches!(change, Change::Unlink { .. }) => Ok(None),
-            ChangeOutcome::Unclear(why) => Err(Error::new(ErrorKind::Io(libc::EIO), why)),
-        }
+    fn hand_over(&self) -> Option<&dyn HandOver> {
+        Some(self)
     }
 
     fn create_marked(
@@ -695,31 +707,13 @@ impl WritableVolume for WritableBucket {
     }
 
     fn outcome_of(&self, repeated: &RepeatedChange<'_>) -> Result<ChangeOutcome> {
-        let made = match repeated.call {
-            RepeatedCall::Change(Change::Rename { from, to, .. }) => {
-                return self.files.rename_outcome(&from, &to, repeated.known[0], repeated.mark);
-            }
-            RepeatedCall::Change(Change::Unlink { .. }) => return outcome_by_names(self, repeated),
-            // The caller has seen the folder.
-            RepeatedCall::Change(Change::Rmdir { at }) => {
-                let is_gone = self.files.find(&path_of(&at)).is_err_and(|error| error.kind() == ErrorKind::NotFound);
-                return Ok(if is_gone { ChangeOutcome::Made(None) } else { ChangeOutcome::NotMade });
-            }
-            RepeatedCall::Change(Change::Mkdir { at, .. }) => {
-                Some((path_of(&at), [path_of(&at).as_slice(), b"/"].concat()))
-            }
-            RepeatedCall::Change(Change::Mknod { at, .. } | Change::Symlink { at, .. }) => {
-                Some((path_of(&at), path_of(&at)))
-            }
-            // A new file is in no store before it is published. All other changes have the same result when made again.
-            RepeatedCall::CreateExclusive(_) | RepeatedCall::LinkOpen(_) | RepeatedCall::Change(_) => None,
-        };
-        match made {
-            Some((path, marked)) if self.files.has_mark(&marked, repeated.mark)? => {
-                Ok(ChangeOutcome::Made(Some(self.files.attr_at(&path)?)))
-            }
-            _ => Ok(ChangeOutcome::NotMade),
+        let outcome = self.find_outcome(repeated)?;
+        if matches!(outcome, ChangeOutcome::Made(_))
+            && let RepeatedCall::Change(change) = &repeated.call
+        {
+            self.files.follow_made(change)?;
         }
+        Ok(outcome)
     }
 
     fn change_marked(

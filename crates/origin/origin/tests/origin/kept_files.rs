@@ -3,12 +3,14 @@
 
 use crate::common;
 use common::{pattern, read, soon};
+use serde_json::Value;
 use spurline_origin::{
     AwsCredentials, BucketWriteOptions, EnvironmentSource, OriginOptions, OriginStore, PublishedBytes, WritableBucket,
     open,
 };
 use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use spurline_types::{Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result, Stats};
+use spurline_volume::hand_over::{LeftOpen, OpenHold};
 use spurline_volume::info::FileInfo;
 use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
 use spurline_volume::writes::{
@@ -18,7 +20,7 @@ use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -131,7 +133,7 @@ impl KeptRig {
         let reads = Arc::new(PlainReads(open(URL, &config, Arc::clone(&stats)).unwrap()));
         let published = Arc::new(PublishedBytes::default());
         let process = WritableBucket::open(URL, &config, self.options.clone(), reads, published, stats).unwrap();
-        process.keep_files(Arc::clone(&self.keeper) as _);
+        process.hand_over().unwrap().keep(Arc::clone(&self.keeper) as _);
         process
     }
 
@@ -145,21 +147,36 @@ impl KeptRig {
 
     /// The log of the file without the last lines, as a process leaves the log that ends before these.
     fn log_before(&self, file: &dyn WritableFile, lines: usize) -> OwnedFd {
-        let log = File::from(file.kept_descriptor().unwrap().try_clone_to_owned().unwrap());
+        let OpenHold::Descriptor(log) = file.hold() else { panic!("the file has a log") };
+        let log = File::from(log.try_clone_to_owned().unwrap());
         let mut bytes = vec![0; (log.metadata().unwrap().len() - FIRST_LINE) as usize];
         log.read_exact_at(&mut bytes, FIRST_LINE).unwrap();
         let all: Vec<&[u8]> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
-        let kept = all[..all.len() - lines].concat();
-        let before = File::from(rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
-        before.write_all_at(&FIRST_LINE.to_le_bytes(), 0).unwrap();
-        before.write_all_at(&kept, FIRST_LINE).unwrap();
-        before.into()
+        log_of(&all[..all.len() - lines].concat())
     }
 
     /// The next process, with the file of this log.
     fn continue_file(&self, log: OwnedFd) -> Box<dyn WritableFile> {
-        self.start_process().adopt_file(log, libc::O_RDWR as u32).unwrap()
+        adopt(&self.start_process(), log).unwrap()
     }
+}
+
+fn adopt(process: &WritableBucket, log: OwnedFd) -> Result<Box<dyn WritableFile>> {
+    let hold = OpenHold::Descriptor(log);
+    let left = LeftOpen { at: root(), flags: libc::O_RDWR as u32, caller: &Caller::default(), hold };
+    process.hand_over().unwrap().adopt(left)
+}
+
+fn memory_file() -> File {
+    File::from(rustix::fs::memfd_create("kept", rustix::fs::MemfdFlags::CLOEXEC).unwrap())
+}
+
+/// A log of these lines, the first of which is a state.
+fn log_of(lines: &[u8]) -> OwnedFd {
+    let log = memory_file();
+    log.write_all_at(&FIRST_LINE.to_le_bytes(), 0).unwrap();
+    log.write_all_at(lines, FIRST_LINE).unwrap();
+    log.into()
 }
 
 fn root() -> NodePath<'static> {
@@ -327,6 +344,65 @@ fn a_file_without_its_bytes_is_refused() {
     let log = rig.log_before(&*file, 0);
     end_process(file, process);
     rig.keeper.0.lock().unwrap().clear();
-    let refused = rig.start_process().adopt_file(log, libc::O_RDWR as u32).err().unwrap();
+    let refused = adopt(&rig.start_process(), log).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Corrupt);
+}
+
+/// The logs that releases write of a new file in which [`RECORDED_BYTES`] are written and published, by the version of the state: the
+/// latest, and the one before.
+const RECORDED_LOGS: [&str; 1] = [include_str!("kept_logs/v4")];
+const RECORDED_BYTES: &[u8] = b"one two three";
+
+/// A line with all values of a kind alike.
+fn form_of(value: &Value) -> Value {
+    match value {
+        Value::Null => Value::Null,
+        Value::Bool(_) => Value::Bool(false),
+        Value::Number(_) => Value::from(0),
+        Value::String(_) => Value::from(""),
+        Value::Array(values) => values.iter().take(1).map(form_of).collect(),
+        Value::Object(values) => values.iter().map(|(key, value)| (key.clone(), form_of(value))).collect(),
+    }
+}
+
+fn forms_of(log: &str) -> Vec<Value> {
+    log.lines().map(|line| form_of(&serde_json::from_str(line).unwrap())).collect()
+}
+
+#[test]
+fn another_form_of_the_log_has_another_version() {
+    let rig = KeptRig::new();
+    let process = rig.start_process();
+    let file = create(&process, b"f");
+    write(&*file, 0, RECORDED_BYTES);
+    file.flush().unwrap();
+    let log = File::from(rig.log_before(&*file, 0));
+    let mut lines = vec![0; (log.metadata().unwrap().len() - FIRST_LINE) as usize];
+    log.read_exact_at(&mut lines, FIRST_LINE).unwrap();
+    let lines = String::from_utf8(lines).unwrap();
+    let recorded = RECORDED_LOGS[RECORDED_LOGS.len() - 1];
+    assert!(
+        forms_of(&lines) == forms_of(recorded),
+        "the log of an open file has another form than before: give new names defaults, give the state of a mount another version \
+         (fuse/kept_state), and keep this as a further record of kept_logs:\n{lines}"
+    );
+}
+
+#[test]
+fn logs_of_this_release_and_the_one_before_are_continued() {
+    for recorded in RECORDED_LOGS {
+        let rig = KeptRig::new();
+        let first: Value = serde_json::from_str(recorded.lines().next().unwrap()).unwrap();
+        let identity: [u8; FileIdentity::LEN] = serde_json::from_value(first["State"]["identity"].clone()).unwrap();
+        let number = u64::from_be_bytes(identity[..8].try_into().unwrap());
+        let bytes = memory_file();
+        bytes.write_all_at(RECORDED_BYTES, 0).unwrap();
+        rig.keeper.keep_file(KeptFileKey::ChangedBytes(number), bytes.as_fd());
+        // The process has ended before the publication.
+        let lines = recorded.split_inclusive('\n').take_while(|line| !line.contains("Sending"));
+        let file = rig.continue_file(log_of(lines.collect::<String>().as_bytes()));
+        write(&*file, 4, b"TWO");
+        file.flush().unwrap();
+        assert_eq!(rig.object("f").unwrap(), b"one TWO three");
+    }
 }

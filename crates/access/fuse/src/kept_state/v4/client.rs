@@ -19,6 +19,17 @@ pub(crate) fn set_thread_request(request: RequestNumber) {
 }
 
 impl KeptState {
+    /// The session, the last number that is reserved, and the number of processes.
+    pub(in super::super) fn client_numbers(&self) -> [u64; 3] {
+        [AT_SESSION, AT_NUMBERS, AT_CLIENTS].map(|at| self.word(at))
+    }
+
+    pub(in super::super) fn set_client_numbers(&self, numbers: [u64; 3]) {
+        for (at, number) in [AT_SESSION, AT_NUMBERS, AT_CLIENTS].into_iter().zip(numbers) {
+            self.words[at].store(number, Ordering::Relaxed);
+        }
+    }
+
     /// Finds what processes before have sent, and their records without a request, which threads of this process use again.
     pub(super) fn find_sent(&self) {
         let mut sent = HashMap::new();
@@ -148,7 +159,7 @@ mod tests {
         state.note_sending(&sent);
         state.note_sent(10, 3);
         state.note_sent(11, 4);
-        let next = KeptState::open(state.duplicate_file().unwrap()).unwrap();
+        let next = KeptState::open_same(state.duplicate_file().unwrap()).unwrap();
         assert_eq!(next.begin(8), ClientStart { session: 5, processes: 1, pending: vec![11] });
         assert_eq!(next.reserve_numbers(10), 20);
         next.for_each(&mut |_, record| match record {
@@ -169,7 +180,7 @@ mod tests {
         set_thread_request(RequestNumber { number: 6, repeated: false });
         let sent = SentChange { number: 11, process: 0, place: 0, known: [None; 2] };
         state.note_sending(&sent);
-        let next = KeptState::open(state.duplicate_file().unwrap()).unwrap();
+        let next = KeptState::open_same(state.duplicate_file().unwrap()).unwrap();
         // No request of a program: as the proof of a directory, or a file that is opened again.
         set_thread_request(RequestNumber::NONE);
         next.note_sent(20, 3);
@@ -183,7 +194,7 @@ mod tests {
             });
         });
         set_thread_request(RequestNumber::NONE);
-        let last = KeptState::open(next.duplicate_file().unwrap()).unwrap();
+        let last = KeptState::open_same(next.duplicate_file().unwrap()).unwrap();
         assert_eq!(last.begin(8).pending, [11, 21, 22]);
     }
 }
