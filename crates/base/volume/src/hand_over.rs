@@ -15,7 +15,7 @@ use spurline_types::{Error, ErrorKind, Result};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// By what the next process continues an open file or directory. `D` is a descriptor here, and the duplicate there.
+/// The means by which the next process continues an open file or directory. `D` is a descriptor here, and the duplicate there.
 #[derive(Debug)]
 pub enum OpenHold<D> {
     /// By no more than the name.
@@ -45,7 +45,7 @@ pub struct LeftOpen<'a> {
     pub flags: u32,
     /// The opener.
     pub caller: &'a Caller,
-    /// What is left.
+    /// The rest.
     pub hold: OpenHold<OwnedFd>,
 }
 

@@ -507,7 +507,7 @@ pub trait WritableFile: WritableObject {
         None
     }
 
-    /// By what the next process continues with the file.
+    /// The means by which the next process continues with the file.
     fn hold(&self) -> OpenHold<BorrowedFd<'_>> {
         OpenHold::Name
     }
@@ -560,7 +560,7 @@ pub trait WritableDirectory: WritableObject {
     /// The source's errno.
     fn read(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>>;
 
-    /// By what the next process continues with the directory.
+    /// The means by which the next process continues with the directory.
     fn hold(&self) -> OpenHold<BorrowedFd<'_>> {
         OpenHold::Name
     }

@@ -72,7 +72,7 @@ mod writable_file;
 mod write_backend;
 
 pub use backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint};
-pub use bucket::{BucketWriteOptions, LocalFile, PublishedBytes, PublishingOrigin, WritableBucket};
+pub use bucket::{BucketWriteOptions, PublishedBytes, PublishingOrigin, WritableBucket};
 pub use cached::{CachedOrigin, MetadataConfig};
 pub use caller_identity::Squash;
 pub use config::{AwsCredentials, EnvironmentSource, OriginOptions};
@@ -88,6 +88,7 @@ pub use write_backend::{
 
 use shared_buckets::SharedBucket;
 use spurline_types::{ByteSink, Error, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result, Stats};
+use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -254,7 +255,7 @@ pub trait OriginStore: Send + Sync {
     }
 
     /// A local file with all bytes of an object that was just written, for the caller to take over.
-    fn take_local_file(&self, object: &ObjectRef) -> Option<LocalFile> {
+    fn take_local_file(&self, object: &ObjectRef) -> Option<Box<dyn LocalFile>> {
         let _ = object;
         None
     }
@@ -264,6 +265,15 @@ pub trait OriginStore: Send + Sync {
     /// # Errors
     /// The operating system's error.
     fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>>;
+}
+
+/// A local file with all bytes of an object that was just written; the object is read from there meanwhile.
+pub trait LocalFile: Send {
+    /// The file.
+    fn file(&self) -> Option<&File>;
+
+    /// The cache has the file now.
+    fn note_taken_over(self: Box<Self>);
 }
 
 /// Opens the origin at `url`. It sends no request yet (see [`OriginStore::check`]).

@@ -1,4 +1,4 @@
-//! What the kernel certainly has of a file's attributes. It knows neither the file nor how the kernel is reached.
+//! The attributes of a file that the kernel certainly has. It knows neither the file nor how the kernel is reached.
 
 use spurline_volume::writes::NodeAttr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,7 +9,7 @@ pub(super) const PRIVILEGE_BITS: u32 = 0o6000;
 /// The attributes of a file in the kernel.
 #[derive(Default)]
 pub(super) struct KernelInode {
-    /// A length that its file certainly has at least: what it wrote itself, or got stored. Any answer with attributes can lower
+    /// A length that its file certainly has at least: it wrote them itself, or got them stored. Any answer with attributes can lower
     /// it; none raises it for certain, because the kernel drops some.
     size: AtomicU64,
     /// It may have set-user-ID or set-group-ID bits.

@@ -149,7 +149,7 @@ impl MountRecords {
         self.kept.get().map(|kept| kept.rule)
     }
 
-    /// Keeps changes and handles from now on, and continues with what the processes before have kept: `adopt` takes each record but
+    /// Keeps changes and handles from now on, and continues with the records of the processes before: `adopt` takes each record but
     /// changes, and returns whether the record stays. Called before the first request; false for a source whose open files end with a
     /// process.
     pub fn begin(

@@ -1,5 +1,5 @@
 //! Names, inodes and attributes of a writable mount: which object of the source a call means, and with which rights the call is
-//! made. The source decides what is permitted and what an operation does; names and numbers are kept in step with the source. A path
+//! made. The source decides which calls are permitted and how an operation works; names and numbers are kept in step with the source. A path
 //! that moved while it was used is resolved again. Changes are in `change`, file handles in `recall`, the limit of inodes in `limit`.
 //! It knows open files only as objects that are left when their names are gone, and no locks.
 
@@ -65,7 +65,7 @@ pub(super) struct NodeEntry {
 
 /// The names, inodes and attributes of a mount, over its source.
 pub(super) struct MountNames {
-    // Field order is drop order: what is open is closed before the end of the source.
+    // Field order is drop order: open files are closed before the end of the source.
     pub open_nodes: Arc<OpenNodes>,
     pub nodes: Arc<NodeTable>,
     pub directory_attrs: DirectoryAttrs,
@@ -75,7 +75,7 @@ pub(super) struct MountNames {
     pub config: WritableConfig,
     pub stats: Arc<Stats>,
     root: FileIdentity,
-    /// What the source can do: other calls are refused here.
+    /// The abilities of the source: other calls are refused here.
     pub can: WriteCapabilities,
     /// An NFS server serves the files.
     pub exported: AtomicBool,
@@ -121,7 +121,7 @@ impl MountNames {
     /// Runs `op` as the caller. The groups that a kernel does not say are read from the system only where they can matter:
     /// reading them costs as much as a small request. The kernel has already checked permissions with all groups; so without
     /// them a call can only fail, and is then made again. The one group that decides about a new object comes with its
-    /// request from Linux 6.3 on. The kernel's NFS server has no groups to read; what the kernel has permitted to it holds.
+    /// request from Linux 6.3 on. The kernel's NFS server has no groups to read; the kernel's permission holds.
     pub fn as_caller<T>(
         &self,
         caller: &FsCaller<'_>,

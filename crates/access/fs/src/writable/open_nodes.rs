@@ -1,4 +1,4 @@
-//! The open files and directories of a writable mount, and what the opens of one node share: the kernel's pages, the source's own
+//! The open files and directories of a writable mount, and the state that the opens of a node share: the kernel's pages, the source's own
 //! file in the kernel, and cached bytes. It knows neither names nor the source.
 
 use super::kernel_inode::KernelInode;
@@ -169,7 +169,7 @@ impl OpenNodes {
         state.direct_writers += u32::from(file.direct_writer);
     }
 
-    /// The end of an open of a node. Returns what the kernel has read and written directly, if this was the last such open.
+    /// The end of an open of a node. Returns the bytes that the kernel has read and written directly, if this was the last such open.
     pub fn remove_file(&self, fh: u64, file: &OpenNodeFile) -> Option<Arc<LiveBacking>> {
         let mut opens = self.opens.lock();
         let open = opens.get(&file.ino).cloned()?;

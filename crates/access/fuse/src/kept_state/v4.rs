@@ -209,7 +209,7 @@ impl KeptState {
         self.blocks.lock().refused
     }
 
-    /// Keeps where the mount is and what it shows.
+    /// Keeps where the mount is and which source it shows.
     pub fn keep_mount(&self, mountpoint: &Path, settings: &str) -> RecordSlot {
         let mountpoint = mountpoint.as_os_str().as_encoded_bytes();
         let lens = mountpoint.len() as u64 | (settings.len() as u64) << 32;

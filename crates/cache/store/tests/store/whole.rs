@@ -451,5 +451,7 @@ fn a_local_file_that_is_longer_than_the_cache_is_kept_in_part() {
     eventually("the cache is as long as it may be", || store.used_bytes() <= 6 * u64::from(BLOCK));
     let held = (0..9).filter(|index| read(&store, &obj, *index).is_some()).count();
     assert!((1..=6).contains(&held), "{held}");
-    eventually("the space of the others is free", || unnamed.metadata().unwrap().blocks() * 512 <= 7 * u64::from(BLOCK));
+    eventually("the space of the others is free", || {
+        unnamed.metadata().unwrap().blocks() * 512 <= 7 * u64::from(BLOCK)
+    });
 }

@@ -33,7 +33,7 @@ mod unpublished;
 mod upload_record;
 mod volume;
 
-pub use published::{LocalFile, PublishedBytes, PublishingOrigin};
+pub use published::{PublishedBytes, PublishingOrigin};
 pub use volume::WritableBucket;
 
 use spurline_types::{Error, Result};

@@ -3,7 +3,7 @@
 //! no request.
 
 use super::staged::StagedBytes;
-use crate::{OriginCapabilities, OriginCapacity, OriginRead, OriginStore, forward_to};
+use crate::{LocalFile, OriginCapabilities, OriginCapacity, OriginRead, OriginStore, forward_to};
 use parking_lot::Mutex;
 use spurline_types::{ByteSink, Error, ListPage, ObjectAttr, ObjectHeaders, ObjectId, ObjectRef, Result};
 use std::collections::{HashMap, VecDeque};
@@ -99,37 +99,35 @@ impl PublishedBytes {
     }
 
     /// The local file of an object, for the first caller.
-    fn take_local_file(self: &Arc<Self>, id: ObjectId) -> Option<LocalFile> {
+    fn take_local_file(self: &Arc<Self>, id: ObjectId) -> Option<Box<dyn LocalFile>> {
         let mut list = self.list.lock();
         let known = list.objects.iter_mut().find(|known| known.object.id == id && !known.is_taken)?;
         known.staged.whole_file()?;
         known.is_taken = true;
         let staged = Arc::clone(&known.staged);
-        Some(LocalFile { published: Arc::clone(self), id, staged, is_taken_over: false })
+        Some(Box::new(TakenFile { published: Arc::clone(self), id, staged, is_taken_over: false }))
     }
 }
 
-/// A local file with all bytes of a new object, from which the object is read meanwhile.
-pub struct LocalFile {
+/// The local file of an object while the cache takes it over.
+struct TakenFile {
     published: Arc<PublishedBytes>,
     id: ObjectId,
     staged: Arc<StagedBytes>,
     is_taken_over: bool,
 }
 
-impl LocalFile {
-    /// The file.
-    pub fn file(&self) -> Option<&File> {
+impl LocalFile for TakenFile {
+    fn file(&self) -> Option<&File> {
         self.staged.whole_file()
     }
 
-    /// The cache has the file now.
-    pub fn note_taken_over(mut self) {
+    fn note_taken_over(mut self: Box<Self>) {
         self.is_taken_over = true;
     }
 }
 
-impl Drop for LocalFile {
+impl Drop for TakenFile {
     fn drop(&mut self) {
         let mut list = self.published.list.lock();
         let Some(index) = list.objects.iter().position(|known| known.object.id == self.id) else { return };
@@ -225,7 +223,7 @@ impl OriginStore for PublishingOrigin {
         fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>>;
     }
 
-    fn take_local_file(&self, object: &ObjectRef) -> Option<LocalFile> {
+    fn take_local_file(&self, object: &ObjectRef) -> Option<Box<dyn LocalFile>> {
         self.published.take_local_file(object.id)
     }
 

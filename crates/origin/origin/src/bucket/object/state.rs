@@ -1,4 +1,4 @@
-//! The state of an open file of a bucket: whether there are bytes to publish, and what is refused. Knows no byte, no request and no lock.
+//! The state of an open file of a bucket: whether there are bytes to publish, and which calls are refused. Knows no byte, no request and no lock.
 //! A publication under way is no state: the changes are locked until the end of all its requests.
 //!
 //! | event | in `Clean` | in `Changed` | in `Lost` | in `Conflict` | in `Dropped` | in `Removed` |
@@ -12,7 +12,7 @@
 //! | `LockLost` | Dropped | Dropped | Dropped | Dropped | Dropped | Removed |
 //! | `NameRemoved` | Removed | Removed | Removed | Removed | Removed | Removed |
 //!
-//! | what the state decides | `Clean` | `Changed` | `Lost` | `Conflict` | `Dropped` | `Removed` |
+//! | the state decides | `Clean` | `Changed` | `Lost` | `Conflict` | `Dropped` | `Removed` |
 //! |---|---|---|---|---|---|---|
 //! | a write | goes on | goes on | goes on | fails | fails | goes on |
 //! | a read | goes on | goes on | goes on | goes on | fails | goes on |
