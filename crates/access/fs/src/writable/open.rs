@@ -604,15 +604,6 @@ impl WritableFileSystem {
         Ok(())
     }
 
-    /// Drops the changes of a file that are not published.
-    ///
-    /// # Errors
-    /// `BadHandle`.
-    pub fn discard(&self, ino: u64, fh: u64) -> FsResult<()> {
-        self.file(ino, fh)?.file.discard();
-        Ok(())
-    }
-
     /// Reads up to `dst.len()` bytes from `offset`; fewer mean the end of the file.
     ///
     /// # Errors

@@ -219,10 +219,6 @@ impl WritableFile for BucketFile {
         self.object.kept_log()
     }
 
-    fn discard(&self) {
-        self.object.discard();
-    }
-
     fn new_identity(&self) -> Option<FileIdentity> {
         Some(self.object.identity())
     }

@@ -9,6 +9,7 @@
 //!    appears under the condition that no other writer has changed it.
 //! 5. Then the file is again one without changes, of the new version, and the cache gets its blocks from the local file.
 
+mod apart;
 mod attrs;
 mod below;
 mod following;
@@ -350,11 +351,6 @@ impl OpenObject {
         drop(changes);
         self.abort(upload);
         self.give_up_name();
-    }
-
-    /// Drops the changes. The name leads to the published object, if there is one, and the next open begins there.
-    pub fn discard(&self) {
-        self.note_removed();
     }
 
     /// The object has another name now, in this version.
