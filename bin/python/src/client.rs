@@ -8,7 +8,6 @@ use crate::range_reads::{AbandonedMemory, RangeReads, RangeTuple, closed_failure
 use crate::settings::ClientSettings;
 use crate::source_paths::normal_path;
 use crate::writing::{PutFile, WritingFile, make_folders, put_files};
-use crate::writing_names::NameHolder;
 use parking_lot::Mutex;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
@@ -325,7 +324,7 @@ impl NativeClient {
     /// Starts a file that gets the name `path` by the commit.
     fn create(&self, py: Python<'_>, path: Vec<u8>) -> PyResult<WritingFile> {
         let parts = self.parts()?;
-        let started = parts.run(py, move |open: &OpenSource| PutFile::create(open, &path, NameHolder::File))?;
+        let started = parts.run(py, move |open: &OpenSource| PutFile::create(open, &path))?;
         Ok(WritingFile::new(Arc::downgrade(&parts.open), started))
     }
 

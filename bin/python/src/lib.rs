@@ -14,7 +14,6 @@ mod range_reads;
 mod settings;
 mod source_paths;
 mod writing;
-mod writing_names;
 
 use pyo3::prelude::*;
 

@@ -4,7 +4,6 @@
 use crate::failure::CallFailure;
 use crate::settings::ClientSettings;
 use crate::source_paths::{FoundPath, find_path};
-use crate::writing_names::WritingNames;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use spurline_config::{CacheSize, HostLimits, WritesConfig};
@@ -31,7 +30,6 @@ enum OpenKind {
 pub(crate) struct OpenSource {
     opened: OpenKind,
     pub stats: Arc<Stats>,
-    names: Arc<WritingNames>,
     last_change: Mutex<Option<Instant>>,
     /// The last to be dropped.
     folder: Option<CacheFolder>,
@@ -118,7 +116,7 @@ impl OpenSource {
             volume.keep_directories();
             OpenKind::Reading(volume)
         };
-        Ok(OpenSource { opened, stats, folder, names: Arc::default(), last_change: Mutex::default() })
+        Ok(OpenSource { opened, stats, folder, last_change: Mutex::default() })
     }
 
     fn open_volume(&self) -> &OpenVolume {
@@ -173,16 +171,6 @@ impl OpenSource {
             }
             OpenKind::Writing(files) => Ok(files.service()),
         }
-    }
-
-    /// Whether a file appears whole at its close, as an object does.
-    pub fn publishes(&self) -> bool {
-        matches!(&self.opened, OpenKind::Writing(files) if files.publishes())
-    }
-
-    /// The names that files are written under.
-    pub fn writing_names(&self) -> &Arc<WritingNames> {
-        &self.names
     }
 
     /// Closes the source; waits until nodes have written bytes durably.

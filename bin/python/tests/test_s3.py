@@ -128,9 +128,22 @@ def test_a_file_that_is_given_up_leaves_the_old_object(written):
             file.write(b"new" * (4 << 20))
             raise RuntimeError
     assert written.read_bytes(name) == b"old"
-    with written.open(name, "wb") as file:
-        file.write(b"first")
-        with pytest.raises(OSError) as refused:
-            written.put_many({name: b"second"})
-        assert refused.value.errno == errno.EBUSY
-    assert written.read_bytes(name) == b"first"
+
+
+def test_files_of_one_client_for_one_object_do_not_mix(written):
+    name = f"{written.folder}/file"
+    first = written.open(name, "wb")
+    second = written.open(name, "wb")
+    first.write(b"first" * (2 << 20))
+    second.write(b"second")
+    first.close()
+    assert written.read_bytes(name) == b"first" * (2 << 20)
+    with pytest.raises(OSError) as refused:
+        second.close()
+    assert refused.value.errno == errno.ESTALE
+    file = written.open(name, "wb")
+    file.write(b"third")
+    written.put_many({name: b"fourth"})
+    with pytest.raises(OSError) as refused:
+        file.close()
+    assert refused.value.errno == errno.ESTALE and written.read_bytes(name) == b"fourth"

@@ -4,9 +4,9 @@ use crate::rig::*;
 use spurline_rig::world::*;
 use spurline_testkit::S3Server;
 use std::fs;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 #[test]
@@ -299,11 +299,7 @@ fn fail_to_replace(at: &Endpoint, bucket: &str, uploads: &Path, other: &dyn Fn(&
     let new = bytes(22, 6 * MIB);
     at.send(&format!("PUT {path}"), &[("Content-MD5", "XrY7u+Ae7tCTyyK7j1rNww==")], &new).expect(400, "BadDigest");
     check_kept();
-    let mut half = TcpStream::connect(&at.address).unwrap();
-    let head = format!("PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", new.len());
-    half.write_all(head.as_bytes()).unwrap();
-    half.write_all(&new[..5 * MIB]).unwrap();
-    drop(half);
+    drop(begin_put(at, &path, "", &new[..5 * MIB], new.len()));
     check_kept();
 
     // The disk loses bytes of uploads, which shows while an object is being written.
@@ -343,13 +339,75 @@ fn fail_to_replace(at: &Endpoint, bucket: &str, uploads: &Path, other: &dyn Fn(&
     at.delete(&path).expect(204, "");
 }
 
+/// A PUT with a further header, whose body has `len` bytes and goes on after `first`.
+fn begin_put(at: &Endpoint, path: &str, header: &str, first: &[u8], len: usize) -> TcpStream {
+    let mut stream = TcpStream::connect(&at.address).unwrap();
+    let head = format!("PUT {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len}\r\n{header}\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(first).unwrap();
+    stream
+}
+
+/// Sends the rest of the body; the first line of the answer.
+fn end_put(mut stream: TcpStream, rest: &[u8]) -> String {
+    stream.write_all(rest).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.lines().next().unwrap_or_default().to_owned()
+}
+
+/// Objects whose bytes come slowly; `in_source` is the number of bodies whose bytes the source has already.
+fn put_slowly(at: &Endpoint, bucket: &str, uploads: &Path, in_source: &dyn Fn() -> usize) {
+    let path = format!("/{bucket}/slow/deep/object");
+    let big = bytes(31, 20 * MIB);
+    let (first, rest) = big.split_at(12 * MIB);
+    for other in [false, true] {
+        let slow = begin_put(at, &path, "", first, big.len());
+        eventually("the source has bytes of the body", || in_source() == 1);
+        assert_eq!(files_of_uploads(at.pid(), uploads).count(), 0, "bytes of a PUT are staged in the source only");
+        if other {
+            // The last one to end counts.
+            at.put(&path, b"quick").expect(200, "");
+            assert_eq!(at.get(&path).body, b"quick");
+        } else {
+            at.get(&path).expect(404, "NoSuchKey");
+        }
+        assert_eq!(end_put(slow, rest), "HTTP/1.1 200 OK");
+        assert!(at.get(&path).body == big && in_source() == 0);
+    }
+    let fresh = format!("/{bucket}/slow/fresh");
+    let slow = begin_put(at, &fresh, "If-None-Match: *\r\n", first, big.len());
+    eventually("the source has bytes of the body", || in_source() == 1);
+    at.put(&fresh, b"quick").expect(200, "");
+    assert_eq!(end_put(slow, rest), "HTTP/1.1 412 Precondition Failed");
+    let etag = at.get(&fresh).header("etag").unwrap().to_owned();
+    let slow = begin_put(at, &fresh, &format!("If-Match: {etag}\r\n"), first, big.len());
+    eventually("the source has bytes of the body", || in_source() == 1);
+    at.put(&fresh, b"another").expect(200, "");
+    assert_eq!(end_put(slow, rest), "HTTP/1.1 412 Precondition Failed");
+    assert_eq!(at.get(&fresh).body, b"another");
+    for key in [path, fresh] {
+        at.delete(&key).expect(204, "");
+    }
+    // A client that leaves in the middle.
+    let left = format!("/{bucket}/slow/left");
+    let slow = begin_put(at, &left, "", first, big.len());
+    eventually("the source has bytes of the body", || in_source() == 1);
+    drop(slow);
+    eventually("nothing is left", || in_source() == 0);
+    at.get(&left).expect(404, "NoSuchKey");
+}
+
+/// The files of uploads that a process has open, which have no names.
+fn files_of_uploads(pid: u32, uploads: &Path) -> impl Iterator<Item = PathBuf> {
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().map(|open| open.unwrap().path());
+    open.filter(move |open| fs::read_link(open).is_ok_and(|file| file.starts_with(uploads)))
+}
+
 /// Cuts the files of uploads, which have no names.
 fn cut_uploads(pid: u32, uploads: &Path, len: u64) {
-    for open in fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
-        let open = open.unwrap().path();
-        if fs::read_link(&open).is_ok_and(|file| file.starts_with(uploads)) {
-            fs::File::options().write(true).open(open).unwrap().set_len(len).unwrap();
-        }
+    for open in files_of_uploads(pid, uploads) {
+        fs::File::options().write(true).open(open).unwrap().set_len(len).unwrap();
     }
 }
 
@@ -403,6 +461,7 @@ fn objects_of_a_directory_are_written_whole() {
     let other = |key: &str| fs::read(data.join(key)).ok();
     change_objects(&at, "data", &other);
     fail_to_replace(&at, "data", &uploads, &other);
+    put_slowly(&at, "data", &uploads, &|| hidden_below(&data));
     assert_eq!(fs::read_dir(&data).unwrap().count(), 0, "folders go with their last object, and nothing else is left");
     let parts = upload_parts(&at, "data");
     assert!(fs::read(data.join("parts/whole")).unwrap() == parts);
@@ -418,6 +477,16 @@ fn objects_of_a_directory_are_written_whole() {
     // What other programs write is read, without a wait for the time that names are kept: the source is asked.
     fs::write(data.join("parts/whole"), b"by another program").unwrap();
     assert_eq!(at.get("/data/parts/whole").body, b"by another program");
+}
+
+/// The number of files below a folder that are not published.
+fn hidden_below(folder: &Path) -> usize {
+    let names = fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
+    let counts = names.map(|path| {
+        let is_hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(".spurline-upload-"));
+        usize::from(is_hidden) + hidden_below(&path)
+    });
+    counts.sum()
 }
 
 /// An empty file that was written so long ago.
@@ -465,8 +534,10 @@ fn objects_of_a_bucket_are_written_alone_and_through_a_node() {
     let flags = ["--writable", "--endpoint-url", &server.endpoint()];
     let at = Endpoint::gateway(&world, "s3://source", &[flags.as_slice(), &upload_dir].concat());
     let other = |key: &str| server.bytes("source", key);
+    let in_source = || server.open_uploads();
     change_objects(&at, "source", &other);
     fail_to_replace(&at, "source", &uploads, &other);
+    put_slowly(&at, "source", &uploads, &in_source);
     let parts = upload_parts(&at, "source");
     assert!(server.bytes("source", "parts/whole").unwrap() == parts);
     drop(at);
@@ -478,6 +549,7 @@ fn objects_of_a_bucket_are_written_alone_and_through_a_node() {
     let at = Endpoint::gateway(&world, "s3://source", &[flags.as_slice(), &upload_dir].concat());
     change_objects(&at, "source", &other);
     fail_to_replace(&at, "source", &uploads, &other);
+    put_slowly(&at, "source", &uploads, &in_source);
     upload_parts(&at, "source");
 }
 

@@ -33,6 +33,13 @@ impl<'a> HeldInode<'a> {
         self.ino
     }
 
+    /// The inode's number, with a lookup that the caller gives back by [`FileService::forget`]; the root needs none.
+    pub fn keep(self) -> u64 {
+        let ino = self.ino;
+        std::mem::forget(self);
+        ino
+    }
+
     /// Whether the inode is a folder.
     pub fn is_folder(&self) -> bool {
         self.mode & S_IFMT == S_IFDIR

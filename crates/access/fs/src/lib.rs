@@ -25,6 +25,7 @@ mod passthrough;
 mod read_only;
 pub mod readahead;
 mod service;
+mod whole_file;
 pub mod writable;
 mod xattr;
 
@@ -45,6 +46,7 @@ pub use service::{
     BeginWait, CallerGroups, CreateMode, DirName, DirRead, FileEntry, FilePosition, FileService, FileWrite, FsCaller,
     HandleRef, KernelSide, KernelView, ListedEntry, LockRequest, NewNode, OpenedFile, RequestNumber, StatAttr,
 };
+pub use whole_file::{UNPUBLISHED_PREFIX, WholeFile};
 
 /// The longest name a file can have, in bytes.
 pub const NAME_MAX: usize = 255;

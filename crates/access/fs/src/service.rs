@@ -12,6 +12,7 @@ use crate::kept_records::KeptLife;
 use crate::name_records::NameRecords;
 use crate::passthrough::{LiveBacking, RegisterBacking};
 use spurline_volume::ReadData;
+use spurline_volume::whole_files::WholeFiles;
 use spurline_volume::writes::{AttrChange, FileLock, FileTime, LockConflict, SourceSpace, WritePlace};
 use std::any::Any;
 use std::io;
@@ -376,13 +377,9 @@ pub trait FileService: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Drops the changes of a file that are not published, where a file is published whole: its close publishes nothing. The file
-    /// is only closed then.
-    ///
-    /// # Errors
-    /// `EBADF` when it is not open; `ENOSYS` where no file has such changes.
-    fn discard(&self, file: HandleRef) -> FsResult<()> {
-        Err(FsError::NotServed)
+    /// New files that are seen whole only, where all files are published: for callers without a kernel.
+    fn whole_files(&self) -> Option<&dyn WholeFiles> {
+        None
     }
 
     /// Opens a directory.

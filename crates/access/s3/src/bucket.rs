@@ -22,24 +22,15 @@ pub struct SourceBucket {
     pub name: String,
     /// For reads.
     pub volume: Arc<dyn Volume>,
-    /// Set for a source that is changed.
-    pub writes: Option<BucketWrites>,
-}
-
-/// How a source is changed.
-#[derive(Clone)]
-pub struct BucketWrites {
-    /// The files.
-    pub files: Arc<dyn FileService>,
-    /// A file appears at the close, whole (`WriteCapabilities::publishes`).
-    pub publishes: bool,
+    /// The files of a source that is changed.
+    pub writes: Option<Arc<dyn FileService>>,
 }
 
 /// A bucket in service.
 pub(crate) struct OpenBucket {
     pub name: String,
     pub volume: Arc<dyn Volume>,
-    pub writes: Option<BucketWrites>,
+    pub writes: Option<Arc<dyn FileService>>,
     /// Since when the bucket is served.
     pub opened: SystemTime,
     /// The end of the last change that was made here.

@@ -1,10 +1,7 @@
 //! The paths that the keys of objects lead to, and the prefixes that keys have in common. Knows no request and no volume.
 
-use spurline_fs::NAME_MAX;
+use spurline_fs::{NAME_MAX, UNPUBLISHED_PREFIX};
 use std::time::{Duration, SystemTime};
-
-/// Files that an unfinished upload has in a directory begin so, and are no objects.
-pub(crate) const UPLOAD_PREFIX: &str = ".spurline-upload-";
 
 /// An upload whose file has not changed for this long has ended.
 const UPLOAD_SILENCE: Duration = Duration::from_secs(24 * 3600);
@@ -44,17 +41,17 @@ impl<'a> KeyPath<'a> {
 }
 
 fn is_name(name: &str) -> bool {
-    !matches!(name, "" | "." | "..") && name.len() <= NAME_MAX && !name.starts_with(UPLOAD_PREFIX)
+    !matches!(name, "" | "." | "..") && name.len() <= NAME_MAX && !name.starts_with(UNPUBLISHED_PREFIX)
 }
 
 /// Whether a file is that of an upload whose endpoint has ended: uploads under way write theirs.
 pub(crate) fn is_left_behind(name: &str, modified: SystemTime) -> bool {
-    name.starts_with(UPLOAD_PREFIX) && modified.elapsed().is_ok_and(|age| age > UPLOAD_SILENCE)
+    name.starts_with(UNPUBLISHED_PREFIX) && modified.elapsed().is_ok_and(|age| age > UPLOAD_SILENCE)
 }
 
 /// Whether a listing shows this name.
 pub(crate) fn is_listed(name: &[u8]) -> bool {
-    !name.starts_with(UPLOAD_PREFIX.as_bytes())
+    !name.starts_with(UNPUBLISHED_PREFIX.as_bytes())
 }
 
 /// The part of a key up to the first delimiter behind the prefix. A folder has it only if the delimiter is in the folder's key.

@@ -28,6 +28,6 @@ mod upload_checksums;
 mod uploads;
 
 pub use access_keys::AccessKeys;
-pub use bucket::{BucketWrites, SourceBucket};
+pub use bucket::SourceBucket;
 pub use server::{EndpointConfig, EndpointLimits, S3Endpoint};
 pub use tls::EndpointCertificate;

@@ -56,7 +56,7 @@ pub(crate) const CONNECTION_BUFFER: usize = 64 << 10;
 /// The largest head of a request: method, path, query and headers, as S3 has it.
 const REQUEST_HEAD_MAX: usize = 8 << 10;
 /// The largest XML document in a request: 1000 names to delete, or 10,000 parts.
-const XML_MAX: usize = 4 << 20;
+pub(crate) const XML_MAX: usize = 4 << 20;
 
 /// The settings of an endpoint.
 pub struct EndpointConfig {
@@ -70,7 +70,7 @@ pub struct EndpointConfig {
     pub domain: Option<String>,
     /// The limits.
     pub limits: EndpointLimits,
-    /// Directory for the bytes of uploads until they are written to the source.
+    /// Directory for the parts of uploads until they are written to the source.
     pub upload_dir: PathBuf,
 }
 
@@ -97,7 +97,7 @@ pub struct S3Endpoint {
 }
 
 impl S3Endpoint {
-    /// Whether the bytes of uploads can lie in a directory.
+    /// Whether the parts of uploads can lie in a directory.
     ///
     /// # Errors
     /// That of the directory.
@@ -126,9 +126,9 @@ impl S3Endpoint {
         let staging = StagingDir(upload_dir);
         let scheme = if certificate.is_some() { "https" } else { "http" };
         let buckets = buckets.into_iter().map(OpenBucket::new);
-        let service = BucketService::new(buckets, memory, staging.clone(), scheme, Arc::clone(stats));
+        let service = BucketService::new(buckets, memory, staging, scheme, Arc::clone(stats));
         let is_open = keys.is_none();
-        let s3 = s3_service(service, keys, staging, domain.as_deref());
+        let s3 = s3_service(service, keys, domain.as_deref());
         let requests = RequestService { s3, is_open, peer: address, stats: Arc::clone(stats) };
         let (stop, stopped) = watch::channel(false);
         let connections = ClientConnections::new(limits.connections);
@@ -167,15 +167,10 @@ impl Drop for S3Endpoint {
     }
 }
 
-fn s3_service(
-    service: BucketService,
-    keys: Option<AccessKeys>,
-    staging: StagingDir,
-    domain: Option<&str>,
-) -> S3Service {
+fn s3_service(service: BucketService, keys: Option<AccessKeys>, domain: Option<&str>) -> S3Service {
     let unchecked = unsigned_service(service.clone(), domain).build();
     let mut builder = unsigned_service(service, domain);
-    builder.set_route(SpecialRequests { unchecked, keys: keys.clone(), staging });
+    builder.set_route(SpecialRequests { unchecked, keys: keys.clone() });
     if let Some(keys) = keys {
         builder.set_auth(keys.clone());
         builder.set_access(keys);

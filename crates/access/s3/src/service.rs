@@ -2,8 +2,8 @@
 
 use crate::aws_chunked::BodyFraming;
 use crate::bucket::OpenBucket;
-use crate::changes::{BucketChanges, NewBytes, NewObject, WriteCondition};
-use crate::chunks::{PieceMemory, open_stream};
+use crate::changes::{BucketChanges, NewObject, ObjectWriter, WriteCondition};
+use crate::chunks::{ObjectRange, PieceMemory};
 use crate::client_rights::ClientRights;
 use crate::conditions::ReadConditions;
 use crate::errors::{lost_thread, volume_error};
@@ -17,7 +17,8 @@ use crate::objects::{
 use crate::special_requests::{GivenExpires, check_version};
 use crate::upload_checksums::check_object;
 use crate::uploads::{
-    BodyChecks, ListedUpload, NamedPart, PartUploads, StagingDir, UploadRef, UploadsRequest, body_len, receive,
+    BodyChecks, BodyTarget, ListedUpload, NamedPart, PartUploads, ReceivedBody, StagingDir, UploadRef, UploadsRequest,
+    body_len, receive,
 };
 use async_trait::async_trait;
 use http::Extensions;
@@ -82,10 +83,6 @@ impl BucketService {
         Ok(bucket)
     }
 
-    async fn put(&self, bucket: Arc<OpenBucket>, key: String, object: NewObject) -> S3Result<String> {
-        on_thread(move || BucketChanges::of(&bucket)?.put(&key, &object)).await
-    }
-
     /// The object that a copy is made from.
     async fn copied_range(
         &self,
@@ -120,6 +117,15 @@ impl BucketService {
 /// Runs blocking work on a thread for that.
 async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> S3Result<T> + Send + 'static) -> S3Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(|error| lost_thread(&error))?
+}
+
+/// Writes the bytes of an object; blocks.
+fn copy_bytes(mut range: ObjectRange, target: &mut impl BodyTarget) -> S3Result<()> {
+    while range.at < range.end {
+        let piece = range.read_piece().map_err(|error| volume_error(&error))?;
+        target.write(&piece)?;
+    }
+    Ok(())
 }
 
 /// The number of keys of a page that a client requests.
@@ -452,11 +458,10 @@ impl S3 for BucketService {
         let condition = write_condition(input.if_match.take(), input.if_none_match.as_ref())?;
         let checks =
             BodyChecks { content_md5: input.content_md5.take(), given: checksums_of!(input), trailer, framing };
-        let received = receive(input.body, len, &self.staging, None, checks).await?;
-        let object = NewObject { bytes: NewBytes::Staged(vec![received.staged]), headers, condition };
-        let etag = self.put(bucket, input.key, object).await?;
+        let writer = ObjectWriter::new(bucket, NewObject { key: input.key, headers, condition })?;
+        let ReceivedBody { target, rest, checksums: sums } = receive(input.body, len, writer, checks).await?;
+        let etag = on_thread(move || target.publish(|writer| writer.write(&rest))).await?;
         self.stats.s3.write_bytes.add(len);
-        let sums = received.checksums;
         let output = PutObjectOutput {
             e_tag: Some(ETag::Strong(etag)),
             checksum_crc32: sums.checksum_crc32,
@@ -537,8 +542,8 @@ impl S3 for BucketService {
         let copied = self.copied_range(&request.extensions, source, conditions, CopiedPart::Whole).await?;
         let len = copied.range.end;
         let headers = if replaces { Arc::new(given) } else { copied.headers };
-        let object = NewObject { bytes: NewBytes::Object(copied.range), headers, condition };
-        let etag = self.put(bucket, input.key, object).await?;
+        let writer = ObjectWriter::new(bucket, NewObject { key: input.key, headers, condition })?;
+        let etag = on_thread(move || writer.publish(|writer| copy_bytes(copied.range, writer))).await?;
         self.stats.s3.write_bytes.add(len);
         let result = CopyObjectResult {
             e_tag: Some(ETag::Strong(etag)),
@@ -578,13 +583,13 @@ impl S3 for BucketService {
         let framing = framing_of(&mut request);
         let mut input = request.input;
         let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
-        let file = self.uploads.file_for(upload, input.part_number)?;
+        let part = self.uploads.begin_part(upload, input.part_number, len)?;
         let checks =
             BodyChecks { content_md5: input.content_md5.take(), given: checksums_of!(input), trailer, framing };
-        let received = receive(input.body.take(), len, &self.staging, Some(file), checks).await?;
-        let sums = received.checksums.clone();
+        let ReceivedBody { mut target, rest, checksums: sums } = receive(input.body.take(), len, part, checks).await?;
+        let part = on_thread(move || target.write(&rest).map(|()| target)).await?;
         let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
-        let etag = self.uploads.add_part(upload, input.part_number, received)?;
+        let etag = self.uploads.add_part(upload, input.part_number, part, sums.clone())?;
         self.stats.s3.write_bytes.add(len);
         let output = UploadPartOutput {
             e_tag: Some(ETag::Strong(etag)),
@@ -605,15 +610,12 @@ impl S3 for BucketService {
         let input = request.input;
         self.changed_bucket(&request.extensions, &input.bucket, &input.key)?;
         let upload = UploadRef { bucket: &input.bucket, key: &input.key, id: &input.upload_id };
-        let file = self.uploads.file_for(upload, input.part_number)?;
         let conditions = copy_conditions_of!(input);
         let part = CopiedPart::of_header(input.copy_source_range.as_deref())?;
         let copied = self.copied_range(&request.extensions, &input.copy_source, conditions, part).await?.range;
-        let len = copied.end - copied.at;
-        let body = on_thread(move || open_stream(copied).map_err(|error| volume_error(&error))).await?;
-        let body = StreamingBlob::new(body);
-        let received = receive(Some(body), len, &self.staging, Some(file), BodyChecks::default()).await?;
-        let etag = self.uploads.add_part(upload, input.part_number, received)?;
+        let mut part = self.uploads.begin_part(upload, input.part_number, copied.end - copied.at)?;
+        let part = on_thread(move || copy_bytes(copied, &mut part).map(|()| part)).await?;
+        let etag = self.uploads.add_part(upload, input.part_number, part, Checksum::default())?;
         let result = CopyPartResult {
             e_tag: Some(ETag::Strong(etag)),
             last_modified: Some(timestamp(std::time::SystemTime::now())),
@@ -645,13 +647,16 @@ impl S3 for BucketService {
                 "the parts have {size} bytes, and x-amz-mp-object-size another number"
             ));
         }
-        let checked = parts.clone();
         let of_client = of_object.clone();
-        on_thread(move || check_object(of_client, &checked)).await?;
-        let staged = parts.into_iter().map(|part| part.staged).collect();
         let headers = self.uploads.headers(upload)?;
-        let object = NewObject { bytes: NewBytes::Staged(staged), headers, condition };
-        let etag = self.put(bucket, input.key.clone(), object).await?;
+        let writer = ObjectWriter::new(bucket, NewObject { key: input.key.clone(), headers, condition })?;
+        let etag = on_thread(move || {
+            check_object(of_client, &parts)?;
+            writer.publish(|writer| {
+                parts.iter().try_for_each(|part| part.staged.for_each_piece(&mut |piece| writer.write(piece)))
+            })
+        });
+        let etag = etag.await?;
         // Another request may have ended the upload meanwhile.
         let _ = self.uploads.end(upload);
         self.show_uploads();

@@ -3,13 +3,14 @@
 
 use crate::access_keys::AccessKeys;
 use crate::aws_chunked::BodyFraming;
+use crate::errors::other_error;
 use crate::http_dates::{has_other_dates, is_standard_date, standardize_dates};
-use crate::server::remove_signature;
-use crate::uploads::{BodyChecks, CHECKSUM_FIELDS, StagingDir, body_len, receive};
+use crate::server::{XML_MAX, remove_signature};
+use crate::uploads::{BodyChecks, CHECKSUM_FIELDS, ReceivedBody, body_len, receive};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, EXPIRES, RANGE};
-use http::{Extensions, HeaderMap, HeaderValue, Method, Request, Uri};
+use http::{Extensions, HeaderMap, HeaderValue, Method, Request, StatusCode, Uri};
 use s3s::dto::{Range, StreamingBlob};
 use s3s::route::S3Route;
 use s3s::service::S3Service;
@@ -141,8 +142,6 @@ pub(crate) struct SpecialRequests {
     pub unchecked: S3Service,
     /// `None` for an endpoint without keys.
     pub keys: Option<AccessKeys>,
-    /// For documents.
-    pub staging: StagingDir,
 }
 
 impl SpecialRequests {
@@ -162,14 +161,17 @@ impl SpecialRequests {
             }
         }
         let len = body_len(&request.headers)?;
+        if len > XML_MAX as u64 {
+            return Err(other_error(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "EntityTooLarge",
+                "the document is larger than 4 MiB",
+            ));
+        }
         let body = StreamingBlob::from(std::mem::take(&mut request.input));
-        let received = receive(Some(body), len, &self.staging, None, checks).await?;
-        let mut document = Vec::new();
-        received.staged.for_each_piece(&mut |piece| {
-            document.extend_from_slice(piece);
-            Ok::<(), S3Error>(())
-        })?;
-        Ok(document.into())
+        let ReceivedBody { mut target, rest, .. } = receive(Some(body), len, Vec::new(), checks).await?;
+        target.extend(rest);
+        Ok(target.into())
     }
 }
 

@@ -4,7 +4,7 @@ use crate::uploads::{BodyChecks, CHECKSUM_FIELDS, ChecksumField, StagedPart};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use s3s::dto::Checksum;
-use s3s::{S3Error, S3Result, s3_error};
+use s3s::{S3Result, s3_error};
 
 /// Compares the checksums that a client names for a part with the checksums of the received part.
 ///
@@ -44,7 +44,7 @@ pub(crate) fn check_object(mut named: Checksum, parts: &[StagedPart]) -> S3Resul
     for part in parts {
         part.staged.for_each_piece(&mut |piece| {
             hasher.update(piece);
-            Ok::<(), S3Error>(())
+            Ok(())
         })?;
     }
     checks.compare(&http::HeaderMap::new(), None, &mut hasher.finalize()).map(drop)

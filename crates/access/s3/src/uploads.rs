@@ -1,5 +1,5 @@
-//! The bytes of uploads until they are written to the source: small bodies in memory, others in files without a name, which the
-//! kernel removes with this process. Uploads in parts, with a file for each. Knows no source.
+//! Bodies of requests, passed on and compared with what the client says of them. Uploads in parts, with a file without a name for each,
+//! which the kernel removes with this process. Knows no source.
 
 use crate::aws_chunked::{BodyFraming, names_chunks};
 use crate::client_pace::ClientPace;
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use s3s::checksum::ChecksumHasher;
 use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
 use s3s::dto::{Checksum, ETag, StreamingBlob, Timestamp};
-use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
+use s3s::{Body, S3Error, S3ErrorCode, S3Result, s3_error};
 use spurline_sys::random;
 use spurline_types::ObjectHeaders;
 use std::collections::{BTreeMap, HashMap};
@@ -55,13 +55,8 @@ struct AppendedFile {
 #[derive(Clone)]
 pub(crate) struct StagedBytes {
     pub len: u64,
-    place: StagedPlace,
-}
-
-#[derive(Clone)]
-enum StagedPlace {
-    Memory(Arc<[u8]>),
-    File { file: StagingFile, offset: u64 },
+    file: StagingFile,
+    offset: u64,
 }
 
 impl StagedBytes {
@@ -69,19 +64,45 @@ impl StagedBytes {
     ///
     /// # Errors
     /// That of `take`; an error of the disk.
-    pub fn for_each_piece<E: From<S3Error>>(&self, take: &mut dyn FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
-        let (file, start) = match &self.place {
-            StagedPlace::Memory(bytes) => return take(bytes),
-            StagedPlace::File { file, offset } => (file, *offset),
-        };
+    pub fn for_each_piece(&self, take: &mut dyn FnMut(&[u8]) -> S3Result<()>) -> S3Result<()> {
         let mut buffer = vec![0; STAGED_PIECE_BYTES.min(usize::try_from(self.len).unwrap_or(STAGED_PIECE_BYTES))];
         let mut done = 0;
         while done < self.len {
             let piece = buffer.len().min(usize::try_from(self.len - done).unwrap_or(STAGED_PIECE_BYTES));
-            file.0.file.read_exact_at(&mut buffer[..piece], start + done).map_err(disk_error)?;
+            self.file.0.file.read_exact_at(&mut buffer[..piece], self.offset + done).map_err(disk_error)?;
             take(&buffer[..piece])?;
             done += piece as u64;
         }
+        Ok(())
+    }
+}
+
+/// A part that is being received.
+pub(crate) struct PartWriter {
+    file: StagingFile,
+    offset: u64,
+    written: u64,
+}
+
+impl PartWriter {
+    /// The bytes that were written.
+    pub fn into_staged(self) -> StagedBytes {
+        let PartWriter { file, offset, written } = self;
+        StagedBytes { len: written, file, offset }
+    }
+}
+
+impl BodyTarget for PartWriter {
+    fn write(&mut self, bytes: &[u8]) -> S3Result<()> {
+        self.file.0.file.write_all_at(bytes, self.offset + self.written).map_err(disk_error)?;
+        self.written += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+impl BodyTarget for Vec<u8> {
+    fn write(&mut self, bytes: &[u8]) -> S3Result<()> {
+        self.extend_from_slice(bytes);
         Ok(())
     }
 }
@@ -101,9 +122,23 @@ pub(crate) struct BodyChecks {
     pub framing: BodyFraming,
 }
 
+/// What takes the bytes of a body, in their order.
+pub(crate) trait BodyTarget: Send + Sized + 'static {
+    /// Takes the next bytes; blocks.
+    ///
+    /// # Errors
+    /// That of the target.
+    fn write(&mut self, bytes: &[u8]) -> S3Result<()>;
+
+    /// Ends without the rest of the body; blocks.
+    fn discard(self) {}
+}
+
 /// A body that was received.
-pub(crate) struct ReceivedBody {
-    pub staged: StagedBytes,
+pub(crate) struct ReceivedBody<T> {
+    pub target: T,
+    /// The last bytes, which the target does not have yet.
+    pub rest: Vec<u8>,
     /// The checksums that the client has given.
     pub checksums: Checksum,
 }
@@ -229,7 +264,7 @@ impl BodyChecks {
     }
 }
 
-/// The directory for the bytes of uploads.
+/// The directory for the parts of uploads.
 #[derive(Clone)]
 pub(crate) struct StagingDir(pub PathBuf);
 
@@ -248,34 +283,41 @@ impl StagingDir {
     }
 }
 
-/// Receives a body of `len` bytes into `file`, or if there is none, into memory or a file of its own.
-///
-/// # Errors
-/// `IncompleteBody`, `BadDigest`, `InvalidDigest`, `XAmzContentSHA256Mismatch`, `RequestTimeout`, `InvalidRequest` for a body that is
-/// framed otherwise than its headers say, and errors of the disk.
-pub(crate) async fn receive(
-    body: Option<StreamingBlob>,
-    len: u64,
-    dir: &StagingDir,
-    file: Option<StagingFile>,
-    mut checks: BodyChecks,
-) -> S3Result<ReceivedBody> {
-    checks.check_forms()?;
-    let mut framing = std::mem::take(&mut checks.framing);
-    let mut hasher = checks.hasher();
-    let mut md5 = checks.content_md5.is_some().then(Md5::new);
-    let in_memory = file.is_none() && len <= GATHERED_BYTES as u64;
-    let file = match file {
-        Some(file) => Some(file),
-        None if in_memory => None,
-        None => Some(dir.open()?),
-    };
-    let offset = file.as_ref().map_or(0, |file| file.0.end.fetch_add(len, Ordering::Relaxed));
-    let mut gathered = Vec::with_capacity(GATHERED_BYTES.min(usize::try_from(len).unwrap_or(GATHERED_BYTES)));
-    let mut received = 0;
-    let mut written = 0;
-    if let Some(mut body) = body {
+/// Bytes on the way to a target.
+struct GatheredBody<T> {
+    /// `None` after an error of the target.
+    target: Option<T>,
+    bytes: Vec<u8>,
+}
+
+impl<T: BodyTarget> GatheredBody<T> {
+    /// Passes the bytes on, on a thread that may block.
+    async fn pass_on(&mut self) -> S3Result<()> {
+        let Some(mut target) = self.target.take() else { return Err(lost_target()) };
+        let mut bytes = std::mem::take(&mut self.bytes);
+        let written = tokio::task::spawn_blocking(move || match target.write(&bytes) {
+            Ok(()) => {
+                bytes.clear();
+                Ok(GatheredBody { target: Some(target), bytes })
+            }
+            Err(error) => {
+                target.discard();
+                Err(error)
+            }
+        });
+        *self = written.await.map_err(|error| lost_thread(&error))??;
+        Ok(())
+    }
+
+    /// Receives a body of `len` bytes, but for what is gathered at the end; the checksums of the client.
+    async fn receive(&mut self, body: Option<StreamingBlob>, len: u64, mut checks: BodyChecks) -> S3Result<Checksum> {
+        checks.check_forms()?;
+        let mut framing = std::mem::take(&mut checks.framing);
+        let mut hasher = checks.hasher();
+        let mut md5 = checks.content_md5.is_some().then(Md5::new);
+        let mut received = 0;
         let mut pace = ClientPace::default();
+        let mut body = body.unwrap_or_else(|| StreamingBlob::from(Body::empty()));
         loop {
             let begun = Instant::now();
             let next = tokio::time::timeout(pace.wait_left(), body.next()).await;
@@ -293,41 +335,47 @@ pub(crate) async fn receive(
                 if let Some(md5) = &mut md5 {
                     md5.update(&piece);
                 }
-                gathered.extend_from_slice(&piece);
-                if let Some(file) = file.as_ref().filter(|_| gathered.len() >= GATHERED_BYTES) {
-                    let count = gathered.len() as u64;
-                    gathered = write_gathered(file, offset + written, gathered).await?;
-                    written += count;
+                self.bytes.extend_from_slice(&piece);
+                if self.bytes.len() >= GATHERED_BYTES {
+                    self.pass_on().await?;
                 }
             }
         }
-    }
-    if received < len {
-        return Err(s3_error!(IncompleteBody, "the body ended after {received} of {len} bytes"));
-    }
-    let checksums = checks.compare(&framing.finish()?, md5, &mut hasher.finalize())?;
-    let place = match file {
-        None => StagedPlace::Memory(gathered.into()),
-        Some(file) => {
-            write_gathered(&file, offset + written, gathered).await?;
-            StagedPlace::File { file, offset }
+        if received < len {
+            return Err(s3_error!(IncompleteBody, "the body ended after {received} of {len} bytes"));
         }
-    };
-    Ok(ReceivedBody { staged: StagedBytes { len, place }, checksums })
+        checks.compare(&framing.finish()?, md5, &mut hasher.finalize())
+    }
 }
 
-/// Writes bytes on a thread for that, and gives the empty buffer back.
-async fn write_gathered(file: &StagingFile, offset: u64, mut bytes: Vec<u8>) -> S3Result<Vec<u8>> {
-    if bytes.is_empty() {
-        return Ok(bytes);
+fn lost_target() -> S3Error {
+    s3_error!(InternalError, "the bytes of the body have no target any more")
+}
+
+/// Receives a body of `len` bytes into `target`, which has taken all of it but the rest when the body is whole and right.
+///
+/// # Errors
+/// `IncompleteBody`, `BadDigest`, `InvalidDigest`, `XAmzContentSHA256Mismatch`, `RequestTimeout`, `InvalidRequest` for a body that is
+/// framed otherwise than its headers say, and errors of the target. The target is discarded then.
+pub(crate) async fn receive<T: BodyTarget>(
+    body: Option<StreamingBlob>,
+    len: u64,
+    target: T,
+    checks: BodyChecks,
+) -> S3Result<ReceivedBody<T>> {
+    let bytes = Vec::with_capacity(GATHERED_BYTES.min(usize::try_from(len).unwrap_or(GATHERED_BYTES)));
+    let mut gathered = GatheredBody { target: Some(target), bytes };
+    let received = gathered.receive(body, len, checks).await;
+    match (received, gathered.target) {
+        (Ok(checksums), Some(target)) => Ok(ReceivedBody { target, rest: gathered.bytes, checksums }),
+        (Ok(_), None) => Err(lost_target()),
+        (Err(error), None) => Err(error),
+        (Err(error), Some(target)) => {
+            let discarded = tokio::task::spawn_blocking(move || target.discard());
+            discarded.await.map_err(|error| lost_thread(&error))?;
+            Err(error)
+        }
     }
-    let file = file.clone();
-    let written = tokio::task::spawn_blocking(move || {
-        file.0.file.write_all_at(&bytes, offset)?;
-        bytes.clear();
-        Ok(bytes)
-    });
-    written.await.map_err(|error| lost_thread(&error))?.map_err(disk_error)
 }
 
 /// The error of a body that ends early, or whose signature is wrong.
@@ -497,24 +545,27 @@ impl PartUploads {
         work(upload)
     }
 
-    /// The file of an upload, for the part with this number.
+    /// Begins the part with this number, of `len` bytes.
     ///
     /// # Errors
     /// `NoSuchUpload`, `InvalidArgument`.
-    pub fn file_for(&self, of: UploadRef<'_>, number: i32) -> S3Result<StagingFile> {
+    pub fn begin_part(&self, of: UploadRef<'_>, number: i32, len: u64) -> S3Result<PartWriter> {
         if !(1..=UPLOAD_PARTS_MAX).contains(&number) {
             return Err(s3_error!(InvalidArgument, "part numbers are 1 to {UPLOAD_PARTS_MAX}"));
         }
-        self.on_upload(of, |upload| Ok(upload.file.clone()))
+        self.on_upload(of, |upload| {
+            let offset = upload.file.0.end.fetch_add(len, Ordering::Relaxed);
+            Ok(PartWriter { file: upload.file.clone(), offset, written: 0 })
+        })
     }
 
     /// Adds a part, or replaces it; returns its etag.
     ///
     /// # Errors
     /// `NoSuchUpload`.
-    pub fn add_part(&self, of: UploadRef<'_>, number: i32, body: ReceivedBody) -> S3Result<String> {
+    pub fn add_part(&self, of: UploadRef<'_>, number: i32, part: PartWriter, checksums: Checksum) -> S3Result<String> {
         let etag = format!("{:016x}{:016x}-1", random(), random());
-        let ReceivedBody { staged, checksums } = body;
+        let staged = part.into_staged();
         let part = StagedPart { staged, etag: etag.clone(), modified: SystemTime::now(), checksums };
         self.on_upload(of, |upload| {
             upload.parts.insert(number, part);

@@ -13,6 +13,7 @@ pub mod kept_files;
 pub mod locks;
 pub mod path_locks;
 pub mod repeated;
+pub mod whole_files;
 pub mod writes;
 
 use info::FileInfo;

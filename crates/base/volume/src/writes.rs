@@ -10,6 +10,7 @@ use crate::capabilities::WriteCapabilities;
 use crate::hand_over::{HandOver, OpenHold};
 pub use crate::locks::{FileLock, LockConflict, LockFamily, LockKind, LockRange};
 use crate::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
+use crate::whole_files::WholeFiles;
 use serde::{Deserialize, Serialize};
 use spurline_sys::join_path;
 use spurline_types::open_flags::O_RDONLY;
@@ -531,10 +532,6 @@ pub trait WritableFile: WritableObject {
         false
     }
 
-    /// Drops the changes that are not published, where a flush publishes them: nothing is published by this open file any more, and it
-    /// is only closed then.
-    fn discard(&self) {}
-
     /// The identity of the file now, where a change of the bytes is another object for the source; `None` where the identity
     /// stays.
     fn new_identity(&self) -> Option<FileIdentity> {
@@ -618,6 +615,11 @@ pub trait WritableVolume: Send + Sync {
     /// # Errors
     /// `EACCES` if not; as [`WritableVolume::stat`].
     fn access(&self, at: NodePath<'_>, mask: u32, caller: &Caller) -> Result<()>;
+
+    /// New files that are seen whole only, where all files are published.
+    fn whole_files(&self) -> Option<&dyn WholeFiles> {
+        None
+    }
 
     /// Opens an existing file; `flags` as for `open(2)`, `O_TRUNC` included.
     ///

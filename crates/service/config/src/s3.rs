@@ -41,7 +41,7 @@ settings! {
         /// Private key of that certificate in PEM
         #[arg(long, value_name = "FILE", requires = "s3_tls_cert")]
         pub s3_tls_key: Option<PathBuf>,
-        /// Directory for the bytes of uploads until they are in the source [default: the first cache directory, or that
+        /// Directory for the parts of uploads until they are in the source [default: the first cache directory, or that
         /// of temporary files]
         #[arg(long, value_name = "DIR")]
         pub s3_upload_dir: Option<PathBuf>,

@@ -41,7 +41,7 @@ pub fn start_gateway(config: GatewayConfig) -> Result<RunningGateway, Fault> {
         (Some(open), Some(writes)) => Some(bucket_writes(volume.volume(), open.source, writes, &stats)?),
         _ => None,
     };
-    let files = changed.as_ref().map(|changed| Arc::clone(&changed.files));
+    let files = changed.clone();
     let name = config.s3.buckets.first().map(|bucket| bucket.name.clone()).unwrap_or_default();
     let bucket = SourceBucket { name: name.clone(), volume: Arc::clone(volume.volume()), writes: changed };
     let upload_dir = config.volume.cache.dirs.first().filter(|_| volume.store.is_some()).cloned();

@@ -4,9 +4,8 @@ use crate::setup;
 use crate::writable_files::files_without_kernel;
 use rustix::io::Errno;
 use spurline_config::{Fault, MemoryBudget, S3Config, WritesConfig};
-use spurline_s3::{
-    AccessKeys, BucketWrites, EndpointCertificate, EndpointConfig, EndpointLimits, S3Endpoint, SourceBucket,
-};
+use spurline_fs::FileService;
+use spurline_s3::{AccessKeys, EndpointCertificate, EndpointConfig, EndpointLimits, S3Endpoint, SourceBucket};
 use spurline_types::{Error, ErrorKind, Stats};
 use spurline_volume::Volume;
 use spurline_volume::writes::WritableVolume;
@@ -62,7 +61,7 @@ pub(crate) fn start_endpoint(
     let domain = config.domain.clone();
     if buckets.iter().any(|bucket| bucket.writes.is_some()) {
         S3Endpoint::check_upload_dir(&upload_dir).map_err(|error| {
-            Fault::missing(error.message(), "give another directory for the bytes of uploads with --s3-upload-dir")
+            Fault::missing(error.message(), "give another directory for the parts of uploads with --s3-upload-dir")
         })?;
     }
     let EndpointFiles { keys, certificate } = files;
@@ -98,10 +97,8 @@ pub(crate) fn bucket_writes(
     source: Arc<dyn WritableVolume>,
     writes: &WritesConfig,
     stats: &Arc<Stats>,
-) -> Result<BucketWrites, Fault> {
-    let publishes = source.capabilities().publishes;
-    let files = files_without_kernel(volume, source, writes.squash, None, stats)?;
-    Ok(BucketWrites { files, publishes })
+) -> Result<Arc<dyn FileService>, Fault> {
+    Ok(files_without_kernel(volume, source, writes.squash, None, stats)?)
 }
 
 /// The line that people and scripts wait for.

@@ -41,11 +41,6 @@ impl WritableFiles {
         &self.volume
     }
 
-    /// Whether a file appears whole at its close, as an object does.
-    pub fn publishes(&self) -> bool {
-        self.behind.as_ref().is_some_and(|writes| writes.publishes())
-    }
-
     /// Closes all files, and waits until nodes have the written bytes durably. A directory has all writes already; there, only
     /// [`FileService::fsync`] makes writes durable. Without this call, bytes that no node has yet are lost with the process.
     ///

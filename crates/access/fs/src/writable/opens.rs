@@ -475,12 +475,6 @@ impl MountOpens {
         Ok(())
     }
 
-    /// Drops the changes of a file that are not published.
-    pub fn discard(&self, ino: u64, fh: u64) -> FsResult<()> {
-        self.open_nodes.file(ino, fh)?.file.discard();
-        Ok(())
-    }
-
     /// Reads up to `dst.len()` bytes from `offset`; fewer mean the end of the file.
     pub fn read(&self, ino: u64, fh: u64, offset: u64, dst: &mut [u8]) -> FsResult<ReadData> {
         let file = self.open_nodes.file(ino, fh)?;

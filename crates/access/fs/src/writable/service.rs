@@ -14,6 +14,7 @@ use crate::service::{
     KernelView, ListedEntry, LockRequest, NewNode, OpenedFile, StatAttr,
 };
 use spurline_volume::ReadData;
+use spurline_volume::whole_files::WholeFiles;
 use spurline_volume::writes::{AttrChange, FileLock, LockConflict, NodeAttr, SourceSpace};
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,8 +102,8 @@ impl FileService for WritableFileSystem {
         self.opens.release(fh)
     }
 
-    fn discard(&self, file: HandleRef) -> FsResult<()> {
-        self.opens.discard(file.ino, file.fh)
+    fn whole_files(&self) -> Option<&dyn WholeFiles> {
+        self.source.whole_files()
     }
 
     fn opendir(&self, ino: u64, caller: &FsCaller<'_>) -> FsResult<u64> {

@@ -215,10 +215,6 @@ impl WritableFile for BucketFile {
         self.object.kept_log().map_or(OpenHold::Name, OpenHold::Descriptor)
     }
 
-    fn discard(&self) {
-        self.object.note_removed();
-    }
-
     fn new_identity(&self) -> Option<FileIdentity> {
         Some(self.object.identity())
     }

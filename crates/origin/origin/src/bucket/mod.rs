@@ -32,6 +32,7 @@ mod staged;
 mod unpublished;
 mod upload_record;
 mod volume;
+mod whole_file;
 
 pub use published::{PublishedBytes, PublishingOrigin};
 pub use volume::WritableBucket;

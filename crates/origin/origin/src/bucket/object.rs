@@ -9,6 +9,7 @@
 //!    appears under the condition that no other writer has changed it.
 //! 5. Then the file is again one without changes, of the new version, and the cache gets its blocks from the local file.
 
+mod apart;
 mod attrs;
 mod below;
 mod facts;

@@ -32,6 +32,7 @@ use spurline_volume::hand_over::{HandOver, LeftOpen, OpenHold, RepeatRule, not_l
 use spurline_volume::kept_files::KeptFiles;
 use spurline_volume::path_locks::PathLocks;
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, outcome_by_names};
+use spurline_volume::whole_files::WholeFiles;
 use spurline_volume::writes::{
     Caller, Change, CreatedFile, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SourceSpace,
     WritableDirectory, WritableFile, WritableVolume,
@@ -179,6 +180,20 @@ impl BucketFiles {
         })
     }
 
+    /// The object of the store that a path leads to, whatever files are open; `None` for a free name.
+    ///
+    /// # Errors
+    /// `IsADirectory`; the store's.
+    pub fn find_stored(&self, path: &[u8]) -> Result<Option<FoundObject>> {
+        key_of(&self.options.root, path)?;
+        match self.outage.answer(None, self.deadline(), |deadline| self.look_up(path, deadline)) {
+            Ok(StoredName::Object(object)) => Ok(Some(self.shown_object(path, object))),
+            Ok(StoredName::Folder(_)) => Err(is_folder()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     fn look_up(&self, path: &[u8], deadline: Instant) -> Result<StoredName> {
         let start = self.context.known.begin(path);
         let answer = if self.options.object_attrs {
@@ -240,7 +255,7 @@ impl BucketFiles {
     /// What a path leads to, found by a look that began as `step`.
     pub fn open_found(&self, path: &[u8], found: FoundNode, step: u64) -> Result<Arc<OpenObject>> {
         let found = match found {
-            FoundNode::Folder(_) => return Err(Error::new(ErrorKind::IsADirectory, "it is a folder")),
+            FoundNode::Folder(_) => return Err(is_folder()),
             FoundNode::Changed(object) => return Ok(object),
             FoundNode::Object(found) => found,
         };
@@ -257,7 +272,7 @@ impl BucketFiles {
     }
 
     /// The attributes of a new object of a caller.
-    fn new_attrs(&self, file_type: u32, mode: u32, caller: &Caller) -> FileAttrs {
+    pub fn new_attrs(&self, file_type: u32, mode: u32, caller: &Caller) -> FileAttrs {
         if !self.options.object_attrs {
             return FileAttrs::default();
         }
@@ -378,7 +393,7 @@ impl BucketFiles {
         let path = path_of(at);
         let key = key_of(&self.options.root, &path)?;
         let etag = match self.find(&path)? {
-            FoundNode::Folder(_) => return Err(Error::new(ErrorKind::IsADirectory, "it is a folder")),
+            FoundNode::Folder(_) => return Err(is_folder()),
             FoundNode::Object(found) => found.attr.etag,
             FoundNode::Changed(object) => {
                 // A publication that is under way ends first.
@@ -445,6 +460,10 @@ impl BucketFiles {
 
 pub(super) fn exists(path: &[u8]) -> Error {
     Error::new(ErrorKind::Io(libc::EEXIST), format!("'{}' exists", String::from_utf8_lossy(path)))
+}
+
+fn is_folder() -> Error {
+    Error::new(ErrorKind::IsADirectory, "it is a folder")
 }
 
 fn not_offered(what: &str) -> Error {
@@ -659,6 +678,10 @@ impl WritableVolume for WritableBucket {
 
     fn access(&self, at: NodePath<'_>, _mask: u32, _caller: &Caller) -> Result<()> {
         self.files.find_known(at.path).map(drop)
+    }
+
+    fn whole_files(&self) -> Option<&dyn WholeFiles> {
+        Some(self)
     }
 
     fn open(&self, at: NodePath<'_>, flags: u32, _caller: &Caller) -> Result<Box<dyn WritableFile>> {
