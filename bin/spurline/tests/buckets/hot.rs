@@ -109,7 +109,7 @@ fn files_written_by_a_lone_mount_stay_on_the_cache_disk() {
     let long = bytes(1, 130 * MIB + 5);
     fs::write(mount.path("first"), &long).unwrap();
     for number in 0..64 {
-        fs::write(mount.path(&format!("small-{number}")), b"small").unwrap();
+        fs::write(mount.path(format!("small-{number}")), b"small").unwrap();
     }
     fs::write(mount.path("changed"), &long).unwrap();
     fs::rename(mount.path("changed"), mount.path("last")).unwrap();

@@ -103,7 +103,7 @@ impl FileService for WritableFileSystem {
     }
 
     fn whole_files(&self) -> Option<&dyn WholeFiles> {
-        self.source.whole_files()
+        self.names.source.whole_files()
     }
 
     fn opendir(&self, ino: u64, caller: &FsCaller<'_>) -> FsResult<u64> {

@@ -25,14 +25,14 @@ impl WholeFiles for WritableBucket {
         let is_new = found.is_none();
         let node = match found {
             Some(found) => OpenedNode::Found(found),
-            None => OpenedNode::New(files.new_attrs(S_IFREG, mode, caller)),
+            None => OpenedNode::New { attrs: files.new_attrs(S_IFREG, mode, caller), exclusive: false },
         };
         let object = OpenObject::new(Arc::clone(&files.context), path.to_vec(), node);
         if !is_new {
             object.begin_anew()?;
         }
         let object = Arc::new(object);
-        files.context.holders.add(&object);
+        object.add_writer();
         Ok(Box::new(ApartFile { files: Arc::clone(files), object, is_new }))
     }
 }

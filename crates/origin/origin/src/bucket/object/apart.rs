@@ -44,7 +44,7 @@ impl OpenObject {
     /// `Stale` where the name leads to another object by now; the bytes stay for the next call. As [`OpenObject::publish`].
     pub fn publish_apart(&self) -> Result<()> {
         let mut changes = self.changes.lock();
-        self.check_lost_write()?;
+        self.facts.lock().publication()?;
         let Err(error) = self.send_all(&mut changes) else { return Ok(()) };
         Err(self.find_conflict().unwrap_or(error))
     }
