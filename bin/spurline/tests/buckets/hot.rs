@@ -100,7 +100,7 @@ fn a_file_written_through_nodes_is_read_without_a_request() {
 }
 
 /// Files that are longer than the memory for blocks. The first one is taken over when the others follow, and the last one when
-/// it is opened.
+/// it is read.
 #[test]
 fn files_written_by_a_lone_mount_stay_on_the_cache_disk() {
     let Some(rig) = BucketRig::start() else { return };

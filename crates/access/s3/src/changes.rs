@@ -165,7 +165,7 @@ impl<'a> BucketChanges<'a> {
     fn put(&self, object: &NewObject, file: Option<WholeFile>) -> S3Result<String> {
         let NewObject { key, headers, condition } = object;
         let place = KeyPath::of_key(key);
-        // A directory does not compare what is replaced, and a bucket not what is removed.
+        // A directory does not compare the replaced file, and a bucket not the removed object.
         let _alone = self.bucket.lock_key(place.path());
         if file.is_none() || !self.publishes() {
             self.check_condition(place, condition)?;

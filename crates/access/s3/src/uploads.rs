@@ -1,4 +1,4 @@
-//! Bodies of requests, passed on and compared with what the client says of them. Uploads in parts, with a file without a name for each,
+//! Bodies of requests, passed on and compared with the client's claims. Uploads in parts, with a file without a name for each,
 //! which the kernel removes with this process. Knows no source.
 
 use crate::aws_chunked::{BodyFraming, names_chunks};
@@ -309,7 +309,7 @@ impl<T: BodyTarget> GatheredBody<T> {
         Ok(())
     }
 
-    /// Receives a body of `len` bytes, but for what is gathered at the end; the checksums of the client.
+    /// Receives a body of `len` bytes, without the rest that is gathered at the end; the checksums of the client.
     async fn receive(&mut self, body: Option<StreamingBlob>, len: u64, mut checks: BodyChecks) -> S3Result<Checksum> {
         checks.check_forms()?;
         let mut framing = std::mem::take(&mut checks.framing);

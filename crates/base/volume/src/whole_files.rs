@@ -4,19 +4,19 @@
 use crate::writes::Caller;
 use spurline_types::{ObjectAttr, ObjectHeaders, Result};
 
-/// Whether a publication may replace what the name leads to then, or nothing.
+/// Whether a publication may replace the file of the name, or nothing.
 pub type ReplaceCheck<'a> = dyn Fn(Option<&ObjectAttr>) -> Result<()> + 'a;
 
-/// What a publication may replace. What is checked or named is what is replaced: another writer can't come in between.
+/// The file that a publication may replace. No other writer comes between the check and the publication.
 #[derive(Clone, Copy)]
 pub enum MayReplace<'a> {
     /// Whatever the name leads to: of several publications the last one counts.
     Anything,
-    /// What the name led to when the file was begun.
+    /// The file of the name when the new file was begun.
     Unchanged,
     /// Nothing: the name is free.
     Nothing,
-    /// What the check lets pass.
+    /// The files that the check lets pass.
     Checked(&'a ReplaceCheck<'a>),
 }
 
@@ -34,7 +34,7 @@ pub trait UnpublishedFile: Send {
     /// Whether the path led to nothing when the file was begun.
     fn is_new(&self) -> bool;
 
-    /// Sets the headers that are stored with the file; without a call, the headers of what is replaced stay.
+    /// Sets the headers that are stored with the file; without a call, the headers of the replaced file stay.
     ///
     /// # Errors
     /// `ENOSPC` for more than the source keeps.

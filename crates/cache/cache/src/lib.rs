@@ -344,6 +344,8 @@ impl Cache {
         let shared = &self.shared;
         let len = object.block_len(id.index, shared.block_size);
         shared.stats.blockcache.miss_bytes.add(range.len() as u64);
+        // The block itself is read from the local file.
+        self.take_over_file(object);
         let mut again = true;
         loop {
             // A fill from a disk that does not answer fails, and the disk is not used again.
@@ -416,7 +418,7 @@ impl Cache {
         }
     }
 
-    /// Begins to make the local file of an object that was just written its file on a cache disk; false for other objects.
+    /// Begins to make the local file of an object that was just written the object's file on a cache disk; false for other objects.
     fn take_over_file(&self, object: &ObjectRef) -> bool {
         let Some(store) = &self.shared.store else { return false };
         let Some(local) = self.origin.take_local_file(object) else { return false };

@@ -13,9 +13,6 @@ const CHECK_AT_OPEN: u64 = 64 << 20;
 impl Cache {
     pub(crate) fn whole_backing(&self, object: &ObjectRef) -> Option<Box<dyn BackingFile>> {
         let store = self.shared.store.as_ref()?;
-        if self.take_over_file(object) {
-            return None;
-        }
         if object.size <= CHECK_AT_OPEN {
             return store.whole_file(object).map(boxed_backing);
         }

@@ -8,7 +8,7 @@ use spurline_volume::whole_files::{MayReplace, UnpublishedFile, WholeFiles};
 use spurline_volume::writes::{Caller, S_IFREG};
 use std::sync::Arc;
 
-/// How often a publication looks at what the name leads to, while other writers are faster.
+/// How often a publication looks for the object of the name, while other writers are faster.
 const PUBLISH_ATTEMPTS: u32 = 8;
 
 /// A file without a publication. No table of open files has the object.

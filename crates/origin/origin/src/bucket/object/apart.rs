@@ -1,5 +1,5 @@
 //! A file of a single writer: no name leads to the file before the publication, and several files of one path know nothing of each other.
-//! Knows no check of what is replaced.
+//! Knows no check of the replaced object.
 
 use super::OpenObject;
 use crate::bucket::found::FoundObject;
