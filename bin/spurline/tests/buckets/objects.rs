@@ -450,14 +450,20 @@ fn a_lost_permission_is_reported_and_nothing_is_published() {
     let mount = rig.mount_from("mnt", &proxy.endpoint(), &[]);
     let file = OpenOptions::new().write(true).open(mount.path("file")).unwrap();
     file.write_all_at(b"after!", 0).unwrap();
+    let long = File::create(mount.path("file-in-parts")).unwrap();
+    long.write_all_at(b"begin", 0).unwrap();
     proxy.inject_on(Some("PUT"), "file", ProxyFault::Error(403, "AccessDenied", "no"), 1000);
     assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::EACCES));
+    long.write_all_at(&bytes(1, 20 * MIB), 0).unwrap();
+    assert_eq!(long.sync_all().unwrap_err().raw_os_error(), Some(libc::EACCES));
     assert_eq!(rig.object("p/file").unwrap(), b"before");
     // With the permission, the same bytes are published.
     proxy.clear_faults();
     file.sync_all().unwrap();
     assert_eq!(rig.object("p/file").unwrap(), b"after!");
-    drop(file);
+    long.sync_all().unwrap();
+    assert!(rig.object("p/file-in-parts").unwrap() == bytes(1, 20 * MIB));
+    drop((file, long));
     mount.unmount();
 }
 

@@ -720,7 +720,10 @@ impl OpenObject {
         if !missing.is_empty() {
             let reason = upload.failure.as_ref().map_or_else(String::new, |error| format!(": {error}"));
             let why = format!("{} of {count} parts could not be sent{reason}", missing.len());
-            return Err(Error::new(ErrorKind::OriginFailed, why));
+            // An upload that is gone is no missing file, and the source of a copy is no conflict by itself.
+            let kind = upload.failure.as_ref().map(Error::kind);
+            let kind = kind.filter(|kind| !matches!(kind, ErrorKind::NotFound | ErrorKind::Stale));
+            return Err(Error::new(kind.unwrap_or(ErrorKind::OriginFailed), why));
         }
         let parts = upload.parts.iter().filter_map(|(number, part)| match part {
             PartState::Sent { etag } => Some(UploadedPart { number: *number, etag: etag.clone() }),

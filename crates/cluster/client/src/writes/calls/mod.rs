@@ -17,7 +17,7 @@
 //!    | the node can't be reached | next node | lost |
 //!    | another process has the node's place | final | lost |
 //!    | the node is busy | next node | the same process after a pause |
-//!    | the node's release is too old | next node; final if there is no other | final |
+//!    | the node's release is too old, or the node takes no changes | next node; final if there is no other | final |
 //!    | the node refuses this mount, or fails | next node | final |
 //!    | an answer that any node would give | final | final |
 //! 6. **Round.** After all candidates the request pauses and begins again, until its deadline, or until no node could be reached
@@ -495,7 +495,7 @@ enum FailureVerdict {
     SameNode,
     NextNode,
     /// The next node gets the request; if there is none, this failure is final.
-    NextRelease,
+    NextOrFinal,
     /// The same process gets the request after a pause.
     Pause,
     /// The process is lost.
@@ -515,7 +515,7 @@ fn judge_failure(failure: &PeerFailure, reached: bool, by_path: bool) -> Failure
     };
     let advice = error.kind().retry_advice();
     match error.kind() {
-        ErrorKind::Unsupported if by_path => FailureVerdict::NextRelease,
+        ErrorKind::Unsupported | ErrorKind::ReadOnly if by_path => FailureVerdict::NextOrFinal,
         ErrorKind::Stale if !by_path => FailureVerdict::Lost,
         _ if advice == RetryAdvice::Never => FailureVerdict::Final,
         _ if by_path => FailureVerdict::NextNode,
@@ -623,7 +623,7 @@ impl PendingCall<'_> {
         let view: &MembersSnapshot = &view;
         self.find_candidates(view, ranked)?;
         let mut last = None;
-        let mut older = None;
+        let mut unfit = None;
         for index in ranked.iter() {
             let peer = view.peer(*index);
             for _ in 0..NODE_ATTEMPTS {
@@ -637,7 +637,7 @@ impl PendingCall<'_> {
                     FailureVerdict::Final => return Err(RoundFailure::Ended(CallEnd::Failed(error))),
                     FailureVerdict::Lost => return Err(self.lost(error)),
                     FailureVerdict::Pause => return Err(RoundFailure::Again(error)),
-                    FailureVerdict::NextRelease => older = Some(error),
+                    FailureVerdict::NextOrFinal => unfit = Some(error),
                     FailureVerdict::NextNode | FailureVerdict::SameNode => last = Some(error),
                 }
                 if verdict != FailureVerdict::SameNode || Instant::now() >= until {
@@ -648,7 +648,7 @@ impl PendingCall<'_> {
                 break;
             }
         }
-        match (last, older) {
+        match (last, unfit) {
             // The connections to a process broke that can be reached.
             (Some(error), _) if !by_path => Err(self.lost(error)),
             (Some(error), _) => Err(RoundFailure::Again(error)),
@@ -784,8 +784,8 @@ mod tests {
 
     #[test]
     fn the_table_of_failures() {
-        use ErrorKind::{Io, Stale, Throttled, Unavailable, Unsupported};
-        use FailureVerdict::{Final, Lost, NextNode, NextRelease, Pause, SameNode};
+        use ErrorKind::{Io, ReadOnly, Stale, Throttled, Unavailable, Unsupported};
+        use FailureVerdict::{Final, Lost, NextNode, NextOrFinal, Pause, SameNode};
         let answered = |kind| PeerFailure::Answered(Error::new(kind, ""));
         let broken = || PeerFailure::Broken(Error::new(Unavailable, ""));
         let refused = PeerFailure::Refused(Error::new(ErrorKind::PermissionDenied, ""));
@@ -794,7 +794,8 @@ mod tests {
             (broken(), false, NextNode, Lost),
             (answered(Stale), true, Final, Lost),
             (answered(Throttled), true, NextNode, Pause),
-            (answered(Unsupported), true, NextRelease, Final),
+            (answered(Unsupported), true, NextOrFinal, Final),
+            (answered(ReadOnly), true, NextOrFinal, Final),
             (answered(Unavailable), true, NextNode, Final),
             (refused, true, NextNode, Final),
             (answered(Io(EIO)), true, Final, Final),
