@@ -344,8 +344,6 @@ impl Cache {
         let shared = &self.shared;
         let len = object.block_len(id.index, shared.block_size);
         shared.stats.blockcache.miss_bytes.add(range.len() as u64);
-        // The block itself is read from the local file.
-        self.take_over_file(object);
         let mut again = true;
         loop {
             // A fill from a disk that does not answer fails, and the disk is not used again.
@@ -418,20 +416,15 @@ impl Cache {
         }
     }
 
-    /// Begins to make the local file of an object that was just written the object's file on a cache disk; false for other objects.
+    /// Begins to make a local file that the origin gives up the object's file on a cache disk; false where there is none.
     fn take_over_file(&self, object: &ObjectRef) -> bool {
         let Some(store) = &self.shared.store else { return false };
         let Some(local) = self.origin.take_local_file(object) else { return false };
         let Some(adoption) = local.file().and_then(|file| store.begin_adoption(object, file)) else { return false };
-        let shared = Arc::clone(&self.shared);
-        let source = self.origin.source_url().to_owned();
-        let object = object.clone();
+        let class = self.shared.rules.class_for(self.origin.source_url(), &object.path);
         self.shared.workers.run_ahead(move || {
-            let class = shared.rules.class_for(&source, &object.path);
-            if let Some(file) = local.file()
-                && adoption.finish(file, class)
-            {
-                local.note_taken_over();
+            if let Some(file) = local.file() {
+                adoption.finish(file, class);
             }
         })
     }

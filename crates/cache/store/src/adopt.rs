@@ -61,19 +61,18 @@ impl StoreCore {
 }
 
 impl FileAdoption {
-    /// Gives the file its name, and enters the blocks; false if the file could not be taken over. Blocks that find no room are not
-    /// stored, as with [`StoreCore::put_classed`].
-    pub fn finish(mut self, file: &File, class: u64) -> bool {
+    /// Gives the file its name, and enters the blocks. Blocks that find no room are not stored, as with [`StoreCore::put_classed`].
+    /// A failing disk is no error.
+    pub fn finish(mut self, file: &File, class: u64) {
         if let Err(error) = self.link(file) {
             self.core.write_failed(&self.disk, "taking over a written file", &error);
-            return false;
+            return;
         }
         let mut bytes = Vec::new();
         while let Some(block) = self.claimed.pop() {
             let is_stored = self.store_block(block, file, class, &mut bytes);
             self.end_block(block, is_stored);
         }
-        true
     }
 
     fn link(&mut self, file: &File) -> io::Result<()> {

@@ -254,7 +254,7 @@ pub trait OriginStore: Send + Sync {
         reads.map(|read| self.read(read.object, read.offset, read.sink, Instant::now() + time)).collect()
     }
 
-    /// A local file with all bytes of an object that was just written, for the caller to take over.
+    /// A local file with all bytes of an object, which the origin gives up to the caller.
     fn take_local_file(&self, object: &ObjectRef) -> Option<Box<dyn LocalFile>> {
         let _ = object;
         None
@@ -267,13 +267,10 @@ pub trait OriginStore: Send + Sync {
     fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>>;
 }
 
-/// A local file with all bytes of an object that was just written; the object is read from there meanwhile.
+/// A local file with all bytes of an object; until the drop, the origin reads the object from there.
 pub trait LocalFile: Send {
     /// The file.
     fn file(&self) -> Option<&File>;
-
-    /// The cache has the file now.
-    fn note_taken_over(self: Box<Self>);
 }
 
 /// Opens the origin at `url`. It sends no request yet (see [`OriginStore::check`]).

@@ -420,7 +420,7 @@ fn a_local_file_becomes_the_file_of_an_object() {
         let unnamed = unnamed_file(dir.path(), &obj, 4);
         let adoption = store.begin_adoption(&obj, &unnamed).unwrap();
         assert!(!put(&store, &obj, 0) && store.begin_adoption(&obj, &unnamed).is_none(), "it is claimed");
-        assert!(adoption.finish(&unnamed, UNCLASSIFIED));
+        adoption.finish(&unnamed, UNCLASSIFIED);
         (0..4).for_each(|index| read(&store, &obj, index).unwrap());
         assert_eq!((stats.blockcache.blocks.get(), stats.blockcache.write_bytes.get()), (4, 0));
         let mut all = Vec::new();
@@ -447,7 +447,7 @@ fn a_local_file_that_is_longer_than_the_cache_is_kept_in_part() {
     let (store, _) = open(config(dir.path(), 6 * u64::from(BLOCK)));
     let obj = object(1, 9 * u64::from(BLOCK));
     let unnamed = unnamed_file(dir.path(), &obj, 9);
-    assert!(store.begin_adoption(&obj, &unnamed).unwrap().finish(&unnamed, UNCLASSIFIED));
+    store.begin_adoption(&obj, &unnamed).unwrap().finish(&unnamed, UNCLASSIFIED);
     eventually("the cache is as long as it may be", || store.used_bytes() <= 6 * u64::from(BLOCK));
     let held = (0..9).filter(|index| read(&store, &obj, *index).is_some()).count();
     assert!((1..=6).contains(&held), "{held}");

@@ -1,6 +1,6 @@
 //! The bytes of objects that this process has just published: the cache reads them from the local files that they were written
-//! to, and not back from the store. The cache takes a local file over when others follow, or when it is read. It knows no cache and
-//! no request.
+//! to, and not back from the store. When others follow, the cache takes the local file over. It knows no cache
+//! and no request.
 
 use super::staged::StagedBytes;
 use crate::{LocalFile, OriginCapabilities, OriginCapacity, OriginRead, OriginStore, forward_to};
@@ -16,14 +16,21 @@ const OBJECTS_MAX: usize = 64;
 /// Most bytes of these files.
 const BYTES_MAX: u64 = 1 << 30;
 
+/// What becomes of a local file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FileFate {
+    Kept,
+    /// The cache may take the file over.
+    Offered,
+    /// The cache is taking the file over.
+    Taken,
+}
+
 /// An object, and the local bytes that it was published from.
 struct PublishedObject {
     object: ObjectRef,
     staged: Arc<StagedBytes>,
-    /// Whether the cache may take the local file over.
-    is_offered: bool,
-    /// Whether the cache is taking the local file over.
-    is_taken: bool,
+    fate: FileFate,
 }
 
 #[derive(Default)]
@@ -33,13 +40,16 @@ struct PublishedList {
 }
 
 impl PublishedList {
-    /// The oldest object that is not offered yet, if there are too many, or too many bytes of several.
+    /// The oldest object that is kept, if there are too many of these, or too many bytes of several.
     fn find_excess(&self) -> Option<usize> {
-        let kept = || self.objects.iter().filter(|known| !known.is_offered);
-        let bytes: u64 = kept().map(|known| known.staged.len()).sum();
-        let count = kept().count();
+        let mut count = 0;
+        let mut bytes = 0;
+        for kept in self.objects.iter().filter(|known| known.fate == FileFate::Kept) {
+            count += 1;
+            bytes += kept.staged.len();
+        }
         let is_excess = count > OBJECTS_MAX || count > 1 && bytes > BYTES_MAX;
-        self.objects.iter().position(|known| !known.is_offered).filter(|_| is_excess)
+        self.objects.iter().position(|known| known.fate == FileFate::Kept).filter(|_| is_excess)
     }
 }
 
@@ -54,13 +64,12 @@ impl PublishedBytes {
     /// take over until [`PublishedBytes::end_offer`].
     pub(super) fn insert(&self, object: ObjectRef, staged: StagedBytes) -> Vec<ObjectRef> {
         let mut list = self.list.lock();
-        let staged = Arc::new(staged);
-        list.objects.push_back(PublishedObject { object, staged, is_offered: false, is_taken: false });
+        list.objects.push_back(PublishedObject { object, staged: Arc::new(staged), fate: FileFate::Kept });
         let mut offered = Vec::new();
         while let Some(index) = list.find_excess() {
             let oldest = &mut list.objects[index];
             if oldest.staged.whole_file().is_some() {
-                oldest.is_offered = true;
+                oldest.fate = FileFate::Offered;
                 offered.push(oldest.object.clone());
             } else {
                 list.objects.remove(index);
@@ -71,7 +80,8 @@ impl PublishedBytes {
 
     /// Gives up the local file of an object unless the cache is taking it over.
     pub(super) fn end_offer(&self, object: &ObjectRef) {
-        self.list.lock().objects.retain(|known| known.object.id != object.id || known.is_taken || !known.is_offered);
+        let is_refused = |known: &PublishedObject| known.object.id == object.id && known.fate == FileFate::Offered;
+        self.list.lock().objects.retain(|known| !is_refused(known));
     }
 
     /// Gives up all local files; whether there were any.
@@ -83,7 +93,7 @@ impl PublishedBytes {
     /// The bytes of an object are those of another one now: the store has copied them.
     pub(super) fn move_to(&self, old: ObjectId, new: &ObjectRef) {
         for known in &mut self.list.lock().objects {
-            if known.object.id == old && !known.is_taken {
+            if known.object.id == old && known.fate == FileFate::Kept {
                 known.object = new.clone();
             }
         }
@@ -98,14 +108,12 @@ impl PublishedBytes {
         self.list.lock().objects.is_empty()
     }
 
-    /// The local file of an object, for the first caller.
     fn take_local_file(self: &Arc<Self>, id: ObjectId) -> Option<Box<dyn LocalFile>> {
         let mut list = self.list.lock();
-        let known = list.objects.iter_mut().find(|known| known.object.id == id && !known.is_taken)?;
-        known.staged.whole_file()?;
-        known.is_taken = true;
-        let staged = Arc::clone(&known.staged);
-        Some(Box::new(TakenFile { published: Arc::clone(self), id, staged, is_taken_over: false }))
+        let mut objects = list.objects.iter_mut();
+        let offered = objects.find(|known| known.object.id == id && known.fate == FileFate::Offered)?;
+        offered.fate = FileFate::Taken;
+        Some(Box::new(TakenFile { published: Arc::clone(self), id, staged: Arc::clone(&offered.staged) }))
     }
 }
 
@@ -114,28 +122,17 @@ struct TakenFile {
     published: Arc<PublishedBytes>,
     id: ObjectId,
     staged: Arc<StagedBytes>,
-    is_taken_over: bool,
 }
 
 impl LocalFile for TakenFile {
     fn file(&self) -> Option<&File> {
         self.staged.whole_file()
     }
-
-    fn note_taken_over(mut self: Box<Self>) {
-        self.is_taken_over = true;
-    }
 }
 
 impl Drop for TakenFile {
     fn drop(&mut self) {
-        let mut list = self.published.list.lock();
-        let Some(index) = list.objects.iter().position(|known| known.object.id == self.id) else { return };
-        if self.is_taken_over || list.objects[index].is_offered {
-            list.objects.remove(index);
-        } else {
-            list.objects[index].is_taken = false;
-        }
+        self.published.list.lock().objects.retain(|known| known.object.id != self.id);
     }
 }
 
