@@ -288,13 +288,8 @@ impl NodeChanges {
             let opened = open_node_directory(source, &self.writes);
             return opened.map(drop).map_err(|error| unwritable(error, "leave --writable out"));
         }
-        let checked = WritableBucket::check(source, &self.origin, self.options.clone(), Arc::clone(&self.stats));
+        let checked = WritableBucket::check(source, &self.origin, &self.options, Arc::clone(&self.stats));
         checked.map_err(|error| unwritable_bucket(error, "--writable"))
-    }
-
-    /// Completes or removes what mounts have left behind in a bucket.
-    fn clean_up(&self, source: &str) -> spurline_types::Result<()> {
-        WritableBucket::clean_up(source, &self.origin, &self.options, Arc::clone(&self.stats))
     }
 
     /// Opens a source for changes, which is read through `volume`.
@@ -506,13 +501,16 @@ fn expire_sessions(node: &Arc<CacheNode>) -> Result<(), Fault> {
 
 /// Completes renames and removes uploads that mounts have left behind in buckets, also while no mount writes. The start has done so.
 fn remove_leftovers(changes: &Arc<NodeChanges>, sources: Vec<String>) -> Result<(), Fault> {
+    let mut options = changes.options.clone();
+    options.conditions_known = true;
     let changes = Arc::downgrade(changes);
     let spawned = std::thread::Builder::new().name("leftovers".into()).spawn(move || {
         loop {
             std::thread::sleep(LEFTOVERS_INTERVAL);
             let Some(changes) = changes.upgrade() else { return };
             for source in sources.iter().filter(|source| !is_directory(source)) {
-                if let Err(error) = changes.clean_up(source) {
+                let checked = WritableBucket::check(source, &changes.origin, &options, Arc::clone(&changes.stats));
+                if let Err(error) = checked {
                     tracing::warn!("{source}: what mounts have left behind stays: {error}");
                 }
             }

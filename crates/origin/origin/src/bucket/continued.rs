@@ -8,7 +8,7 @@ use crate::s3_wire::bare_etag;
 use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::writes::Change;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 impl BucketFiles {
     /// An open file without changes continues with the object that its name leads to now: a mount that had the lock of the file
@@ -43,7 +43,7 @@ impl BucketFiles {
         };
         let file = KeptFile::read(log)?;
         let mut kept = self.kept.lock();
-        if let Some(object) = kept.get(&file.number()) {
+        if let Some(object) = kept.files.get(&file.number()).and_then(Weak::upgrade) {
             return Ok(object);
         }
         let number = file.number();
@@ -80,7 +80,7 @@ impl BucketFiles {
     /// The paths of open files at a path or below it.
     fn open_below(&self, path: &[u8]) -> Vec<Vec<u8>> {
         let open = self.open.lock();
-        let below = open.keys().filter(|open| {
+        let below = open.files.keys().filter(|open| {
             let rest = open.strip_prefix(path);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
         });

@@ -1,6 +1,5 @@
 //! Tables of files that do not keep a file open. Knows nothing of a file.
 
-use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
@@ -9,7 +8,7 @@ const LEAST_ENTRIES: usize = 64;
 
 /// Open files by their paths or numbers.
 pub(super) struct OpenTable<K, F> {
-    files: BTreeMap<K, Weak<F>>,
+    pub files: BTreeMap<K, Weak<F>>,
     /// The number of entries at which closed files are dropped.
     sweep_at: usize,
 }
@@ -21,31 +20,12 @@ impl<K, F> Default for OpenTable<K, F> {
 }
 
 impl<K: Ord, F> OpenTable<K, F> {
-    pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<Arc<F>>
-    where
-        K: Borrow<Q>,
-    {
-        self.files.get(key).and_then(Weak::upgrade)
-    }
-
     pub fn insert(&mut self, key: K, file: &Arc<F>) {
         if self.files.len() >= self.sweep_at {
             self.files.retain(|_, open| open.strong_count() > 0);
             self.sweep_at = LEAST_ENTRIES.max(2 * self.files.len());
         }
         self.files.insert(key, Arc::downgrade(file));
-    }
-
-    pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<Arc<F>>
-    where
-        K: Borrow<Q>,
-    {
-        self.files.remove(key).and_then(|open| open.upgrade())
-    }
-
-    /// The keys of all files, some of which may be closed.
-    pub fn keys(&self) -> impl Iterator<Item = &K> {
-        self.files.keys()
     }
 
     pub fn all(&self) -> Vec<Arc<F>> {

@@ -105,7 +105,7 @@ impl BucketFiles {
     /// An open file has another name.
     pub fn move_open(&self, old_path: &[u8], new_path: &[u8], found: FoundObject) {
         let mut open = self.open.lock();
-        let moved = open.remove(old_path);
+        let moved = open.files.remove(old_path).and_then(|open| open.upgrade());
         if let Some(object) = moved {
             open.insert(new_path.to_vec(), &object);
             drop(open);

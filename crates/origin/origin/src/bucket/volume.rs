@@ -2,7 +2,7 @@
 
 use super::BucketWriteOptions;
 use super::absences::RecentAbsences;
-use super::checked::{CheckedBucket, clean_up_bucket};
+use super::checked::CheckedBucket;
 use super::directory::BucketFolder;
 use super::file::BucketFile;
 use super::file_attrs::{FileAttrs, file_time};
@@ -38,7 +38,7 @@ use spurline_volume::writes::{
     WritableDirectory, WritableFile, WritableVolume,
 };
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Instant, SystemTime};
 
 /// Longest target of a symbolic link, as Linux has it.
@@ -63,7 +63,7 @@ pub(super) struct BucketFiles {
 impl OpenTable<Vec<u8>, OpenObject> {
     /// The file that a path leads to.
     pub fn find(&self, path: &[u8]) -> Option<Arc<OpenObject>> {
-        self.get(path).filter(|object| object.is_current())
+        self.files.get(path).and_then(Weak::upgrade).filter(|object| object.is_current())
     }
 }
 
@@ -414,7 +414,7 @@ impl BucketFiles {
 
     /// The name leads to no open file any more.
     pub fn forget_open(&self, path: &[u8]) {
-        let open = self.open.lock().remove(path);
+        let open = self.open.lock().files.remove(path).and_then(|open| open.upgrade());
         if let Some(object) = open {
             object.note_removed();
         }
@@ -490,9 +490,11 @@ impl WritableBucket {
         published: Arc<PublishedBytes>,
         stats: Arc<Stats>,
     ) -> Result<Arc<WritableBucket>> {
-        let CheckedBucket { origin, requests, options } =
-            CheckedBucket::open(url, config, options, Arc::clone(&stats))?;
-        let options = Arc::new(options);
+        let CheckedBucket { origin, requests, is_guarded } =
+            CheckedBucket::open(url, config, &options, Arc::clone(&stats))?;
+        let last_writer_wins = options.last_writer_wins || !is_guarded;
+        let root = origin.root().to_owned();
+        let options = Arc::new(BucketWriteOptions { root, last_writer_wins, ..options });
         let origin = Arc::new(origin);
         let outage = OutageWatch::new(Arc::clone(&origin) as _, stats, options.stale_if_error);
         let context = ObjectContext {
@@ -534,16 +536,8 @@ impl WritableBucket {
     ///
     /// # Errors
     /// As [`WritableBucket::open`].
-    pub fn check(url: &str, config: &OriginOptions, options: BucketWriteOptions, stats: Arc<Stats>) -> Result<()> {
+    pub fn check(url: &str, config: &OriginOptions, options: &BucketWriteOptions, stats: Arc<Stats>) -> Result<()> {
         CheckedBucket::open(url, config, options, stats).map(drop)
-    }
-
-    /// Completes or removes what mounts have left behind in a bucket that was checked before.
-    ///
-    /// # Errors
-    /// As [`WritableBucket::open`].
-    pub fn clean_up(url: &str, config: &OriginOptions, options: &BucketWriteOptions, stats: Arc<Stats>) -> Result<()> {
-        clean_up_bucket(url, config, options, stats)
     }
 
     fn open_file(&self, object: Arc<OpenObject>, flags: u32) -> Result<BucketFile> {
