@@ -21,7 +21,6 @@ use spurline_transport::{CallAnswer, CallError, Channel, ConnectionEndpoints, Co
 use spurline_types::{ErrorKind, Member, Result, Stats};
 use spurline_volume::Volume as _;
 use spurline_volume::delayed::DelayedWrites as _;
-use spurline_volume::path_locks::PathLocks as _;
 use spurline_volume::writes::{Change, WritableVolume};
 use std::future::Future;
 use std::net::SocketAddr;
