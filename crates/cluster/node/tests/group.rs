@@ -256,6 +256,11 @@ fn blocks_are_sent_from_their_files_once_they_were_checked() {
             sent_from_files += u64::from(from_disk && node.blockcache.read_ops.get() == reads);
         }
     }
+    // The last fetch may be counted after its bytes were read.
+    while node.object.get_ops.get() < 5 {
+        assert!(Instant::now() < until, "a block was never fetched");
+        std::thread::yield_now();
+    }
     assert_eq!(node.object.get_ops.get(), 5, "each block was fetched once");
 }
 
