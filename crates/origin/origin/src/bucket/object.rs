@@ -57,7 +57,7 @@ use std::time::SystemTime;
 /// Least length of a part that is copied, as S3 has it for all parts but the last.
 const LEAST_COPY: u64 = 5 << 20;
 /// Parts of one file that are on their way at once.
-const PARTS_IN_FLIGHT: usize = 4;
+const PARTS_IN_FLIGHT: usize = 8;
 /// Bytes that readers of a file are expected to read at a time.
 const HOT_PIECE: usize = 1 << 20;
 /// Zeros that are written at a time.

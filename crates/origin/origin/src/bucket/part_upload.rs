@@ -5,12 +5,14 @@ use super::file_attrs::FileAttrs;
 use super::requests::OpenUpload;
 use crate::write_backend::ObjectAttributes;
 use bytes::Bytes;
+use futures::FutureExt as _;
+use futures::future::select_all;
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 
 /// Length of the first parts of an upload. A file of at most one part is one request.
 pub(super) const FIRST_PART: u64 = 8 << 20;
@@ -159,16 +161,17 @@ impl PartUpload {
         sent.map(|(number, _)| self.lengths.range(*number)).map(|range| range.end - range.start).sum()
     }
 
-    /// Waits until fewer than `limit` parts are on their way. A part that failed, or was changed, is sent again later.
+    /// Waits until fewer than `limit` parts are on their way, whichever end first: with several nodes, none waits for the slowest. A part
+    /// that failed, or was changed, is sent again later.
     pub async fn wait_for_parts(&mut self, limit: usize) {
-        loop {
-            if self.parts.values().filter(|part| is_sending(part)).count() < limit.max(1) {
-                return;
-            }
-            let first = self.parts.iter().find(|(_, part)| is_sending(part)).map(|(number, _)| *number);
-            let Some(number) = first else { return };
-            let Some(PartState::Sending { sent, changed }) = self.parts.remove(&number) else { return };
-            match sent.await {
+        while self.parts.values().filter(|part| is_sending(part)).count() >= limit.max(1) {
+            let underway = self.parts.iter_mut().filter_map(|(number, part)| match part {
+                PartState::Sending { sent, .. } => Some(sent.map(|outcome| EndedPart { number: *number, outcome })),
+                PartState::Sent { .. } => None,
+            });
+            let EndedPart { number, outcome } = select_all(underway).await.0;
+            let Some(PartState::Sending { changed, .. }) = self.parts.remove(&number) else { return };
+            match outcome {
                 Ok(Ok(etag)) if !changed => {
                     self.parts.insert(number, PartState::Sent { etag });
                 }
@@ -183,6 +186,12 @@ impl PartUpload {
             }
         }
     }
+}
+
+/// A part whose request has ended.
+struct EndedPart {
+    number: u32,
+    outcome: std::result::Result<Result<String>, JoinError>,
 }
 
 fn is_sending(part: &PartState) -> bool {

@@ -9,7 +9,7 @@
 //! A spilled part is below later changes of its bytes, like the object below a file. It is removed when the file is published or
 //! abandoned.
 
-use super::{LEAST_COPY, ObjectChanges, OpenObject, PARTS_IN_FLIGHT, PartBody};
+use super::{LEAST_COPY, ObjectChanges, OpenObject, PartBody};
 use crate::bucket::spilled::{Heartbeats, SpillGroup, SpilledPart};
 use crate::bucket::staged::StagedBytes;
 use spurline_types::{Error, ErrorKind, ObjectRef, Result, Version};
@@ -18,6 +18,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
+
+/// Parts of a file that are moved at once: their bodies need memory while memory is short.
+const SPILLS_IN_FLIGHT: usize = 4;
 
 /// A part on its way to a hidden object.
 struct PartUnderway {
@@ -161,7 +164,7 @@ impl OpenObject {
         }
         local.sort_unstable_by_key(|(is_end, len, number, _)| (*is_end, *len, *number));
         let are_ends = local.first().is_some_and(|(is_end, ..)| *is_end);
-        let chosen = local.into_iter().take_while(|(is_end, ..)| *is_end == are_ends).take(PARTS_IN_FLIGHT);
+        let chosen = local.into_iter().take_while(|(is_end, ..)| *is_end == are_ends).take(SPILLS_IN_FLIGHT);
         chosen.map(|(_, _, number, range)| (number, range)).collect()
     }
 
@@ -203,7 +206,7 @@ impl OpenObject {
             return Ok(false);
         }
         if !changes.spilling.parts.contains_key(&number) {
-            self.settle_spills(changes, PARTS_IN_FLIGHT).await;
+            self.settle_spills(changes, SPILLS_IN_FLIGHT).await;
             self.spill_part(changes, number, range).await?;
         }
         Ok(true)
