@@ -181,12 +181,14 @@ impl CacheNode {
     pub(crate) fn serve_write(&self, request: &WriteRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         // Almost every call waits for the source.
         responder.before_wait();
-        if self.writes.is_on() {
-            let session = self.writes.sessions().session(request.id.session)?;
-            if is_about_paths(&request.call, &session) {
-                self.volume_by_id(request.volume)?;
-                return self.serve_in_session(&session, None, request, responder);
-            }
+        let cache = self.volume_by_id(request.volume)?;
+        // A refusal, and no answer of the source: another node may take the request.
+        if !self.writes.is_on() {
+            return Err(self.takes_no_changes(cache.source()));
+        }
+        let session = self.writes.sessions().session(request.id.session)?;
+        if is_about_paths(&request.call, &session) {
+            return self.serve_in_session(&session, None, request, responder);
         }
         if responder.keeps_identity() && (acts_as_caller(&request.call) || !self.writes.has_source(request.volume)) {
             responder.check_reader()?;
@@ -198,7 +200,6 @@ impl CacheNode {
             Err(error) if error.kind() == ErrorKind::Protocol => return Err(error),
             Err(error) => return send_answer(&WriteAnswer::Failed(error), responder),
         };
-        let session = self.writes.sessions().session(request.id.session)?;
         session.note_source();
         if let WriteCall::Read { file, offset, len } = request.call {
             return self.serve_open_read(&session, file, offset, len, responder);

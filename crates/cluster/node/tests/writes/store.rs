@@ -18,9 +18,10 @@ use spurline_origin::{
 use spurline_proto::{MAX_VERSION, MIN_STORE_VERSION, NodeRequest, StoreCall, StoreRequest, StoreSettings};
 use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use spurline_transport::{CallAnswer, CallError, Channel, ConnectionEndpoints, Connector, TransportKind};
-use spurline_types::{ErrorKind, Member, Result, Stats};
+use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use spurline_volume::Volume as _;
 use spurline_volume::delayed::DelayedWrites as _;
+use spurline_volume::path_locks::PathLocks as _;
 use spurline_volume::writes::{Change, WritableVolume};
 use std::future::Future;
 use std::net::SocketAddr;
@@ -76,6 +77,7 @@ impl BucketNode {
                 StoreSettings::default(),
                 Box::new(move |source| SourceRequests::open(source, &options, Arc::clone(&counted))),
             );
+            node.accept_writes(Box::new(|_| Err(Error::new(ErrorKind::Unsupported, "the mounts write the bucket"))));
         }
         let config = ServerConfig { payload_pool: Some(pool), ..ServerConfig::default() };
         self.server = Some(TcpServer::bind(&[self.at], node, config, stats).unwrap());
@@ -182,6 +184,10 @@ fn requests_outside_the_source_and_to_nodes_without_changes_are_refused() {
     assert!(refused.message().contains("start it with --writable"), "{refused}");
     // Another node takes the changes.
     assert!(open_store(url, &[&reader, &node]).is_ok());
+    let paths = connect_through(url, &[reader.at, node.at], |tcp, _| tcp).unwrap().open_path_locks(None).unwrap();
+    for number in 0..20 {
+        paths.reserve(format!("new-{number}").as_bytes()).unwrap();
+    }
     let old = |offered| {
         let is_old = Arc::new(AtomicBool::new(true));
         let wrap = move |inner, _: &Member| -> Arc<dyn Connector> {
