@@ -7,7 +7,6 @@ use crate::store::{EXTENT_BYTES, Store, StoreCore};
 use crate::write::PutOutcome;
 use spurline_types::{BlockId, ObjectRef};
 use std::fs::File;
-use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::sync::Arc;
 
@@ -64,23 +63,22 @@ impl FileAdoption {
     /// Gives the file its name, and enters the blocks. Blocks that find no room are not stored, as with [`StoreCore::put_classed`].
     /// A failing disk is no error.
     pub fn finish(mut self, file: &File, class: u64) {
-        if let Err(error) = self.link(file) {
-            self.core.write_failed(&self.disk, "taking over a written file", &error);
+        // The log must not name blocks that a crash takes away.
+        if let Err(error) = file.sync_data() {
+            self.core.write_failed(&self.disk, "syncing a written file", &error);
             return;
         }
+        // No fault of the disk: a file system without links, or a process without /proc.
+        if let Err(error) = self.disk.link_file(&self.core.file_key(self.object.id, 0, true), file) {
+            tracing::debug!("cache disk {}: a written file stays outside: {error}", self.disk.root.display());
+            return;
+        }
+        self.is_linked = true;
         let mut bytes = Vec::new();
         while let Some(block) = self.claimed.pop() {
             let is_stored = self.store_block(block, file, class, &mut bytes);
             self.end_block(block, is_stored);
         }
-    }
-
-    fn link(&mut self, file: &File) -> io::Result<()> {
-        // The log must not name blocks that a crash takes away.
-        file.sync_data()?;
-        self.disk.link_file(&self.core.file_key(self.object.id, 0, true), file)?;
-        self.is_linked = true;
-        Ok(())
     }
 
     /// Enters a claimed block whose bytes are in the file; `bytes` is memory for these.
