@@ -40,6 +40,11 @@ impl StagingSpace {
         StagingSpace { max, used: Mutex::new(0), small_used: Mutex::new(0) }
     }
 
+    /// Bytes that are taken.
+    pub fn used_bytes(&self) -> u64 {
+        *self.used.lock()
+    }
+
     /// Takes memory for a small file, if there is any left.
     fn take_small(&self, bytes: u64) -> bool {
         let mut used = self.small_used.lock();

@@ -113,6 +113,7 @@ impl OpenObject {
             return Some(failure);
         }
         let mut failure = failure;
+        let used = self.context.space.used_bytes();
         let files = self.context.writing.lock().all();
         for other in files.iter().filter(|file| !std::ptr::eq(&***file, self)) {
             let mut changes = other.changes.lock();
@@ -122,7 +123,8 @@ impl OpenObject {
                 Err(error) => failure = error,
             }
         }
-        Some(failure)
+        // A file that was being published meanwhile has given its space back.
+        (self.context.space.used_bytes() >= used).then_some(failure)
     }
 
     /// Spills parts, unless some are on their way, and waits for the space of the first; false if no part has any.
