@@ -5,6 +5,19 @@ pub fn join_path(folder: &[u8], name: &[u8]) -> Vec<u8> {
     if folder.is_empty() { name.to_vec() } else { [folder, name].join(&b'/') }
 }
 
+/// A path's folder and name.
+pub fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|b| *b == b'/') {
+        Some(i) => (&path[..i], &path[i + 1..]),
+        None => (b"", path),
+    }
+}
+
+/// A path for messages.
+pub fn show_path(path: &[u8]) -> String {
+    if path.is_empty() { "/".into() } else { String::from_utf8_lossy(path).into_owned() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::join_path;

@@ -25,7 +25,7 @@ use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use parking_lot::{Mutex, RwLock};
 use sent_notes::{SentBytes, SentNotes, SentObject};
-use spurline_origin::{
+use spurline_object_store::{
     AnswerProgress, CopySource, ObjectAttributes, ObjectBackend, ObjectBody, ObjectWriteBackend, RawBody, RawObject,
     RawPage, RequestFailure, RetryHint, SourceLocation, StoredObject, UploadedPart, WriteCondition, assembly_time,
     transfer_time,

@@ -232,7 +232,7 @@ impl CacheNode {
 
     fn volume_for(&self, source: &str) -> Result<VolumeId> {
         // Normalised first: an escaped or dotted path may lie outside the prefix it shows.
-        let source = &*spurline_origin::normal_url(source);
+        let source = &*spurline_object_store::normal_url(source);
         if let Some(index) = volume_index(&self.volumes.read(), source) {
             return Ok(VolumeId(index as u32));
         }
@@ -618,7 +618,7 @@ impl CacheNode {
 
 /// Whether `source`, a normal URL, is the source `allowed` or a folder of it.
 fn is_at_or_below(source: &str, allowed: &str) -> bool {
-    let rest = source.strip_prefix(spurline_origin::normal_url(allowed).trim_end_matches('/'));
+    let rest = source.strip_prefix(spurline_object_store::normal_url(allowed).trim_end_matches('/'));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 

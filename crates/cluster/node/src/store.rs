@@ -22,7 +22,7 @@ use change_bytes::{ChangeBytes, ChangesMemory};
 use futures::StreamExt as _;
 use parking_lot::{Mutex, RwLock};
 use spurline_cache::{Cache, SentRange};
-use spurline_origin::{
+use spurline_object_store::{
     AnswerProgress, BucketSides, CopySource, ObjectAttributes, ObjectBody, RawObject, RawPage, RequestFailure,
     RetryHint, SourceRequests, StoredObject, UploadedPart, WriteCondition,
 };

@@ -6,7 +6,7 @@ use spurline_client::{GroupMembers, GroupPeer, GroupVolume, GroupVolumeConfig, R
 use spurline_mem::{BufferPool, MemTier};
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
 use spurline_node::CacheNode;
-use spurline_origin::OriginOptions;
+use spurline_object_store::OriginOptions;
 use spurline_store::{CacheCapacity, IoMode, Store, StoreConfig};
 use spurline_transport::{DemandConfig, DemandPool};
 use spurline_types::{ErrorKind, Member, ObjectRef, Result, Stats};

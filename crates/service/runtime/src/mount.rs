@@ -19,10 +19,10 @@ use spurline_jobs::{JobManager, JobTotals, NoJobRecords};
 use spurline_keeper::MountLife;
 use spurline_mem::{BufferPool, MemTier};
 use spurline_membership::RegistryFollower;
+use spurline_object_store::{SharedBuckets, SourceScheme};
 use spurline_observe::access::{AccessLogWriter, InodePaths};
 use spurline_observe::documents::{FUSE_STARTING, InfoDocument, MountStatus, MountWrites, ProcessRole};
 use spurline_observe::locate::SocketOwner;
-use spurline_origin::{SharedBuckets, SourceScheme};
 use spurline_store::Store;
 use spurline_types::{Error, ErrorKind, FileKind, Result, Stats};
 use spurline_volume::Volume;
@@ -453,7 +453,7 @@ fn writable_config(config: &MountConfig, options: &MountOptions) -> WritableConf
 
 /// Checks that the mountpoint lies outside the source: the mount would read itself without end.
 fn check_outside_source(config: &MountConfig, mountpoint: &Path) -> Result<(), Fault> {
-    let source = spurline_origin::SourceLocation::parse(config.volume.source.as_str())?;
+    let source = spurline_object_store::SourceLocation::parse(config.volume.source.as_str())?;
     if source.scheme() != SourceScheme::Directory {
         return Ok(());
     }

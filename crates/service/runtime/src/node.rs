@@ -17,12 +17,11 @@ use spurline_membership::NodeAnnouncer;
 use spurline_net_rdma::RdmaServer;
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpServer, group_addresses};
 use spurline_node::CacheNode;
+use spurline_object_store::{OriginOptions, SharedBuckets, SourceLocation, SourceRequests, SourceScheme};
+use spurline_objects::{BucketWriteOptions, PublishedBytes, PublishingOrigin, WritableBucket};
 use spurline_observe::documents::{InfoDocument, NodeDescription, NodeStatus, NodeWrites, ProcessRole, RailStatus};
 use spurline_observe::locate::SocketOwner;
-use spurline_origin::{
-    BucketWriteOptions, OriginOptions, OriginStore, PublishedBytes, PublishingOrigin, SharedBuckets, SourceLocation,
-    SourceRequests, SourceScheme, WritableBucket,
-};
+use spurline_origin::OriginStore;
 use spurline_proto::LOCK_TIMES;
 use spurline_rails::LocalRail;
 use spurline_s3::{S3Endpoint, SourceBucket};

@@ -5,11 +5,10 @@ use crate::shared_folder::SharedCacheFolder;
 use spurline_config as config;
 use spurline_config::{CacheSize, ExitKind, Fault, IorpcMode};
 use spurline_mem::{BufferPool, MemTier};
+use spurline_object_store::{OriginOptions, RequestOptions, SharedBuckets, SourceScheme};
+use spurline_objects::BucketWriteOptions;
 use spurline_observe::documents;
-use spurline_origin::{
-    BucketWriteOptions, CachedOrigin, MetadataConfig, OriginOptions, OriginStore, RequestOptions, SharedBuckets,
-    SourceScheme,
-};
+use spurline_origin::{CachedOrigin, MetadataConfig, OriginStore};
 use spurline_store::{CacheCapacity, DiskState, DiskStatus, FreshDirs, IoMode, Store, StoreConfig};
 use spurline_trust::{TlsFiles, Trust};
 use spurline_types::{Error, ErrorKind, Result, Stats};
@@ -118,7 +117,7 @@ pub fn check_origin(under: &dyn OriginStore, limit: Duration) -> Result<(), Faul
 
 /// Whether the source is a directory whose path does not exist.
 fn is_absent_directory(source: &str) -> bool {
-    let Ok(location) = spurline_origin::SourceLocation::parse(source) else { return false };
+    let Ok(location) = spurline_object_store::SourceLocation::parse(source) else { return false };
     location.scheme() == SourceScheme::Directory && matches!(location.path().try_exists(), Ok(false))
 }
 
@@ -153,7 +152,7 @@ pub fn has_disks(config: &config::CacheConfig) -> bool {
 /// Warns of a cache directory that lies in a directory source: a read of the whole source would read the cache, and cache those
 /// bytes again.
 pub fn warn_of_cache_in_source(source: &str, config: &config::CacheConfig) {
-    let Ok(source) = spurline_origin::SourceLocation::parse(source) else { return };
+    let Ok(source) = spurline_object_store::SourceLocation::parse(source) else { return };
     if source.scheme() != SourceScheme::Directory || !has_disks(config) {
         return;
     }

@@ -4,11 +4,11 @@ use crate::setup;
 use crate::volume::OpenVolume;
 use spurline_client::RemoteStore;
 use spurline_config::{BucketWrites, Fault, VolumeConfig, WritesConfig};
+use spurline_directory::{Squash, WritableSource};
+use spurline_object_store::{OriginOptions, SourceLocation, SourceScheme};
+use spurline_objects::{BucketWriteOptions, WritableBucket};
 use spurline_observe::documents::{
     FileByteCount, FileReads, LOCKS_OF_GROUP, LOCKS_OF_MOUNT, LOCKS_OF_SOURCE, SourceAbilities, WritesBehind,
-};
-use spurline_origin::{
-    BucketWriteOptions, OriginOptions, SourceLocation, SourceScheme, Squash, WritableBucket, WritableSource,
 };
 use spurline_proto::{StoreOwner, StoreSettings};
 use spurline_types::open_flags::O_RDONLY;

@@ -21,7 +21,7 @@ const GROUPS: &[&str] = &["base", "net", "origin", "host", "cache", "cluster", "
 const LAYERS: &[(&str, &[&[&str]])] = &[
     ("base", &[&["types", "exec", "sys"], &["mem"], &["volume"]]),
     ("net", &[&["proto"], &["trust", "verbs"], &["transport"], &["tcp", "rdma", "sim"]]),
-    ("origin", &[&["origin"]]),
+    ("origin", &[&["store"], &["read"], &["directory", "objects"]]),
     ("host", &[&["fabric", "umad"], &["rails"], &["probe"]]),
     ("cache", &[&["store"], &["cache"]]),
     ("cluster", &[&["membership", "jobs"], &["rules"], &["client", "node"]]),
@@ -313,9 +313,10 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/access/fuse", "the FUSE device, its io_uring queues and mount calls"),
     ("crates/cache/store", "io_uring and O_DIRECT buffers"),
     ("crates/host/probe", "TCP_INFO by getsockopt, which no library in use has"),
+    ("crates/origin/read", "leases by fcntl, which no library in use has"),
     (
-        "crates/origin/origin",
-        "leases and locks by fcntl, which no library in use has; a thread's own mask, and a close that reports errors",
+        "crates/origin/directory",
+        "locks by fcntl, which no library in use has; a thread's own mask, a close that reports errors, rules of a mount",
     ),
     ("crates/host/umad", "calls into libibumad"),
     ("bin/python", "buffers of Python programs that reads fill, and one of its own"),

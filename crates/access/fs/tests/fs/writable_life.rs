@@ -4,9 +4,9 @@
 use crate::objects;
 use objects::{NO_KERNEL, NoReads, writable_config};
 use parking_lot::Mutex;
+use spurline_directory::WritableSource;
 use spurline_fs::writable::WritableFileSystem;
 use spurline_fs::*;
-use spurline_origin::WritableSource;
 use spurline_types::Stats;
 use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
 use spurline_volume::writes::{FileLock, LockFamily, LockKind, LockRange, WritePlace};

@@ -15,7 +15,7 @@ use crate::members::MembersSnapshot;
 use crate::placement::WantedBlock;
 use crate::remote::GroupClient;
 use parking_lot::{Condvar, Mutex};
-use spurline_origin::{CopySource, UploadedPart};
+use spurline_object_store::{CopySource, UploadedPart};
 use spurline_proto::{AnswerBody as _, SentPart, SentParts};
 use spurline_types::ObjectId;
 use std::collections::{BTreeMap, HashMap, VecDeque};

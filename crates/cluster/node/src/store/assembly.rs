@@ -2,7 +2,7 @@
 //! answer again and again, which shows to the mount that the node lives and that the store makes progress. Knows no request.
 
 use parking_lot::{Condvar, Mutex};
-use spurline_origin::{AnswerProgress, RequestFailure};
+use spurline_object_store::{AnswerProgress, RequestFailure};
 use spurline_proto::StoreAnswer;
 use spurline_types::ErrorKind;
 use std::collections::HashMap;

@@ -388,7 +388,7 @@ mod tests {
     fn idle_sessions_lose_the_files_with_locks_first() {
         use spurline_volume::writes::{Caller, NodePath, WritableVolume as _};
         let folder = tempfile::tempdir().unwrap();
-        let source = spurline_origin::WritableSource::open(folder.path(), None).unwrap();
+        let source = spurline_directory::WritableSource::open(folder.path(), None).unwrap();
         let sessions = WriteSessions::default();
         let session = sessions.session(1).unwrap();
         for file in 1..=3 {
@@ -408,7 +408,7 @@ mod tests {
     fn a_late_change_does_not_open_a_file_that_the_mount_has_closed() {
         use spurline_volume::writes::{Caller, NodePath, WritableVolume as _};
         let folder = tempfile::tempdir().unwrap();
-        let source = spurline_origin::WritableSource::open(folder.path(), None).unwrap();
+        let source = spurline_directory::WritableSource::open(folder.path(), None).unwrap();
         let session = WriteSession::new();
         let opened = |file, number| {
             let open = source.open_directory(NodePath { path: b"", expected: None }, &Caller::default()).unwrap();

@@ -3,11 +3,12 @@
 use spurline_cache::CacheContext;
 use spurline_client::placement::{CopyCounts, ReaderLocation};
 use spurline_client::{GroupMembers, GroupPeer, GroupVolume, GroupVolumeConfig, GroupWrites, RequestPatience};
+use spurline_directory::WritableSource;
 use spurline_mem::{BufferPool, MemTier};
 use spurline_net_sim::{FaultPlan, FaultRates, FaultyConnector};
 use spurline_net_tcp::{ServerConfig, SocketOptions, TcpConnector, TcpServer};
 use spurline_node::CacheNode;
-use spurline_origin::{OriginOptions, WritableSource};
+use spurline_object_store::OriginOptions;
 use spurline_proto::{HelloRequest, WelcomeAnswer};
 use spurline_transport::{AnswerState, Channel, Connector, DemandConfig, DemandPool, Responder, TransportKind};
 use spurline_types::{Error, Member, Result, Stats};

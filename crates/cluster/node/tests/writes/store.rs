@@ -10,11 +10,11 @@ use spurline_mem::{BufferPool, MemTier};
 use spurline_net_sim::{FaultPlan, FaultRates, FaultyConnector};
 use spurline_net_tcp::{ServerConfig, TcpServer};
 use spurline_node::CacheNode;
-use spurline_origin::{
-    AnswerProgress, AwsCredentials, BucketWriteOptions, CopySource, ObjectAttributes, ObjectBackend as _, ObjectBody,
-    ObjectWriteBackend as _, OriginOptions, SourceLocation, SourceRequests, UploadedPart, WritableBucket,
-    WriteCondition,
+use spurline_object_store::{
+    AnswerProgress, AwsCredentials, CopySource, ObjectAttributes, ObjectBackend as _, ObjectBody,
+    ObjectWriteBackend as _, OriginOptions, SourceLocation, SourceRequests, UploadedPart, WriteCondition,
 };
+use spurline_objects::{BucketWriteOptions, WritableBucket};
 use spurline_proto::{MAX_VERSION, MIN_STORE_VERSION, NodeRequest, StoreCall, StoreRequest, StoreSettings};
 use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use spurline_transport::{CallAnswer, CallError, Channel, ConnectionEndpoints, Connector, TransportKind};

@@ -13,7 +13,8 @@ use spurline_client::{
 use spurline_mem::{BufferPool, MemTier};
 use spurline_net_sim::{DetachedConnector, FaultPlan, FaultRates, RailMode, SimNode, SimRail};
 use spurline_node::CacheNode;
-use spurline_origin::{OriginStore, SourceRequests};
+use spurline_object_store::SourceRequests;
+use spurline_origin::OriginStore;
 use spurline_proto::{LOCK_TIMES, RailInfo, RailLink, StoreSettings};
 use spurline_transport::{Channel, Connector, DemandConfig, DemandPool, PathTiming, TransportKind};
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};

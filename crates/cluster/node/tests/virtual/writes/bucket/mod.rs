@@ -15,10 +15,9 @@ use super::seeds::{SeededTest, run_in_process, seed_of_process};
 use super::{run_here, run_seeds};
 use crate::world::Dice;
 use spurline_client::GroupVolume;
-use spurline_origin::{
-    BucketWriteOptions, HeldBucket, OriginOptions, OriginStore, PublishedBytes, PublishingOrigin, SourceLocation,
-    SourceRequests, WritableBucket,
-};
+use spurline_object_store::{HeldBucket, OriginOptions, SourceLocation, SourceRequests};
+use spurline_objects::{BucketWriteOptions, PublishedBytes, PublishingOrigin, WritableBucket};
+use spurline_origin::OriginStore;
 use spurline_proto::LOCK_TIMES;
 use spurline_types::{Result, Stats};
 use spurline_volume::Volume;

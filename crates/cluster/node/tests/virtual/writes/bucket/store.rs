@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
-use spurline_origin::{
+use spurline_object_store::{
     AnswerProgress, CopySource, ObjectAttributes, ObjectBackend, ObjectBody, ObjectWriteBackend, RawBody, RawObject,
     RawPage, RequestFailure, RetryHint, StoredObject, UploadedPart, WriteCondition,
 };

@@ -1,0 +1,123 @@
+//! The names that lookups did not find a moment ago: the kernel looks up a name before it creates a file, and the creation needs not
+//! ask the store again. A new file is published under the condition that its name leads to no object, so a wrong memory
+//! overwrites nothing.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// For how long an absence is remembered: far longer than the time between the kernel's two requests.
+const ABSENCE_AGE: Duration = Duration::from_secs(1);
+/// The same for an exclusive creation: a program may know that another program has made the object since the lookup.
+const EXCLUSIVE_ABSENCE_AGE: Duration = Duration::from_millis(10);
+/// Limit of the names.
+const ABSENCES_MAX: usize = 4096;
+/// Groups of names, each with a number that changes with every publication.
+const NAME_GROUPS: usize = 1024;
+
+/// The names that were absent, for all mounts.
+pub(crate) struct RecentAbsences {
+    names: Mutex<HashMap<Vec<u8>, Instant>>,
+    publications: Box<[AtomicU64]>,
+    hasher: RandomState,
+}
+
+/// The publications of a name's group when a lookup began.
+#[derive(Clone, Copy)]
+pub(crate) struct LookupStart(u64);
+
+impl Default for RecentAbsences {
+    fn default() -> RecentAbsences {
+        let publications = (0..NAME_GROUPS).map(|_| AtomicU64::new(0)).collect();
+        RecentAbsences { names: Mutex::default(), publications, hasher: RandomState::new() }
+    }
+}
+
+impl RecentAbsences {
+    fn publications_of(&self, path: &[u8]) -> &AtomicU64 {
+        let group = self.hasher.hash_one(path) as usize % NAME_GROUPS;
+        &self.publications[group]
+    }
+
+    /// A lookup of the name begins.
+    pub fn begin_lookup(&self, path: &[u8]) -> LookupStart {
+        LookupStart(self.publications_of(path).load(Ordering::SeqCst))
+    }
+
+    /// Whether this process may have published the name since the lookup began; names share their numbers with some others.
+    pub fn has_publications_since(&self, path: &[u8], start: LookupStart) -> bool {
+        self.begin_lookup(path).0 != start.0
+    }
+
+    /// The lookup has not found the name. What this process has published since is not absent.
+    pub fn note(&self, path: Vec<u8>, start: LookupStart) {
+        let now = Instant::now();
+        let mut names = self.names.lock();
+        if self.has_publications_since(&path, start) {
+            return;
+        }
+        if names.len() >= ABSENCES_MAX {
+            names.retain(|_, since| now < *since + ABSENCE_AGE);
+        }
+        if names.len() < ABSENCES_MAX {
+            names.insert(path, now);
+        }
+    }
+
+    /// The name is published.
+    pub fn note_published(&self, path: &[u8]) {
+        self.publications_of(path).fetch_add(1, Ordering::SeqCst);
+        self.names.lock().remove(path);
+    }
+
+    /// Forgets all, also what lookups that are under way find: names appear.
+    pub fn clear(&self) {
+        for group in &self.publications {
+            group.fetch_add(1, Ordering::SeqCst);
+        }
+        self.names.lock().clear();
+    }
+
+    /// Whether a lookup did not find the name a moment ago; it counts once.
+    pub fn take(&self, path: &[u8], exclusive: bool) -> bool {
+        let age = if exclusive { EXCLUSIVE_ABSENCE_AGE } else { ABSENCE_AGE };
+        self.names.lock().remove(path).is_some_and(|since| since.elapsed() < age)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absence_counts_once_and_for_a_moment() {
+        let absences = RecentAbsences::default();
+        let note = |name: &[u8]| absences.note(name.to_vec(), absences.begin_lookup(name));
+        note(b"a");
+        assert!(!absences.take(b"b", false) && absences.take(b"a", false) && !absences.take(b"a", false));
+        note(b"a");
+        absences.clear();
+        assert!(!absences.take(b"a", false));
+        let long_ago = Instant::now().checked_sub(ABSENCE_AGE).unwrap();
+        absences.names.lock().extend((0..ABSENCES_MAX).map(|n| (n.to_string().into_bytes(), long_ago)));
+        assert!(!absences.take(b"7", false));
+        note(b"new");
+        assert!(absences.take(b"new", false), "old names make room");
+        let before = Instant::now().checked_sub(EXCLUSIVE_ABSENCE_AGE).unwrap();
+        absences.names.lock().extend([(b"e".to_vec(), before), (b"f".to_vec(), before)]);
+        assert!(!absences.take(b"e", true) && absences.take(b"f", false));
+    }
+
+    #[test]
+    fn a_published_name_is_not_absent() {
+        let absences = RecentAbsences::default();
+        let start = absences.begin_lookup(b"a");
+        absences.note(b"a".to_vec(), start);
+        absences.note_published(b"a");
+        assert!(!absences.take(b"a", false));
+        absences.note(b"a".to_vec(), start);
+        assert!(!absences.take(b"a", false), "the lookup began before the publication");
+    }
+}
