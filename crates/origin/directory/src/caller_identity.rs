@@ -182,3 +182,9 @@ pub(crate) fn close_copy(file: BorrowedFd<'_>) -> rustix::io::Result<()> {
         _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
 }
+
+/// The source's errno, unchanged, with the operation.
+pub(crate) fn failed(what: impl std::fmt::Display, errno: Errno) -> Error {
+    let system = std::io::Error::from(errno);
+    Error::new(ErrorKind::Io(errno.raw_os_error()), format!("{what}: {system}"))
+}

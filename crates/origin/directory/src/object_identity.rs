@@ -1,10 +1,13 @@
-//! Attributes of the objects of a directory that is changed, and what makes each the same object on every host: device, inode
+//! Attributes of the objects of a directory that is changed, read and set, and what makes each the same object on every host: device, inode
 //! number and birth. It knows no path and no caller.
 
 use rustix::fd::BorrowedFd;
-use rustix::fs::{AtFlags, Statx, StatxFlags, makedev};
+use rustix::fs::{
+    Access, AtFlags, CWD, Gid, Mode, Statx, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, makedev,
+};
 use rustix::io::Errno;
-use spurline_volume::writes::{FileIdentity, FileTime, NodeAttr};
+use spurline_sys::{ProcPath, proc_path};
+use spurline_volume::writes::{AttrChange, FileIdentity, FileTime, NewTime, NodeAttr};
 
 const STAT: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 
@@ -90,4 +93,46 @@ fn device_of(stat: &Statx) -> u64 {
 
 fn time_of(time: &rustix::fs::StatxTimestamp) -> FileTime {
     FileTime { seconds: time.tv_sec, nanos: time.tv_nsec }
+}
+
+/// Sets attributes of an object that may be open without access to its bytes.
+pub(crate) fn change_attr(
+    fd: BorrowedFd<'_>,
+    set: &AttrChange,
+    truncate: impl FnOnce(u64) -> rustix::io::Result<()>,
+) -> rustix::io::Result<()> {
+    // The owner first: it clears set-user-ID bits, which the mode may set again.
+    if set.uid.is_some() || set.gid.is_some() {
+        let uid = set.uid.map(Uid::from_raw);
+        let gid = set.gid.map(Gid::from_raw);
+        rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
+    }
+    if let Some(mode) = set.mode {
+        rustix::fs::chmodat(CWD, &*proc_path(fd), Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())?;
+    }
+    if let Some(len) = set.size {
+        truncate(len)?;
+    }
+    if set.atime.is_some() || set.mtime.is_some() {
+        let times = Timestamps { last_access: timespec(set.atime), last_modification: timespec(set.mtime) };
+        match rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH) {
+            // Before Linux 5.8.
+            Err(Errno::INVAL) => rustix::fs::utimensat(CWD, &*proc_path(fd), &times, AtFlags::empty())?,
+            answer => answer?,
+        }
+    }
+    Ok(())
+}
+
+fn timespec(time: Option<NewTime>) -> Timespec {
+    match time {
+        None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        Some(NewTime::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        Some(NewTime::At(time)) => Timespec { tv_sec: time.seconds, tv_nsec: time.nanos.into() },
+    }
+}
+
+/// `access(2)` of an open descriptor.
+pub(crate) fn check_access(path: &ProcPath, mask: u32) -> rustix::io::Result<()> {
+    rustix::fs::accessat(CWD, &**path, Access::from_bits_truncate(mask), AtFlags::EACCESS)
 }

@@ -5,27 +5,24 @@
 //! its calls hang, as they do in a program that uses the directory itself; the read side, which has deadlines, does
 //! not.
 
-use crate::caller_identity::{AssumedIdentity, CallerIdentities, Squash};
-use crate::object_identity::RootDevice;
+use crate::caller_identity::{AssumedIdentity, CallerIdentities, Squash, failed};
+use crate::object_identity::{RootDevice, change_attr, check_access};
 use crate::open_versions::{OpenVersions, is_on_network};
 use crate::source_mount::open_tree_with_times;
 use crate::writable_file::{FileContext, SourceDirectory, SourceFile, remove_xattr};
 use parking_lot::RwLock;
 use rustix::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
-    Uid, XattrFlags,
-};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, XattrFlags};
 use rustix::io::Errno;
 use spurline_origin::own_clock;
-use spurline_sys::{ProcPath, open_by_parts, proc_path, read_growing, show_path};
+use spurline_sys::{open_by_parts, proc_path, read_growing, show_path};
 use spurline_types::{AccessTimes, Error, ErrorKind, Result};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
 use spurline_volume::hand_over::{HandOver, LeftOpen, OpenHold, RepeatRule, not_left};
 use spurline_volume::kept_files::KeptFiles;
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange, mark_access_time, outcome_by_names};
 use spurline_volume::writes::{
-    AttrChange, Caller, Change, CreatedFile, FileIdentity, NamePath, NewTime, NodeAttr, NodePath, SourceSpace,
+    AttrChange, Caller, Change, CreatedFile, FileIdentity, NamePath, NodeAttr, NodePath, SourceSpace,
     WritableDirectory, WritableFile, WritableVolume,
 };
 use std::path::{Path, PathBuf};
@@ -321,43 +318,6 @@ impl WritableSource {
     }
 }
 
-/// Sets attributes of an object that may be open without access to its bytes.
-pub(crate) fn change_attr(
-    fd: BorrowedFd<'_>,
-    set: &AttrChange,
-    truncate: impl FnOnce(u64) -> rustix::io::Result<()>,
-) -> rustix::io::Result<()> {
-    // The owner first: it clears set-user-ID bits, which the mode may set again.
-    if set.uid.is_some() || set.gid.is_some() {
-        let uid = set.uid.map(Uid::from_raw);
-        let gid = set.gid.map(Gid::from_raw);
-        rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
-    }
-    if let Some(mode) = set.mode {
-        rustix::fs::chmodat(CWD, &*proc_path(fd), Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())?;
-    }
-    if let Some(len) = set.size {
-        truncate(len)?;
-    }
-    if set.atime.is_some() || set.mtime.is_some() {
-        let times = Timestamps { last_access: timespec(set.atime), last_modification: timespec(set.mtime) };
-        match rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH) {
-            // Before Linux 5.8.
-            Err(Errno::INVAL) => rustix::fs::utimensat(CWD, &*proc_path(fd), &times, AtFlags::empty())?,
-            answer => answer?,
-        }
-    }
-    Ok(())
-}
-
-fn timespec(time: Option<NewTime>) -> Timespec {
-    match time {
-        None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
-        Some(NewTime::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
-        Some(NewTime::At(time)) => Timespec { tv_sec: time.seconds, tv_nsec: time.nanos.into() },
-    }
-}
-
 fn open_root(path: &Path, access_times: AccessTimes) -> rustix::io::Result<SourceRoot> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let tree = open_tree_with_times(path, access_times).inspect_err(|errno| {
@@ -394,12 +354,6 @@ fn find_capabilities(root: BorrowedFd<'_>) -> WriteCapabilities {
         copy: true,
         publishes: false,
     }
-}
-
-/// The source's errno, unchanged, with the operation.
-pub(crate) fn failed(what: impl std::fmt::Display, errno: Errno) -> Error {
-    let system = std::io::Error::from(errno);
-    Error::new(ErrorKind::Io(errno.raw_os_error()), format!("{what}: {system}"))
 }
 
 impl HandOver for WritableSource {
@@ -601,9 +555,4 @@ impl WritableVolume for WritableSource {
     fn sync_all(&self) -> Result<()> {
         rustix::fs::syncfs(&self.root().fd).map_err(|errno| failed("syncfs of the source", errno))
     }
-}
-
-/// `access(2)` of an open descriptor.
-pub(crate) fn check_access(path: &ProcPath, mask: u32) -> rustix::io::Result<()> {
-    rustix::fs::accessat(CWD, &**path, rustix::fs::Access::from_bits_truncate(mask), AtFlags::EACCESS)
 }

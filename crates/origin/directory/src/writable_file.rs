@@ -1,10 +1,9 @@
 //! Open files and directories of a source that is changed: system calls on their descriptors. It knows no path.
 
-use crate::caller_identity::{AssumedIdentity, CallerIdentities, close_copy};
-use crate::object_identity::RootDevice;
+use crate::caller_identity::{AssumedIdentity, CallerIdentities, close_copy, failed};
+use crate::object_identity::{RootDevice, change_attr, check_access};
 use crate::open_versions::{OpenChanger, OpenVersions};
 use crate::source_locks::SourceLocks;
-use crate::writable_directory::{change_attr, check_access, failed};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Access, FallocateFlags, FileType, Mode, OFlags, SeekFrom, XattrFlags};

@@ -1,12 +1,12 @@
 //! The checks before a bucket is changed: the store keeps the conditions of writes, and what other mounts left behind is completed
 //! or removed. Knows no open file.
 
-use crate::BucketWriteOptions;
 use crate::probe::{find_ignored_condition, unguarded};
 use crate::rename_folder::complete_renames;
 use crate::requests::BucketRequests;
 use crate::spilled::remove_leftovers;
 use crate::upload_record::abort_leftovers;
+use crate::write_options::BucketWriteOptions;
 use spurline_object_store::{OriginOptions, SourceLocation};
 use spurline_origin::ObjectOrigin;
 use spurline_types::{Result, Stats};

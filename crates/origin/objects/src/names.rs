@@ -1,7 +1,7 @@
 //! Names and attributes of a bucket's files: keys, identities, owners and modes. It knows no request.
 
-use crate::BucketWriteOptions;
 use crate::file_attrs::{FileAttrs, file_time};
+use crate::write_options::BucketWriteOptions;
 use spurline_sys::{join_path, random};
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectId, Result};
 use spurline_volume::writes::{FileIdentity, NamePath, NodeAttr, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};

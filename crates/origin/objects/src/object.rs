@@ -26,7 +26,6 @@ use locked::ObjectLocks;
 use spill::Spilling;
 use state::{LostWrite, ObjectEvent, ObjectState, Publication};
 
-use crate::BucketWriteOptions;
 use crate::absences::RecentAbsences;
 use crate::file_attrs::{FileAttrs, file_time};
 use crate::found::{FoundObject, OpenedNode};
@@ -38,6 +37,7 @@ use crate::published::{PublishedBytes, PublishedTimes};
 use crate::requests::{BucketRequests, NewObject};
 use crate::staged::{StagedBytes, StagingSpace};
 use crate::unpublished::{EndingFile, EndingFiles};
+use crate::write_options::BucketWriteOptions;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use spurline_object_store::{CopySource, ObjectAttributes, UploadedPart, WriteCondition};

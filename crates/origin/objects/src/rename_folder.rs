@@ -13,6 +13,7 @@ use crate::found::{FoundObject, found_object};
 use crate::rename::{CopyPlan, copy_object};
 use crate::rename_record::{PhaseChange, RenamePhase, RenameRecord, RenamedObject};
 use crate::requests::{BucketRequests, is_marked_as};
+use crate::write_options::RenameRules;
 use futures::{StreamExt as _, TryStreamExt as _};
 use spurline_object_store::{StoredObject, WriteCondition, bare_etag};
 use spurline_types::{Error, ErrorKind, Result};
@@ -35,15 +36,6 @@ pub(crate) struct FolderRename<'a> {
     record: RenameRecord,
     actor: RenameActor,
     rules: RenameRules,
-}
-
-/// How objects are copied and removed.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RenameRules {
-    /// Copies keep the time of their source.
-    pub keeps_mtime: bool,
-    /// Under the condition that no other writer has changed anything.
-    pub guarded: bool,
 }
 
 /// The end of a rename.

@@ -1,9 +1,9 @@
 //! The changed bytes of an open file of a bucket, above the object that they change: in memory as long as the file is small, else
 //! in a local file without a name. Bytes that local space is too short for are read from spilled parts. It knows no request and no name.
 
-use crate::BucketWriteOptions;
 use crate::byte_ranges::ByteRanges;
 use crate::spilled::SpilledPart;
+use crate::write_options::BucketWriteOptions;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use spurline_types::{Error, ErrorKind, Result};

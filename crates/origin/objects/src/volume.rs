@@ -1,6 +1,5 @@
 //! The calls on names of a bucket: lookups, new files, removals, renames. What an open file holds is in [`OpenObject`].
 
-use crate::BucketWriteOptions;
 use crate::absences::RecentAbsences;
 use crate::checked::CheckedBucket;
 use crate::directory::BucketFolder;
@@ -15,6 +14,7 @@ use crate::published::{PublishedBytes, PublishedTimes};
 use crate::requests::{BucketRequests, NewObject, mark_of};
 use crate::staged::StagingSpace;
 use crate::unpublished::EndingFiles;
+use crate::write_options::BucketWriteOptions;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use spurline_object_store::{ObjectAttributes, OriginOptions, WriteCondition, bare_etag, marked_as};

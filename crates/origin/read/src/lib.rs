@@ -33,6 +33,7 @@ pub mod faulty;
 mod file_stat;
 mod listing;
 mod object_origin;
+mod open;
 mod open_writers;
 mod snapshots;
 mod store_outage;
@@ -41,13 +42,12 @@ mod validated;
 pub use cached::{CachedOrigin, MetadataConfig};
 pub use file_stat::{ClockLag, FileStat, own_clock, stat_on_server};
 pub use object_origin::{ObjectOrigin, StoredNode, file_attr, folder_attr, object_attr};
+pub use open::open;
 pub use open_writers::WriterCheck;
 pub use store_outage::OutageWatch;
 
-use spurline_object_store::{OriginOptions, SourceLocation, SourceScheme, open_bucket};
-use spurline_types::{ByteSink, Error, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result, Stats};
+use spurline_types::{ByteSink, Error, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result};
 use std::fs::File;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Capacity of an origin, as `statfs` shows it; object stores return `None` instead.
@@ -228,17 +228,4 @@ pub trait OriginStore: Send + Sync {
 pub trait LocalFile: Send {
     /// The file.
     fn file(&self) -> Option<&File>;
-}
-
-/// Opens the origin at `url`. It sends no request yet (see [`OriginStore::check`]).
-///
-/// # Errors
-/// `Invalid` or `Unsupported` for an impossible URL or configuration.
-pub fn open(url: &str, config: &OriginOptions, stats: Arc<Stats>) -> Result<Arc<dyn OriginStore>> {
-    let source = SourceLocation::parse(url)?;
-    if source.scheme() == SourceScheme::Directory {
-        return Ok(Arc::new(directory::DirectoryOrigin::new(source, config, stats)));
-    }
-    let bucket = open_bucket(&source, config, stats)?;
-    Ok(Arc::new(object_origin::ObjectOrigin::new(source, bucket)))
 }

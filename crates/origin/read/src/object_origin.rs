@@ -17,7 +17,7 @@ use spurline_types::{
 };
 use std::collections::HashSet;
 use std::future::Future;
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::time::timeout;
@@ -59,13 +59,6 @@ pub struct ObjectOrigin {
     versions_of_heads: bool,
 }
 
-impl Deref for ObjectOrigin {
-    type Target = SharedBucket;
-    fn deref(&self) -> &SharedBucket {
-        &self.bucket
-    }
-}
-
 impl ObjectOrigin {
     /// The folders and files below `source`, whose bucket this is.
     pub fn new(source: SourceLocation, bucket: Arc<SharedBucket>) -> Self {
@@ -81,7 +74,7 @@ impl ObjectOrigin {
 
     /// Whether the version of an entry of a listing is not that of a lookup.
     pub fn has_own_versions(&self, entry: &ObjectAttr) -> bool {
-        self.versions_of_heads && is_weak(&entry.version) && self.listed_etags.state() == ListingEtags::Missing
+        self.versions_of_heads && is_weak(&entry.version) && self.bucket.listed_etags.state() == ListingEtags::Missing
     }
 
     /// The source's prefix with a trailing slash, or empty.
@@ -113,13 +106,13 @@ impl ObjectOrigin {
             return Ok(());
         }
         let started = Instant::now();
-        self.stats.object.in_flight.add(1);
+        self.bucket.stats.object.in_flight.add(1);
         let answer = self.with_deadline(deadline, self.read_range(backend, object, *offset, *sink, deadline)).await;
-        self.stats.object.in_flight.sub(1);
-        self.stats.object.get_ops.add(1);
-        self.stats.object.get_us.add_us(started.elapsed());
+        self.bucket.stats.object.in_flight.sub(1);
+        self.bucket.stats.object.get_ops.add(1);
+        self.bucket.stats.object.get_us.add_us(started.elapsed());
         if let Err(error) = &answer {
-            self.stats.object.errors.add(1);
+            self.bucket.stats.object.errors.add(1);
             self.bucket.note_failure(&self.root, error);
         }
         answer.map_err(|e| e.context(format!("reading '{}' at {offset}", show_path(&object.path))))
@@ -142,11 +135,11 @@ impl ObjectOrigin {
         query: impl AsyncFnOnce(&dyn ObjectBackend) -> Result<T>,
     ) -> Result<T> {
         let started = Instant::now();
-        self.stats.object.in_flight.add(1);
-        let answer = self.run_transfer(
+        self.bucket.stats.object.in_flight.add(1);
+        let answer = self.bucket.run_transfer(
             async |backend: &dyn ObjectBackend| {
                 let permitted = async {
-                    let _place = self.metadata_permits.acquire().await;
+                    let _place = self.bucket.metadata_permits.acquire().await;
                     query(backend).await
                 };
                 self.with_deadline(deadline, permitted).await
@@ -154,12 +147,12 @@ impl ObjectOrigin {
             is_answered,
         );
         let answer = answer.unwrap_or_else(|| Err(closed_error()));
-        self.stats.object.in_flight.sub(1);
-        self.stats.metadata.ops.add(1);
-        self.stats.metadata.lat_us.add_us(started.elapsed());
+        self.bucket.stats.object.in_flight.sub(1);
+        self.bucket.stats.metadata.ops.add(1);
+        self.bucket.stats.metadata.lat_us.add_us(started.elapsed());
         if answer.as_ref().is_err_and(|e| e.kind() != ErrorKind::NotFound) {
-            self.stats.metadata.errors.add(1);
-            self.stats.object.errors.add(1);
+            self.bucket.stats.metadata.errors.add(1);
+            self.bucket.stats.object.errors.add(1);
         }
         answer
     }
@@ -172,7 +165,7 @@ impl ObjectOrigin {
     ) -> Result<T> {
         loop {
             let answer = self.first_answer(&mut retry, || {
-                self.stats.object.list_ops.add(1);
+                self.bucket.stats.object.list_ops.add(1);
                 send()
             });
             match answer.await {
@@ -193,9 +186,9 @@ impl ObjectOrigin {
         mut send: impl FnMut() -> BoxFuture<'a, Result<T, RequestFailure>>,
     ) -> Result<T, RequestFailure> {
         // It ends before the caller's deadline, so that the failure can still be reported.
-        let limit = self.config.timeout.min(retry.time_left().saturating_sub(REPORT_MARGIN));
+        let limit = self.bucket.config.timeout.min(retry.time_left().saturating_sub(REPORT_MARGIN));
         let end = Instant::now() + limit;
-        let patience = self.config.resend_after();
+        let patience = self.bucket.config.resend_after();
         let mut under_way = FuturesUnordered::new();
         under_way.push(send());
         let mut sent = 1;
@@ -220,8 +213,8 @@ impl ObjectOrigin {
                 }
                 Ok(Some(answer)) => return answer,
                 Err(_) if wake < end => {
-                    tracing::debug!(server = %self.backend.describe(), "repeating a request that has no answer yet");
-                    self.stats.object.retries.add(1);
+                    tracing::debug!(server = %self.bucket.backend.describe(), "repeating a request that has no answer yet");
+                    self.bucket.stats.object.retries.add(1);
                     under_way.push(send());
                     sent += 1;
                     next = retry.allows(sent).then(|| Instant::now() + patience);
@@ -232,7 +225,7 @@ impl ObjectOrigin {
     }
 
     fn new_retry(&self, deadline: Instant) -> RetryState<'_> {
-        RetryState::new(deadline, &self.stats)
+        RetryState::new(deadline, &self.bucket.stats)
     }
 
     fn no_answer_failure(&self, limit: Duration) -> RequestFailure {
@@ -240,7 +233,7 @@ impl ObjectOrigin {
             ErrorKind::Timeout,
             format!(
                 "no answer from {} within {:.1} s; check the endpoint, its load and the network between",
-                self.backend.describe(),
+                self.bucket.backend.describe(),
                 limit.as_secs_f64()
             ),
         )
@@ -271,7 +264,7 @@ impl ObjectOrigin {
             let message = format!(
                 "the listing of '{prefix}' by {} is wrong: {fault}; names would be missing. It is a fault of that server, \
                  or of a proxy before it that answers from a cache",
-                self.backend.describe()
+                self.bucket.backend.describe()
             );
             Error::new(ErrorKind::Io(libc::EIO), message)
         })?;
@@ -299,7 +292,7 @@ impl ObjectOrigin {
                 let message = format!(
                     "the listing of '{prefix}' by {} had {empty_pages} pages without a new name in a row and is not at its \
                      end; if the bucket holds as many deleted versions, raise --origin-timeout",
-                    self.backend.describe()
+                    self.bucket.backend.describe()
                 );
                 Err(Error::new(ErrorKind::Timeout, message))
             })?;
@@ -308,18 +301,18 @@ impl ObjectOrigin {
     }
 
     fn note_times(&self, folder: &str, objects: &[RawObject]) {
-        self.folder_times.note(folder, objects.iter().map(|object| (object.key.as_str(), object.mtime)));
+        self.bucket.folder_times.note(folder, objects.iter().map(|object| (object.key.as_str(), object.mtime)));
     }
 
     /// The time of the folder at `path`, if an answer had one.
     pub fn folder_time(&self, path: &[u8]) -> Option<SystemTime> {
         let key = self.object_key(path)?;
-        self.folder_times.find(&if path.is_empty() { key } else { format!("{key}/") })
+        self.bucket.folder_times.find(&if path.is_empty() { key } else { format!("{key}/") })
     }
 
     /// The attributes of the folder with this key, which ends with a slash.
     fn folder_attr_of(&self, folder: &str) -> ObjectAttr {
-        let mtime = self.folder_times.find(folder).unwrap_or(SystemTime::UNIX_EPOCH);
+        let mtime = self.bucket.folder_times.find(folder).unwrap_or(SystemTime::UNIX_EPOCH);
         ObjectAttr { mtime, ..folder_attr() }
     }
 
@@ -349,13 +342,13 @@ impl ObjectOrigin {
         object: RawObject,
         deadline: Instant,
     ) -> Result<ObjectAttr> {
-        if object.etag.is_some() && self.listed_etags.state() == ListingEtags::Unknown {
+        if object.etag.is_some() && self.bucket.listed_etags.state() == ListingEtags::Unknown {
             let prefix = object.key.as_str();
             let listed = self.retry_until_answered(self.new_retry(deadline), || backend.list(prefix, None, 1)).await?;
             match listed.objects.first().filter(|listed| listed.key == object.key) {
-                Some(RawObject { etag: None, .. }) => self.listed_etags.note_missing(&backend.describe()),
+                Some(RawObject { etag: None, .. }) => self.bucket.listed_etags.note_missing(&backend.describe()),
                 // Nothing is known of a store that does not list the object now.
-                _ => self.listed_etags.note_as_in_heads(),
+                _ => self.bucket.listed_etags.note_as_in_heads(),
             }
         }
         Ok(self.listed_attr(object))
@@ -363,7 +356,7 @@ impl ObjectOrigin {
 
     /// The attributes of an object, once it is known what listings have.
     fn listed_attr(&self, object: RawObject) -> ObjectAttr {
-        match self.listed_etags.state() {
+        match self.bucket.listed_etags.state() {
             ListingEtags::Missing => file_attr(&RawObject { etag: None, ..object }),
             ListingEtags::Unknown | ListingEtags::AsInHeads => file_attr(&object),
         }
@@ -376,18 +369,18 @@ impl ObjectOrigin {
         objects: &[RawObject],
         deadline: Instant,
     ) -> Result<()> {
-        if self.listed_etags.state() == ListingEtags::Missing {
+        if self.bucket.listed_etags.state() == ListingEtags::Missing {
             return Ok(());
         }
         let Some(without) = objects.iter().find(|object| object.etag.is_none()) else {
             if !objects.is_empty() {
-                self.listed_etags.note_as_in_heads();
+                self.bucket.listed_etags.note_as_in_heads();
             }
             return Ok(());
         };
         match self.head_raw(backend, &without.key, deadline).await {
-            Ok(head) if head.etag.is_some() => self.listed_etags.note_missing(&backend.describe()),
-            Ok(_) => self.listed_etags.note_as_in_heads(),
+            Ok(head) if head.etag.is_some() => self.bucket.listed_etags.note_missing(&backend.describe()),
+            Ok(_) => self.bucket.listed_etags.note_as_in_heads(),
             // Removed since the listing.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),
@@ -541,7 +534,7 @@ impl ObjectOrigin {
             }),
         );
         page.next = next.to_bytes();
-        self.stats.metadata.skipped_names.add(skipped);
+        self.bucket.stats.metadata.skipped_names.add(skipped);
         Ok(page)
     }
 
@@ -560,20 +553,21 @@ impl ObjectOrigin {
         let from = *offset + *landed as u64;
         let to = *offset + len as u64;
         let body = self.first_answer(retry, || backend.get(key, from, to, etag)).await?;
-        verify_answer(object, from..to, &body, || self.backend.describe())?;
+        verify_answer(object, from..to, &body, || self.bucket.backend.describe())?;
         let RawBody { mut stream, .. } = body;
         while *landed < len {
-            let stall = self.config.stall_timeout;
+            let stall = self.bucket.config.stall_timeout;
             let chunk = match timeout(stall, stream.next()).await {
                 Ok(Some(chunk)) => chunk?,
                 Ok(None) => {
-                    let message = format!("{} ended a transfer {} bytes early", self.backend.describe(), len - *landed);
+                    let message =
+                        format!("{} ended a transfer {} bytes early", self.bucket.backend.describe(), len - *landed);
                     return Err(RequestFailure::transient(ErrorKind::Unavailable, message));
                 }
                 Err(_) => {
                     let message = format!(
                         "{} sent no byte for {:.1} s in the middle of a transfer",
-                        self.backend.describe(),
+                        self.bucket.backend.describe(),
                         stall.as_secs_f64()
                     );
                     return Err(RequestFailure::transient(ErrorKind::Timeout, message));
@@ -583,7 +577,7 @@ impl ObjectOrigin {
             sink.spare()[..n].copy_from_slice(&chunk[..n]);
             sink.commit(n);
             *landed += n;
-            self.stats.object.get_bytes.add(n as u64);
+            self.bucket.stats.object.get_bytes.add(n as u64);
         }
         Ok(())
     }
@@ -597,7 +591,7 @@ impl ObjectOrigin {
         deadline: Instant,
     ) -> Result<()> {
         let key = self.object_key(&object.path).ok_or_else(|| not_utf8(&object.path))?;
-        let _place = self.read_permits.acquire().await;
+        let _place = self.bucket.read_permits.acquire().await;
         let mut retry = self.new_retry(deadline);
         let len = sink.spare().len();
         let mut landing = ReadDestination { offset, sink, len, landed: 0 };
@@ -628,7 +622,7 @@ impl OriginStore for ObjectOrigin {
     }
 
     fn describe(&self) -> String {
-        format!("{} at {}", self.source.url(), self.backend.describe())
+        format!("{} at {}", self.source.url(), self.bucket.backend.describe())
     }
 
     fn capabilities(&self) -> OriginCapabilities {
@@ -637,7 +631,7 @@ impl OriginStore for ObjectOrigin {
 
     fn check(&self, deadline: Instant) -> Result<()> {
         let answer = self.counted_request(deadline, async |backend| {
-            let retry = RetryState::new(deadline, &self.stats).at_most(CHECK_ATTEMPTS);
+            let retry = RetryState::new(deadline, &self.bucket.stats).at_most(CHECK_ATTEMPTS);
             self.retry_until_answered(retry, || backend.list(&self.root, None, 1)).await
         });
         answer.map(|_| ()).map_err(|e| e.context(self.source.url()))
@@ -691,7 +685,8 @@ impl OriginStore for ObjectOrigin {
 
     fn read(&self, object: &ObjectRef, offset: u64, sink: &mut dyn ByteSink, deadline: Instant) -> Result<()> {
         let mut read = OriginRead { object, offset, sink };
-        self.run_transfer(async |backend| self.counted_read(backend, &mut read, deadline).await, Result::is_ok)
+        self.bucket
+            .run_transfer(async |backend| self.counted_read(backend, &mut read, deadline).await, Result::is_ok)
             .unwrap_or_else(|| Err(closed_error()))
     }
 
@@ -714,7 +709,7 @@ impl OriginStore for ObjectOrigin {
             }
             answers.iter().all(|(_, answer)| answer.is_ok())
         };
-        if self.run_transfer(work, |well| *well).is_none() {
+        if self.bucket.run_transfer(work, |well| *well).is_none() {
             return numbered.map(|_| Err(closed_error())).collect();
         }
         answers.sort_unstable_by_key(|(number, _)| *number);

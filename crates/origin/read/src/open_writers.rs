@@ -134,8 +134,9 @@ fn without_wait(seen: FileStat) -> (FileStat, Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{OriginOptions, open};
+    use crate::open;
     use rustix::fs::{Mode, OFlags};
+    use spurline_object_store::OriginOptions;
     use spurline_types::{ErrorKind, ObjectRef, SliceSink, Stats};
     use std::fs::File;
     use std::os::unix::fs::FileExt as _;

@@ -5,6 +5,7 @@ use crate::aws_sources::{AwsFiles, FirstSource, ProfileSource, library_context};
 use crate::ca_store::CaStore;
 use crate::config::{EnvironmentSource, OriginOptions};
 use crate::credential_store::{CredentialSource, CredentialStore, shown_key};
+use crate::messages::{require_graphic, root_cause};
 
 use reqsign_aws_v4::Credential;
 use spurline_types::{Error, ErrorKind, Result};
@@ -34,11 +35,6 @@ pub(crate) enum RequestSigner {
 
 /// Least time for requests for credentials, whatever the limits of other connections.
 const CREDENTIAL_TIME: Duration = Duration::from_secs(2);
-
-/// The sources that are checked, for messages.
-pub(crate) const LOOKED_AT: &str = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN), AWS_PROFILE in \
-     ~/.aws/credentials (AWS_SHARED_CREDENTIALS_FILE) and ~/.aws/config (AWS_CONFIG_FILE), AWS_WEB_IDENTITY_TOKEN_FILE \
-     with AWS_ROLE_ARN, AWS_CONTAINER_CREDENTIALS_RELATIVE_URI and the instance's role";
 
 impl AwsSettings {
     /// Gathers the settings without any network request.
@@ -182,37 +178,8 @@ fn credential_client(roots: &CaStore, time: Duration) -> Result<reqwest::Client>
     client.map_err(|e| Error::new(ErrorKind::Invalid, format!("the HTTP client can't be set up: {}", root_cause(&e))))
 }
 
-/// The message of the innermost error, which names the cause.
-pub(crate) fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
-}
-
 fn half_pair_error(has: &str, lacks: &str) -> Error {
     Error::new(ErrorKind::Invalid, format!("{has} is set but {lacks} is not; set both, or neither"))
-}
-
-/// `value` without surrounding white space, such as the line break at the end of a file.
-///
-/// # Errors
-/// `Invalid` where it contains characters that no request can carry; the message has `name`, not the value.
-pub(crate) fn require_graphic(name: &str, value: &str) -> Result<String> {
-    let value = value.trim();
-    let odd = value.chars().position(|c| !c.is_ascii_graphic());
-    if odd.is_none() && !value.is_empty() {
-        return Ok(value.to_owned());
-    }
-    let why = match odd {
-        None => "is empty".to_owned(),
-        Some(at) => {
-            let all = value.chars().count();
-            format!("contains a character that is not visible ASCII, at position {} of {all}", at + 1)
-        }
-    };
-    Err(Error::new(ErrorKind::Invalid, format!("{name} {why}; set it again, without line breaks, spaces and the like")))
 }
 
 fn check_endpoint(endpoint: &str) -> Result<String> {

@@ -340,7 +340,7 @@ struct HttpClient {
 impl HttpSend for HttpClient {
     async fn http_send(&self, request: http::Request<Bytes>) -> Result<http::Response<Bytes>> {
         let failed = |e: reqwest::Error| {
-            let why = crate::aws::root_cause(&e);
+            let why = crate::messages::root_cause(&e);
             Error::unexpected(why).set_retryable(true)
         };
         let mut request = reqwest::Request::try_from(request.map(reqwest::Body::from)).map_err(failed)?;

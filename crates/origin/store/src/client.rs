@@ -2,7 +2,8 @@
 //! signature is valid for one host and path; at any other, the request would be refused as unsigned. It deliberately
 //! knows neither requests nor answers.
 
-use crate::aws::{AwsSettings, RequestSigner, root_cause};
+use crate::aws::{AwsSettings, RequestSigner};
+use crate::messages::root_cause;
 use object_store::client::HttpClient;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;

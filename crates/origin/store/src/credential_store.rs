@@ -2,7 +2,7 @@
 //! file changes or the server refuses them. While a new load fails or takes long, valid ones stay in use.
 //! It deliberately knows no request to S3, and no kind of source.
 
-use crate::aws::{LOOKED_AT, require_graphic, root_cause};
+use crate::messages::{require_graphic, root_cause};
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
@@ -14,6 +14,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime::Handle;
+
+/// The sources that are checked, for messages.
+const LOOKED_AT: &str = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SESSION_TOKEN), AWS_PROFILE in \
+     ~/.aws/credentials (AWS_SHARED_CREDENTIALS_FILE) and ~/.aws/config (AWS_CONFIG_FILE), AWS_WEB_IDENTITY_TOKEN_FILE \
+     with AWS_ROLE_ARN, AWS_CONTAINER_CREDENTIALS_RELATIVE_URI and the instance's role";
 
 /// The source of credentials: one of the library's providers, or a chain of them.
 pub(crate) type CredentialSource = Arc<dyn ProvideCredentialDyn<Credential = Credential>>;

@@ -12,6 +12,7 @@ mod config;
 mod credential_store;
 mod folder_times;
 mod listed_etags;
+mod messages;
 mod object_store_backend;
 mod open_bucket;
 mod own_objects;

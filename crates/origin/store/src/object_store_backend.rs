@@ -6,10 +6,10 @@
 //! refuse some valid names (`a//b`, control characters): a listing that contains one is an error that names it, and
 //! so is a request for one.
 
-use crate::aws::root_cause;
 use crate::backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint};
 use crate::ca_store::CaStore;
 use crate::config::OriginOptions;
+use crate::messages::root_cause;
 use crate::source::{SourceLocation, SourceScheme};
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};

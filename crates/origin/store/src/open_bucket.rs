@@ -10,7 +10,7 @@ use crate::source::{SourceLocation, SourceScheme};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::sync::Arc;
 
-/// The bucket of a source, which all origins share that were opened with the same [`SharedBuckets`].
+/// The bucket of a source, which all origins share that were opened with the same [`crate::SharedBuckets`].
 ///
 /// # Errors
 /// `Invalid` for an impossible configuration.

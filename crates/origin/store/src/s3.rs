@@ -4,10 +4,11 @@
 //! The library's store is not used for the requests themselves because its paths refuse keys that buckets may contain
 //! (`a//b`, `.`, control characters), and one such key would make its whole listing fail.
 
-use crate::aws::{AwsSettings, RequestSigner, root_cause};
+use crate::aws::{AwsSettings, RequestSigner};
 use crate::backend::{ObjectBackend, RawBody, RawObject, RawPage, RequestFailure, RetryHint};
 use crate::client::build_client;
 use crate::config::OriginOptions;
+use crate::messages::root_cause;
 use crate::request_options::OptionHeaders;
 use crate::s3_wire::{self, PageError, WireError, encode_path, encode_query};
 use crate::sigv4::{SignedBody, sign_request};
