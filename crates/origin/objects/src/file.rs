@@ -24,7 +24,7 @@ pub(crate) struct BucketFile {
     files: Arc<BucketFiles>,
     object: Arc<OpenObject>,
     flags: u32,
-    /// The owners of locks among mounts that were set through this file.
+    /// The owners of locks among mounts that were set through this file, until they have none.
     lock_owners: Mutex<Vec<LockOwner>>,
 }
 
@@ -52,11 +52,17 @@ impl BucketFile {
         self.files.open_attr(&self.object)
     }
 
-    /// The owner of a lock, be it released or not.
     fn note_lock_owner(&self, owner: LockOwner) {
         let mut owners = self.lock_owners.lock();
         if !owners.contains(&owner) {
             owners.push(owner);
+        }
+    }
+
+    /// Forgets an owner without locks: later ones of the same owner can be those of another open file.
+    fn forget_lock_owner(&self, owner: LockOwner) {
+        if !self.object.has_locks_of(owner) {
+            self.lock_owners.lock().retain(|known| *known != owner);
         }
     }
 }
@@ -199,7 +205,9 @@ impl WritableFile for BucketFile {
 
     fn set_lock(&self, lock: &FileLock, _caller: &Caller) -> Result<()> {
         self.note_lock_owner(lock.owner());
-        self.object.set_lock(lock, &|| self.files.refresh(&self.object))
+        let set = self.object.set_lock(lock, &|| self.files.refresh(&self.object));
+        self.forget_lock_owner(lock.owner());
+        set
     }
 
     fn adopt_lock(&self, lock: &FileLock, _descriptor: Option<OwnedFd>) {

@@ -18,11 +18,13 @@ use spurline_objects::{BucketWriteOptions, WritableBucket};
 use spurline_proto::{MAX_VERSION, MIN_STORE_VERSION, NodeRequest, StoreCall, StoreRequest, StoreSettings};
 use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use spurline_transport::{CallAnswer, CallError, Channel, ConnectionEndpoints, Connector, TransportKind};
+use spurline_types::errno::EAGAIN;
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use spurline_volume::Volume as _;
 use spurline_volume::delayed::DelayedWrites as _;
+use spurline_volume::locks::LAST_BYTE;
 use spurline_volume::path_locks::PathLocks as _;
-use spurline_volume::writes::{Change, WritableVolume};
+use spurline_volume::writes::{Change, FileLock, LockFamily, LockKind, LockRange, WritableFile, WritableVolume};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -367,4 +369,40 @@ fn a_bucket_is_written_whole_while_nodes_are_lost_and_bits_are_flipped() {
     let object = spurline_types::ObjectRef::new(url, b"file-1", attr.version, attr.size);
     volume.read(&object, 0, &mut back).unwrap();
     assert_eq!(attr.size, 1000);
+}
+
+#[test]
+fn the_end_of_an_open_file_leaves_the_locks_of_other_files() {
+    let server = bucket();
+    let url = "s3://bucket/folder";
+    let node = BucketNode::start(&server, url, true);
+    let open_mount = || {
+        let volume = connect_through(url, &[node.at], |tcp, _| tcp).unwrap();
+        let writer = open_writer(url, &volume);
+        writer.share_paths(volume.open_path_locks(None).unwrap());
+        writer
+    };
+    let mount = open_mount();
+    let other_mount = open_mount();
+    let range = LockRange { start: 0, end: LAST_BYTE };
+    // A process has one number in all of its files, and RELEASE arrives after its next requests.
+    let lock = |kind| FileLock { family: LockFamily::Posix, owner: 1, range, kind };
+    let set = |file: &dyn WritableFile, kind| loop {
+        match file.set_lock(&lock(kind), &root()) {
+            // The node has just started.
+            Err(error) if error.kind() == ErrorKind::Throttled => std::thread::sleep(Duration::from_millis(50)),
+            set => return set,
+        }
+    };
+    let first = create(&*mount, "counter", 0).unwrap();
+    set(&*first, LockKind::Write).unwrap();
+    set(&*first, LockKind::Unlock).unwrap();
+    let second = create(&*mount, "counter", 0).unwrap();
+    set(&*second, LockKind::Write).unwrap();
+    drop(first);
+    let others = create(&*other_mount, "counter", 0).unwrap();
+    assert_eq!(set(&*others, LockKind::Write).unwrap_err().kind(), ErrorKind::Io(EAGAIN));
+    // The end of the file that has the lock releases it.
+    drop(second);
+    set(&*others, LockKind::Write).unwrap();
 }

@@ -6,6 +6,7 @@ use super::OpenObject;
 use super::state::{CHANGES_DROPPED, ObjectEvent};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
+use spurline_volume::locks::LockOwner;
 use spurline_volume::path_locks::LockedPath;
 use spurline_volume::writes::{FileLock, LockConflict, LockKind};
 use std::sync::Arc;
@@ -51,6 +52,11 @@ impl OpenObject {
         }
         locked.remove(lock)?;
         published
+    }
+
+    /// Whether the owner has locks of the file.
+    pub fn has_locks_of(&self, owner: LockOwner) -> bool {
+        self.locks.get().is_some_and(|locked| !locked.locks_of(owner).is_empty())
     }
 
     /// Releases a lock whose open file has ended.
