@@ -362,7 +362,9 @@ impl Cache {
                         }
                         TierLookup::Vacant(fill) => {
                             let block = fill.block();
-                            let job = self.fill_job(object, fill, range.start);
+                            // Long pieces are those of sequential readers, and arrive in any order.
+                            let wanted = if range.len() <= SHORT_READ { range.start } else { 0 };
+                            let job = self.fill_job(object, fill, wanted);
                             shared.workers.run_urgent(move || {
                                 job();
                                 drop(room);
@@ -452,6 +454,9 @@ impl Cache {
 fn ends_read(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Stale | ErrorKind::Timeout | ErrorKind::OriginDown | ErrorKind::OriginFailed)
 }
+
+/// A reader of so few bytes waits for these, and not for what is before in the block.
+const SHORT_READ: usize = 128 << 10;
 
 /// Maximum runs of blocks in `info`.
 const BLOCK_RUNS_MAX: usize = 1000;
