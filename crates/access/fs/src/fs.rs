@@ -1,9 +1,11 @@
 //! The calls of the file system and their rules. Inode numbers are decided in `inode`, names in `dir`, errnos in
 //! `errno`.
 
+use crate::NAME_MAX;
 use crate::attr::{FileAttr, FsConfig, InodeEntry, LookupOutcome, VolumeStat};
 use crate::block_reads::{BlockReads, FileReadAhead, ReadAheadLimits};
 use crate::errno::{FsError, FsResult};
+use crate::following::{FOLLOWED_BYTES, ListingWalks};
 use crate::handle::{HandleTable, OpenFileState, OpenHandle, OpenKind};
 use crate::inode::{Inode, InodeTable, ROOT};
 use crate::inode_limit::LimitAlarm;
@@ -13,7 +15,6 @@ use crate::open_inodes::OpenInodes;
 use crate::page_starts::PageStarts;
 use crate::passthrough::{LiveBacking, RegisterBacking, RegisteredBacking};
 use crate::service::{FsCaller, OpenedFile};
-use crate::{NAME_MAX, dir};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectRef, Stats};
 use spurline_volume::{ReadData, Volume, VolumeSpace};
@@ -38,6 +39,7 @@ pub struct FileSystem {
     pub(crate) starts: PageStarts,
     clock: FsClock,
     reads: BlockReads,
+    walks: ListingWalks,
     capacity: Mutex<Option<(Duration, VolumeSpace)>>,
     pub(crate) limit_alarm: LimitAlarm,
     name_records: OnceLock<Arc<dyn NameRecords>>,
@@ -61,6 +63,7 @@ impl FileSystem {
             stats.fuse.inode_limit_bytes.set(config.inode_bytes);
         }
         let handles = HandleTable::default();
+        let walks = ListingWalks::default();
         let capacity = Mutex::default();
         let starts = PageStarts::default();
         let open_inodes = OpenInodes::new();
@@ -75,6 +78,7 @@ impl FileSystem {
             handles,
             clock,
             reads,
+            walks,
             capacity,
             limit_alarm,
             name_records: OnceLock::new(),
@@ -321,6 +325,7 @@ impl FileSystem {
         }
         let readahead = if backing.is_none() { self.reads.open_file(object.size) } else { FileReadAhead::none() };
         drop(object);
+        self.fetch_following(&inode);
         if backing.is_some() {
             self.stats.fuse.passthrough_opens.add(1);
         }
@@ -328,6 +333,20 @@ impl FileSystem {
         let fh = self.insert_handle(OpenHandle::new(inode, OpenKind::File(open)))?;
         // An inode's bytes never change.
         Ok(OpenedFile { fh, keep_cache: true, backing, ..OpenedFile::default() })
+    }
+
+    /// Fetches the files that a reader of this file's folder opens next.
+    fn fetch_following(&self, opened: &Arc<Inode>) {
+        if self.config.max_readahead == 0 {
+            return;
+        }
+        for next in self.walks.note_open(opened, &self.inodes) {
+            let object = next.current();
+            let blocks = u32::try_from(object.block_count(self.reads.block_size())).unwrap_or(0);
+            self.stats.blockcache.followed_files.add(1);
+            // In small pieces: such a file is fetched into memory, also from a node.
+            self.volume.prefetch(&object, 0..blocks, 0);
+        }
     }
 
     pub(crate) fn insert_handle(&self, handle: OpenHandle) -> FsResult<u64> {
@@ -376,7 +395,7 @@ impl FileSystem {
     fn adopt_handle(&self, slot: u32, kept: &KeptHandle, register: Option<&dyn RegisterBacking>) -> bool {
         let Some(inode) = self.inodes.get(kept.ino) else { return false };
         let open = if inode.kind == FileKind::Directory {
-            OpenKind::Dir(Mutex::new(dir::DirState::default()))
+            OpenKind::Dir(Mutex::default())
         } else {
             let mut opens = inode.opens.lock();
             let backing = match kept.backing_id {
@@ -458,7 +477,11 @@ impl FileSystem {
             let block = |at: u64| u32::try_from(at / self.reads.block_size()).unwrap_or(u32::MAX - 1);
             growth.record_served(block(offset)..block(offset + len as u64 - 1) + 1);
         }
+        let began = (offset == 0 && object.size <= FOLLOWED_BYTES && inode.next_listed().is_some()).then(|| self.now());
         let data = self.reads.read(object, &file.readahead, offset, &mut dst[..len], || self.now().as_secs());
+        if let Some(began) = began {
+            self.walks.note_read(self.now().saturating_sub(began));
+        }
         let data = data.map_err(|error| match error.kind() {
             // A deleted object is a version that no longer exists.
             ErrorKind::NotFound | ErrorKind::Stale => FsError::Stale(inode.ino),
@@ -490,7 +513,7 @@ impl FileSystem {
         if inode.kind != FileKind::Directory {
             return Err(FsError::NotADirectory);
         }
-        self.insert_handle(OpenHandle::new(inode, OpenKind::Dir(Mutex::new(dir::DirState::default()))))
+        self.insert_handle(OpenHandle::new(inode, OpenKind::Dir(Mutex::default())))
     }
 
     /// Target of a symbolic link.

@@ -2,6 +2,7 @@
 
 use crate::block_reads::FileReadAhead;
 use crate::dir::DirState;
+use crate::following::ListingOrder;
 use crate::inode::Inode;
 use crate::kept_records::RecordSlot;
 use crate::passthrough::LiveBacking;
@@ -42,7 +43,16 @@ impl OpenHandle {
 pub enum OpenKind {
     File(OpenFileState),
     /// A directory.
-    Dir(Mutex<DirState>),
+    Dir(Mutex<OpenDirectory>),
+}
+
+/// An open directory.
+#[derive(Default)]
+pub struct OpenDirectory {
+    /// The page of names.
+    pub state: DirState,
+    /// The order in which files are listed.
+    pub order: ListingOrder,
 }
 
 pub struct OpenFileState {

@@ -79,6 +79,8 @@ pub struct Inode {
     lookup_count: AtomicU64,
     /// The record that outlives this process; 0 for none.
     record: AtomicU32,
+    /// The number of the file that comes next in a listing; 0 for none.
+    next_listed: AtomicU64,
     seen: Mutex<SeenAttr>,
     pub(crate) opens: Mutex<OpenModes>,
 }
@@ -126,7 +128,8 @@ impl Inode {
         let lookup_count = AtomicU64::new(0);
         let opens = Mutex::default();
         let record = AtomicU32::new(0);
-        Inode { ino, kind: attr.kind, object, etag, growth, lookup_count, record, seen, opens }
+        let next_listed = AtomicU64::new(0);
+        Inode { ino, kind: attr.kind, object, etag, growth, lookup_count, record, next_listed, seen, opens }
     }
 
     /// Distinguishes inodes that have the same number in different mounts; 32 bits, as the kernel stores them.
@@ -142,6 +145,16 @@ impl Inode {
     /// The path below the source.
     pub fn path(&self) -> &[u8] {
         &self.object.path
+    }
+
+    /// The number of the file that came next in the latest listing of the folder, if that passed attributes.
+    pub fn next_listed(&self) -> Option<u64> {
+        Some(self.next_listed.load(Ordering::Relaxed)).filter(|next| *next != 0)
+    }
+
+    /// Records the file that comes next in a listing.
+    pub fn set_next_listed(&self, ino: u64) {
+        self.next_listed.store(ino, Ordering::Relaxed);
     }
 
     /// The version that the inode has at present: the first one, or a longer one.

@@ -11,6 +11,7 @@ mod attr;
 mod block_reads;
 mod dir;
 mod errno;
+mod following;
 mod fs;
 mod growth;
 mod handle;

@@ -1,10 +1,10 @@
 //! Directory reads: the number and attributes of each name, and the position of the next read.
 
 use crate::attr::InodeEntry;
-use crate::dir::{DirState, ListContext};
+use crate::dir::ListContext;
 use crate::errno::{FsError, FsResult};
 use crate::fs::{FileSystem, with_child};
-use crate::handle::OpenKind;
+use crate::handle::{OpenDirectory, OpenKind};
 use crate::inode_limit::LimitedInodes as _;
 use spurline_types::FileKind;
 
@@ -60,9 +60,9 @@ impl FileSystem {
         let handle = self.handles.get(fh).filter(|handle| handle.inode.ino == ino).ok_or(FsError::BadHandle(fh))?;
         let OpenKind::Dir(state) = &handle.open else { return Err(FsError::NotADirectory) };
         let path = handle.inode.path();
-        let mut state = state.lock();
+        let mut directory = state.lock();
         if from == 0 {
-            state.rewind();
+            directory.state.rewind();
         }
         let mut position = from;
         while position < DOTS {
@@ -78,7 +78,7 @@ impl FileSystem {
         let handed_out = position > from;
         // Without inodes in listings a walk takes longer, so that forgets catch up.
         let plus = plus && !self.is_far_over_limit();
-        match self.list_names(&mut state, &lister, position, plus, take) {
+        match self.list_names(&mut directory, &lister, position, plus, take) {
             // Names already passed stay valid; the next call returns the error.
             Err(_) if handed_out => Ok(()),
             answer => answer,
@@ -88,12 +88,13 @@ impl FileSystem {
     /// Returns an error only if no name was passed.
     fn list_names(
         &self,
-        state: &mut DirState,
+        directory: &mut OpenDirectory,
         lister: &ListContext<'_>,
         mut position: u64,
         plus: bool,
         take: &mut dyn FnMut(&DirItem<'_>) -> bool,
     ) -> FsResult<()> {
+        let OpenDirectory { state, order } = directory;
         let start = position;
         // The current page is returned without waiting for the next, which may take long: only an empty result means
         // the end.
@@ -108,7 +109,9 @@ impl FileSystem {
                     // The page may have been listed some time ago; the kernel's cache times are shortened by its age.
                     let entry = Some(self.inode_entry(&inode, self.now().saturating_sub(at)));
                     let taken = take(&DirItem { next: position, name, ino: inode.ino, kind, entry });
-                    if !taken {
+                    if taken {
+                        order.note_listed(position, &inode);
+                    } else {
                         self.forget(inode.ino, 1);
                     }
                     taken

@@ -25,6 +25,9 @@ pub struct MemBlock {
     pub(crate) buf: PoolBuf,
     /// Distinguishes the block in the queues from other blocks of the same id.
     pub(crate) stamp: u32,
+    /// Where the fill has begun; set before the first byte. From the end of the block a fill goes on at its start.
+    begin: AtomicUsize,
+    /// Number of filled bytes.
     filled: AtomicUsize,
     status: Mutex<FillStatus>,
     changed: Condvar,
@@ -54,10 +57,10 @@ impl MemBlock {
                 format!("bytes {}..{} of a block of {}", range.start, range.end, self.buf.len()),
             ));
         }
-        if self.filled.load(Ordering::Acquire) < range.end {
+        if !self.is_filled(&range) {
             let mut status = self.status.lock();
             loop {
-                if self.filled.load(Ordering::Acquire) >= range.end {
+                if self.is_filled(&range) {
                     break;
                 }
                 if let FillStatus::Failed(error) = &*status {
@@ -85,9 +88,15 @@ impl MemBlock {
         self.filled.load(Ordering::Acquire) == self.buf.len()
     }
 
-    /// Whether this many bytes from the start are filled, so that a reader of these does not wait.
-    pub fn is_filled_to(&self, end: usize) -> bool {
-        self.filled.load(Ordering::Acquire) >= end
+    /// Whether these bytes are filled, so that a reader of these does not wait.
+    pub fn is_filled(&self, range: &Range<usize>) -> bool {
+        // In this order: `begin` is set before the first byte is filled.
+        let filled = self.filled.load(Ordering::Acquire);
+        let begin = self.begin.load(Ordering::Relaxed);
+        let reached = begin + filled;
+        range.end <= reached.saturating_sub(self.buf.len())
+            || (range.start >= begin && range.end <= reached.min(self.buf.len()))
+            || filled == self.buf.len()
     }
 
     /// Notes a use at `now` milliseconds; returns whether the use was counted.
@@ -125,6 +134,7 @@ impl BlockSlice {
         let block = MemBlock {
             buf,
             stamp: 0,
+            begin: AtomicUsize::new(0),
             filled: AtomicUsize::new(len),
             status: Mutex::new(FillStatus::Ready),
             changed: Condvar::new(),
@@ -148,8 +158,8 @@ impl BlockSlice {
 impl Deref for BlockSlice {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: a slice is made only of bytes below the block's fill mark; such bytes are never written again (`Fill::spare`
-        // gives out only bytes above), and `block` keeps the buffer alive.
+        // SAFETY: a slice is made only of filled bytes; such bytes are never written again (`BlockFill::spare` gives out only
+        // others), and `block` keeps the buffer alive.
         unsafe { std::slice::from_raw_parts(self.block.buf.as_ptr().add(self.range.start), self.range.len()) }
     }
 }
@@ -159,6 +169,8 @@ pub struct BlockFill {
     block: Arc<MemBlock>,
     id: BlockId,
     tier: Arc<MemTier>,
+    /// The bytes from where the fill began to the end are filled, and the bytes before are filled now.
+    at_start: bool,
     done: bool,
 }
 
@@ -173,12 +185,38 @@ impl BlockFill {
         Arc::clone(&self.block)
     }
 
-    /// Address of [`ByteSink::spare`], and the capacity including the buffer's padding, which a device that writes whole sectors
-    /// may fill too.
+    /// Address of [`ByteSink::spare`] of a fill from the start of the block, and the capacity including the buffer's padding, which
+    /// a device that writes whole sectors may fill too.
     pub fn spare_parts(&mut self) -> (*mut u8, usize) {
+        debug_assert_eq!(self.block.begin.load(Ordering::Relaxed), 0, "only sinks take the rest in two pieces");
         let filled = self.block.filled.load(Ordering::Relaxed);
         // SAFETY: the mark lies inside the buffer.
         (unsafe { self.block.buf.as_ptr().add(filled) }, self.block.buf.footprint() - filled)
+    }
+
+    /// Has the fill begin at this byte of the block: a reader waits for bytes from there. Returns where the fill begins: once bytes
+    /// are filled, that does not change.
+    pub fn begin_at(&mut self, at: usize) -> usize {
+        if self.block.filled.load(Ordering::Relaxed) == 0 && at < self.block.buf.len() {
+            self.block.begin.store(at, Ordering::Relaxed);
+        }
+        self.block.begin.load(Ordering::Relaxed)
+    }
+
+    /// Goes on at the start of the block, once the bytes from where the fill began are filled; false when no bytes are left there.
+    pub fn go_to_start(&mut self) -> bool {
+        let filled = self.block.filled.load(Ordering::Relaxed);
+        let reached = self.block.begin.load(Ordering::Relaxed) + filled;
+        self.at_start = filled < self.block.buf.len() && reached >= self.block.buf.len();
+        self.at_start
+    }
+
+    /// Where [`ByteSink::spare`] begins and ends in the block.
+    fn spare_range(&self) -> Range<usize> {
+        let begin = self.block.begin.load(Ordering::Relaxed);
+        let reached = begin + self.block.filled.load(Ordering::Relaxed);
+        let len = self.block.buf.len();
+        if self.at_start { reached - len..begin } else { reached.min(len)..len }
     }
 
     /// Ends an unfinished fill with an error that every waiting reader gets; the block is removed, so the next reader
@@ -202,12 +240,12 @@ impl BlockFill {
 }
 
 impl ByteSink for BlockFill {
-    /// From the fill mark to the block's end.
+    /// From the fill mark to the block's end; after [`BlockFill::go_to_start`], to where the fill began.
     fn spare(&mut self) -> &mut [u8] {
-        let filled = self.block.filled.load(Ordering::Relaxed);
-        // SAFETY: readers see only bytes below the mark; this is the only writer above, for as long as the borrow of `self`
-        // lasts.
-        unsafe { std::slice::from_raw_parts_mut(self.block.buf.as_ptr().add(filled), self.block.buf.len() - filled) }
+        let range = self.spare_range();
+        // SAFETY: the range lies inside the buffer. Readers see only filled bytes; this is the only writer of others, for as
+        // long as the borrow of `self` lasts.
+        unsafe { std::slice::from_raw_parts_mut(self.block.buf.as_ptr().add(range.start), range.len()) }
     }
 
     /// Readers may see the committed bytes at once.
@@ -336,6 +374,7 @@ impl MemTier {
         let block = Arc::new(MemBlock {
             buf,
             stamp,
+            begin: AtomicUsize::new(0),
             filled: AtomicUsize::new(0),
             status: Mutex::new(FillStatus::Filling),
             changed: Condvar::new(),
@@ -361,7 +400,7 @@ impl MemTier {
             });
         }
         drop(queues);
-        TierLookup::Vacant(BlockFill { block, id, tier: Arc::clone(self), done: false })
+        TierLookup::Vacant(BlockFill { block, id, tier: Arc::clone(self), at_start: false, done: false })
     }
 
     /// Inserts a complete block of `len` bytes, the first of `buf`; `None`, without effect, when the block is present or being
@@ -515,6 +554,33 @@ mod tests {
         f.spare().fill(6);
         f.commit(rest);
         assert_eq!(f.finished().unwrap()[39_999], 6);
+    }
+
+    #[test]
+    fn a_fill_begins_where_a_reader_waits_and_goes_on_at_the_start() {
+        let tier = tier(4);
+        let mut f = tier.try_fill(id(1), 40_000).unwrap();
+        let block = f.block();
+        assert_eq!(f.begin_at(30_000), 30_000);
+        assert!(f.spare().len() == 10_000 && f.spare_range() == (30_000..40_000));
+        f.spare()[..4_000].fill(1);
+        f.commit(4_000);
+        assert_eq!(f.begin_at(0), 30_000);
+        let here = |range: Range<usize>| block.is_filled(&range);
+        assert!(here(30_000..34_000) && !here(30_000..34_001) && !here(29_999..30_001) && !here(0..1));
+        f.spare().fill(1);
+        f.commit(6_000);
+        assert!(here(30_000..40_000) && !here(0..1) && f.spare().is_empty());
+        assert!(f.go_to_start() && f.spare_range() == (0..30_000));
+        f.spare()[..10_000].fill(2);
+        f.commit(10_000);
+        assert!(here(0..10_000) && !here(0..10_001) && !here(9_999..30_001) && here(30_000..40_000));
+        assert!(!block.is_ready() && f.finished().is_none());
+        f.spare().fill(3);
+        f.commit(20_000);
+        let whole = f.finished().unwrap();
+        assert!(here(0..40_000) && f.spare().is_empty() && !f.go_to_start());
+        assert_eq!([whole[9_999], whole[10_000], whole[29_999], whole[30_000]], [2, 3, 3, 1]);
     }
 
     #[test]

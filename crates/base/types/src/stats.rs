@@ -204,6 +204,7 @@ sections! {
         disks_unstable: Gauge "disks" "Cache disks in state unstable: not used until they answer again.",
         disks_down: Gauge "disks" "Cache disks in state down.",
         prefetch_bytes: Counter "bytes" "Bytes fetched ahead of the reader.",
+        followed_files: Counter "files" "Small files fetched ahead, because their reader opens the files of a folder as listed.",
         warmed_bytes: Counter "bytes" "Bytes fetched by jobs.",
         spread_blocks: Gauge "blocks" "Copies of other nodes' hot blocks in memory of this node; dropped when they cool.",
         freed_bytes: Counter "bytes" "Bytes dropped by jobs.",

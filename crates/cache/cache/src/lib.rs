@@ -267,7 +267,7 @@ impl Cache {
             } else {
                 stats.miss_bytes.add(range.len() as u64);
             }
-            let filled = block.is_filled_to(range.end);
+            let filled = block.is_filled(&range);
             if !filled {
                 waits();
             }
@@ -356,7 +356,9 @@ impl Cache {
                         }
                         TierLookup::Vacant(fill) => {
                             let block = fill.block();
-                            let job = self.fill_job(object, fill);
+                            // Long pieces are those of sequential readers, and arrive in any order.
+                            let wanted = if range.len() <= SHORT_READ { range.start } else { 0 };
+                            let job = self.fill_job(object, fill, wanted);
                             shared.workers.run_urgent(move || {
                                 job();
                                 drop(room);
@@ -376,12 +378,13 @@ impl Cache {
         }
     }
 
-    fn fill_job(&self, object: &ObjectRef, fill: BlockFill) -> impl FnOnce() + Send + 'static {
+    /// The job that fills a block for a reader of the bytes from `wanted` in the block.
+    fn fill_job(&self, object: &ObjectRef, fill: BlockFill, wanted: usize) -> impl FnOnce() + Send + 'static {
         let shared = Arc::clone(&self.shared);
         let under = Arc::clone(&self.origin);
         let object = object.clone();
         move || {
-            run_fill(&shared, under.as_ref(), &object, fill, false);
+            run_fill(&shared, under.as_ref(), &object, fill, wanted, false);
         }
     }
 
@@ -433,7 +436,7 @@ impl Cache {
         let id = BlockId { object: object.id, index };
         let Some(count) = PrefetchPermit::try_acquire(shared, len) else { return false };
         let Some(fill) = shared.tier.try_fill(id, len) else { return false };
-        let job = self.fill_job(object, fill);
+        let job = self.fill_job(object, fill, 0);
         let workers = &shared.workers;
         let shared = Arc::clone(shared);
         workers.run_ahead(move || {
@@ -448,6 +451,9 @@ impl Cache {
 fn ends_read(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Stale | ErrorKind::Timeout | ErrorKind::OriginDown | ErrorKind::OriginFailed)
 }
+
+/// A reader of so few bytes waits for these, and not for what is before in the block.
+const SHORT_READ: usize = 128 << 10;
 
 /// Maximum runs of blocks in `info`.
 const BLOCK_RUNS_MAX: usize = 1000;
@@ -465,13 +471,15 @@ fn add_to_runs(held: &mut Vec<BlockRun>, index: u32, place: &str) {
     }
 }
 
-/// Fills a block from disk or else from the origin, and stores fetched bytes on disk; returns the result of storing. Without
-/// disks, memory is enough. A replica of a block that is hot elsewhere stays in memory alone, unless `for_good`.
+/// Fills a block from disk or else from the origin, there from the byte `wanted` on, and stores fetched bytes on disk; returns the
+/// result of storing. Without disks, memory is enough. A replica of a block that is hot elsewhere stays in memory alone, unless
+/// `for_good`.
 fn run_fill(
     shared: &CacheContext,
     under: &dyn OriginStore,
     object: &ObjectRef,
     mut fill: BlockFill,
+    wanted: usize,
     for_good: bool,
 ) -> PutOutcome {
     let id = fill.id();
@@ -491,7 +499,6 @@ fn run_fill(
             Ok(ReadOutcome::Miss) | Err(_) => {}
         }
     }
-    let offset = u64::from(id.index) * shared.block_size;
     let source = under.source_url();
     let fetched = if shared.fetch_sent(source, object, id.index, &mut fill) {
         PeerFetched::Found
@@ -499,12 +506,29 @@ fn run_fill(
         let others = shared.peer_fetch.get();
         others.map_or(PeerFetched::Missing, |others| others.fetch_block(source, object, id.index, &mut fill))
     };
-    if fetched == PeerFetched::Missing
-        && let Err(error) = under.read(object, offset, &mut fill, Instant::now() + shared.origin_timeout)
-    {
-        return fail_fill(fill, error);
+    if fetched == PeerFetched::Missing {
+        let begin = fill.begin_at(wanted / GRANULE * GRANULE);
+        if let Err(error) = read_origin(shared, under, object, begin, &mut fill) {
+            return fail_fill(fill, error);
+        }
     }
     finish_fill(shared, source, object, fill, fetched == PeerFetched::FoundHot && !for_good)
+}
+
+/// Fills a block from the origin, from the byte `begin` on: in one read, or in two when that is inside the block.
+fn read_origin(
+    shared: &CacheContext,
+    under: &dyn OriginStore,
+    object: &ObjectRef,
+    begin: usize,
+    fill: &mut BlockFill,
+) -> Result<()> {
+    let offset = u64::from(fill.id().index) * shared.block_size;
+    under.read(object, offset + begin as u64, fill, Instant::now() + shared.origin_timeout)?;
+    if fill.go_to_start() {
+        under.read(object, offset, fill, Instant::now() + shared.origin_timeout)?;
+    }
+    Ok(())
 }
 
 fn fail_fill(fill: BlockFill, error: Error) -> PutOutcome {

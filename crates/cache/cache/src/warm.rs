@@ -346,7 +346,7 @@ fn warm_block(
         }
         TierLookup::Vacant(fill) => {
             let block = fill.block();
-            let kept = run_fill(shared, under, object, fill, true);
+            let kept = run_fill(shared, under, object, fill, 0, true);
             count_warmed(shared, &block, len)?;
             kept
         }

@@ -135,6 +135,29 @@ fn check(cache: &Cache, object: &ObjectRef, offset: u64, len: usize) -> Result<(
 }
 
 #[test]
+fn a_reader_inside_a_block_gets_its_bytes_first_and_the_block_is_whole_afterwards() {
+    let dir = tempfile::tempdir().unwrap();
+    for rig in [rig(None, 8), rig(Some(dir.path()), 8)] {
+        let file = object("v1", 2 * BLOCK + 100_000);
+        check(&rig.cache, &file, BLOCK + 150_000, 4096).unwrap();
+        check(&rig.cache, &file, BLOCK, BLOCK as usize).unwrap();
+        assert_eq!(rig.under.reads.load(Ordering::SeqCst), 2, "from the reader's bytes on, and what is before");
+        check(&rig.cache, &file, 2 * BLOCK + 99_000, 4096).unwrap();
+        check(&rig.cache, &file, 2 * BLOCK, BLOCK as usize).unwrap();
+        check(&rig.cache, &file, 4096, 4096).unwrap();
+        assert_eq!(rig.under.reads.load(Ordering::SeqCst), 5);
+        // A failure in the first half and in the second.
+        for fails in [1, 2] {
+            let file = object(["v2", "v3"][fails as usize - 1], BLOCK);
+            rig.under.fail.store(1, Ordering::SeqCst);
+            let failed = check(&rig.cache, &file, BLOCK - 130_000, 130_000).is_err();
+            check(&rig.cache, &file, 0, BLOCK as usize).unwrap();
+            assert!(failed || rig.under.fail.load(Ordering::SeqCst) == 0);
+        }
+    }
+}
+
+#[test]
 fn removed_blocks_count_once_also_those_in_memory_alone() {
     let (dir, full) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let file = object("v1", 3 * BLOCK);
@@ -309,7 +332,7 @@ fn failures_reach_the_reader_and_leave_nothing_behind() {
     let rig = rig(None, 16);
     let file = object("v1", BLOCK);
     rig.under.fail.store(1, Ordering::SeqCst);
-    let error = check(&rig.cache, &file, BLOCK - 10, 10).unwrap_err();
+    let error = check(&rig.cache, &file, 10, BLOCK as usize - 10).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     check(&rig.cache, &file, BLOCK - 10, 10).unwrap();
 

@@ -3,24 +3,27 @@
 
 use crate::latency::LatencyTracker;
 use crate::members::MembersSnapshot;
-use crate::peer::{GroupPeer, call_ranked, landing_address, was_suspended};
+use crate::peer::{GroupPeer, RequestPatience, call_ranked, landing_address, was_suspended};
 use crate::pipeline::ClaimedAnswer;
 use crate::placement::{FIRST_HOLDERS, WantedBlock};
 use crate::read_plan::{CallPlan, HolderChoice, HolderOrder, LateNodes, OwnedChoice, ReadPlan};
 use crate::remote::{GroupClient, SCRATCH};
 use crate::split::{self, SPLIT_FROM};
 use spurline_mem::BlockFill;
-use spurline_proto::{NodeRequest, is_hot_answer, is_redirect};
+use spurline_proto::{NodeRequest, ReadFlags, ReadRequest, is_hot_answer, is_redirect};
 use spurline_transport::{CallAnswer, CallError, ChannelLease};
 use spurline_types::{ByteSink as _, Error, ErrorKind, ObjectRef, Result};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Request size when filling a block ahead of its reader: the first bytes can be read before the last arrive.
 const PIECE: usize = 1 << 20;
+
+/// How long a node may take to begin a fetch, which it does not wait for.
+const BEGIN_PATIENCE: RequestPatience = RequestPatience { answer: Duration::from_secs(1), absence: Duration::ZERO };
 
 /// Result of a pipelined request.
 enum PipelinedResult {
@@ -288,6 +291,28 @@ impl GroupClient {
             }
             offset += len as u64;
         }
+    }
+
+    /// Has the nodes fetch those of `blocks` that their owners do not hold, before their reader gets there. A last block that is at
+    /// its owner tells that the data is not cold.
+    pub(crate) fn begin_fetches(&self, object: &ObjectRef, blocks: Range<u32>) {
+        let Some(last) = blocks.end.checked_sub(1) else { return };
+        let _ = std::iter::once(last).chain(blocks.start..last).all(|index| self.begin_fetch(object, index));
+    }
+
+    /// Has the owner of a block fetch the block; false when that is not needed, or the owner gives no answer.
+    fn begin_fetch(&self, object: &ObjectRef, index: u32) -> bool {
+        let offset = u64::from(index) * self.block_size;
+        let plan = CallPlan::without_payload(BEGIN_PATIENCE);
+        let wanted = self.wanted_block(object, offset);
+        let order = HolderOrder::OwnerFirst;
+        let first = ReadPlan { object, offset, len: 1, block: wanted, order, call: plan };
+        let answer = self.call_holders(wanted, order, &plan, |_, lease, body, deadline| {
+            let flags = ReadFlags::BEGIN_FETCH;
+            let request = ReadRequest { flags, ..first.request(lease.welcome().volume, false) };
+            lease.call(&NodeRequest::Read(request), body, &mut [0], &mut |_| {}, deadline)
+        });
+        answer.is_err_and(|error| error.kind() == ErrorKind::NotFound)
     }
 
     /// Reads a large piece for a sequential reader. Sends the next pipelined requests, then takes the pipelined

@@ -426,7 +426,11 @@ impl Volume for GroupVolume {
     fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>, piece: usize) {
         if piece >= PIECE_FROM && !self.client.rails {
             let end = (u64::from(blocks.end) * self.client.block_size).min(object.size);
-            return self.client.ahead.follow_reader(object.id, end);
+            self.client.ahead.follow_reader(object.id, end);
+            let inner = Arc::clone(&self.client);
+            let object = object.clone();
+            self.workers.run_ahead(move || inner.begin_fetches(&object, blocks));
+            return;
         }
         for index in blocks {
             let inner = &self.client;

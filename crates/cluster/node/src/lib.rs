@@ -300,7 +300,7 @@ impl CacheNode {
         }
         let (reader, may_go_on) = match asker {
             ReadRequester::Mount { name, may_go_on } => (Some(name), may_go_on),
-            ReadRequester::Node { .. } => (None, false),
+            ReadRequester::Node { .. } | ReadRequester::Ahead => (None, false),
         };
         let id = ObjectId::from_text(cache.source(), read.path, read.version);
         let object = LAST
@@ -315,13 +315,14 @@ impl CacheNode {
                 }
                 object
             });
-        if let ReadRequester::Node { begins } = asker
-            && !cache.has_range(&object, read.offset, len)
-        {
-            if begins {
+        if reader.is_none() && !cache.has_range(&object, read.offset, len) {
+            if !matches!(asker, ReadRequester::Node { begins: false }) {
                 cache.begin_fetch(&object, read.offset);
             }
             return Err(Error::new(ErrorKind::NotFound, format!("node {} does not hold it", self.name())));
+        }
+        if matches!(asker, ReadRequester::Ahead) {
+            return responder.send_data(&[], &[]);
         }
         let counted = &self.shared.stats.remotecache;
         let hot = self.is_hot(&object, read.offset, len, reader);
@@ -450,16 +451,22 @@ enum ReadRequester<'a> {
     Mount { name: &'a str, may_go_on: bool },
     /// Another node; `begins` starts a fetch of a missing block.
     Node { begins: bool },
+    /// A mount whose reader comes later, for a missing block.
+    Ahead,
 }
 
 impl<'a> ReadRequester<'a> {
     fn of(conn: &'a ConnState, flags: ReadFlags) -> Self {
-        match flags.contains(ReadFlags::CACHED_ONLY) {
-            true => ReadRequester::Node { begins: flags.contains(ReadFlags::BEGIN_FETCH) },
-            false => ReadRequester::Mount {
-                name: conn.peer_name().unwrap_or_default(),
-                may_go_on: flags.contains(ReadFlags::MAY_REDIRECT),
-            },
+        let begins = flags.contains(ReadFlags::BEGIN_FETCH);
+        if flags.contains(ReadFlags::CACHED_ONLY) {
+            return ReadRequester::Node { begins };
+        }
+        if begins {
+            return ReadRequester::Ahead;
+        }
+        ReadRequester::Mount {
+            name: conn.peer_name().unwrap_or_default(),
+            may_go_on: flags.contains(ReadFlags::MAY_REDIRECT),
         }
     }
 }

@@ -302,6 +302,25 @@ fn a_sequential_reader_of_large_pieces_has_the_next_ones_on_their_way() {
 }
 
 #[test]
+fn a_node_fetches_cold_blocks_before_their_sequential_reader_comes() {
+    let (dir, bytes) = dataset();
+    let (server, node) = start_node(dir.path(), "127.0.0.1:0".parse().unwrap());
+    let source = format!("file://{}", dir.path().display());
+    let (remote, stats) = consumer(&source, server.local_addrs()[0], Duration::from_secs(10)).unwrap();
+    let data = object(&*remote, b"data");
+    let until = Instant::now() + Duration::from_secs(30);
+    // The reader's announcement alone, then the whole file.
+    remote.prefetch(&data, 1..6, 256 << 10);
+    while node.blockcache.prefetch_bytes.get() < data.size - BLOCK {
+        assert!(Instant::now() < until, "{} bytes were fetched", node.blockcache.prefetch_bytes.get());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    read_on(&remote, &data, 0, 256 << 10, &bytes, |_| {});
+    assert_eq!(node.object.get_ops.get(), 6, "each block was fetched once");
+    assert!(stats.tcp.recv_bytes.get() <= data.size, "no byte came twice");
+}
+
+#[test]
 fn what_was_asked_ahead_of_a_node_that_ends_is_asked_again() {
     let (dir, bytes) = dataset();
     let (server, _) = start_node(dir.path(), "127.0.0.1:0".parse().unwrap());

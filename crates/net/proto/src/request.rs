@@ -58,7 +58,8 @@ impl ReadFlags {
     pub const MAY_REDIRECT: ReadFlags = ReadFlags(1);
     /// A read by another node: an uncached block is an error and is not fetched.
     pub const CACHED_ONLY: ReadFlags = ReadFlags(2);
-    /// With [`ReadFlags::CACHED_ONLY`]: an uncached block is also fetched in the background.
+    /// With [`ReadFlags::CACHED_ONLY`]: an uncached block is also fetched in the background. Alone: the same, and a cached block is
+    /// answered without bytes.
     pub const BEGIN_FETCH: ReadFlags = ReadFlags(4);
     const ALL: u8 = 7;
 

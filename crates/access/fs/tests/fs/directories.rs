@@ -50,6 +50,47 @@ fn rig(page: usize, files: usize) -> (Rig, u64) {
     (rig, d)
 }
 
+/// Opens, reads and closes a file of `size` bytes, and returns the files that were fetched ahead.
+fn read_whole(rig: &Rig, ino: u64, size: usize) -> Vec<u64> {
+    let fh = rig.fs.open(ino, libc::O_RDONLY, None).unwrap().fh;
+    rig.read(ino, fh, 0, size + 1).unwrap();
+    rig.fs.release(fh).unwrap();
+    let fetched = std::mem::take(&mut *rig.tree.prefetched.lock());
+    fetched.iter().map(|(path, _)| String::from_utf8_lossy(&path[2..]).parse().unwrap()).collect()
+}
+
+#[test]
+fn small_files_are_fetched_ahead_of_a_reader_in_the_order_of_a_listing() {
+    let unordered = rig(7, 100);
+    let (rig, d) = rig(7, 100);
+    rig.tree.put(b"d/000050", 1, 2 << 20);
+    let fh = rig.fs.opendir(d).unwrap();
+    let listed: Vec<u64> = all(&rig, d, fh, 13, true).into_iter().skip(2).map(|(_, _, ino)| ino).collect();
+    let read_from = |from: usize, to: usize| -> Vec<u64> {
+        (from..to).filter(|i| *i != 50).flat_map(|i| read_whole(&rig, listed[i], i)).collect()
+    };
+    assert!(read_from(1, 20).is_empty(), "reads that are quick need no help");
+    rig.tree.slow_reads_ms.store(5, Ordering::SeqCst);
+    assert!(read_from(1, 4).is_empty(), "three files in a row are no walk");
+    let fetched = read_from(4, 60);
+    let expected: Vec<u64> = (fetched[0]..91).filter(|i| *i != 50).collect();
+    assert_eq!(fetched, expected, "each once, in order, at most 32 ahead, and no long file");
+    assert!((6..10).contains(&fetched[0]));
+    assert_eq!(rig.stats.blockcache.followed_files.get(), fetched.len() as u64);
+    // Two threads that take files from one list, and a file that was left out.
+    let mixed = [62, 61, 63, 65, 64, 67, 68].into_iter().flat_map(|i| read_whole(&rig, listed[i], i));
+    assert_eq!(mixed.collect::<Vec<_>>(), (91..98).collect::<Vec<u64>>());
+    // In another order, none.
+    assert!((1..50).rev().all(|i| read_whole(&rig, listed[i], i).is_empty()));
+    // A listing without attributes shows no order.
+    let (rig, d) = unordered;
+    rig.tree.slow_reads_ms.store(5, Ordering::SeqCst);
+    let fh = rig.fs.opendir(d).unwrap();
+    all(&rig, d, fh, 13, false);
+    let inos: Vec<u64> = (1..40).map(|i| rig.walk(format!("d/{i:06}").as_bytes()).unwrap()).collect();
+    assert!((1..40).all(|i| read_whole(&rig, inos[i - 1], i).is_empty()));
+}
+
 #[test]
 fn every_name_once_whatever_the_pages() {
     for (page, max) in [(1, 1), (1, 7), (7, 3), (10, 10), (1000, 13)] {

@@ -49,6 +49,8 @@ pub struct Tree {
     pub now_ms: Arc<AtomicU64>,
     /// How long each lookup and each page of a listing takes.
     pub slow_ms: AtomicU64,
+    /// How long each read takes.
+    pub slow_reads_ms: AtomicU64,
     /// Files are open for writing: each look at one is another version.
     pub written: AtomicBool,
     /// All versions of a file have the same bytes, as far as they go.
@@ -92,6 +94,7 @@ impl Tree {
             short: AtomicBool::new(false),
             now_ms: Arc::new(AtomicU64::new(1_000)),
             slow_ms: AtomicU64::new(0),
+            slow_reads_ms: AtomicU64::new(0),
             written: AtomicBool::new(false),
             appended: AtomicBool::new(false),
         };
@@ -216,6 +219,7 @@ impl Volume for Tree {
             self.waiting.fetch_sub(1, Ordering::SeqCst);
         }
         self.failing("read")?;
+        self.now_ms.fetch_add(self.slow_reads_ms.load(Ordering::SeqCst), Ordering::SeqCst);
         let version: u64 = object.version.settled_text()[1..].parse().unwrap();
         let current = self.nodes.lock().get(&*object.path).cloned();
         let there = matches!(current, Some(Node::File { version: now, .. }) if now == version);
