@@ -58,7 +58,7 @@ impl BucketFile {
 
     /// Forgets an owner without locks: later ones of the same owner can be those of another open file.
     fn forget_lock_owner(&self, owner: LockOwner) {
-        if !self.object.has_locks_of(owner) {
+        if !self.object.locks.has_locks_of(owner) {
             self.lock_owners.lock().retain(|known| *known != owner);
         }
     }

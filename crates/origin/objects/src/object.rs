@@ -150,7 +150,7 @@ pub(crate) struct OpenObject {
     facts: Mutex<ObjectFacts>,
     /// Locked before `facts`.
     changes: Mutex<ObjectChanges>,
-    locks: ObjectLocks,
+    pub(crate) locks: ObjectLocks,
     /// Behind `changes`: the keeper drops the local file last.
     kept: Option<KeptObject>,
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// The path of a file, while it is open for locks.
 #[derive(Default)]
-pub(super) struct ObjectLocks {
+pub(crate) struct ObjectLocks {
     path: Mutex<Option<Arc<dyn LockedPath>>>,
     /// Held while the path is opened.
     opening: Mutex<()>,
@@ -22,6 +22,11 @@ pub(super) struct ObjectLocks {
 impl ObjectLocks {
     pub fn get(&self) -> Option<Arc<dyn LockedPath>> {
         self.path.lock().clone()
+    }
+
+    /// Whether the owner has locks of the file.
+    pub fn has_locks_of(&self, owner: LockOwner) -> bool {
+        self.get().is_some_and(|locked| !locked.locks_of(owner).is_empty())
     }
 
     pub fn set(&self, path: Option<Arc<dyn LockedPath>>) {
@@ -52,11 +57,6 @@ impl OpenObject {
         }
         locked.remove(lock)?;
         published
-    }
-
-    /// Whether the owner has locks of the file.
-    pub fn has_locks_of(&self, owner: LockOwner) -> bool {
-        self.locks.get().is_some_and(|locked| !locked.locks_of(owner).is_empty())
     }
 
     /// Releases a lock whose open file has ended.
