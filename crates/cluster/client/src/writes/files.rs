@@ -89,7 +89,7 @@ impl RemoteFile {
     fn write_piece(&self, place: WritePlace, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<()> {
         self.opened.note_used();
         let appends = self.appends(place);
-        // One at a time, so that the place of each is known.
+        // One at a time, so that the place of each is known, as long as no other mount appends.
         let _one = appends.then(|| self.opened.bytes.begin_append());
         let offset = if appends { self.opened.bytes.end() } else { offset };
         let lose_privileges = lose_privileges.map(|caller| (caller.uid, caller.gid));

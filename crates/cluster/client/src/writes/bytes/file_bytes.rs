@@ -62,9 +62,11 @@ impl FileBytes {
         self.end.fetch_max(end, Ordering::Relaxed);
     }
 
-    /// The file has `size` bytes, if none are being appended.
+    /// The file has `size` bytes, unless some are being appended or are not sent.
     pub fn note_size(&self, size: u64) {
-        if let Some(_none) = self.appending.try_lock() {
+        if let Some(_none) = self.appending.try_lock()
+            && !self.has_unsent()
+        {
             self.end.store(size, Ordering::Relaxed);
         }
     }

@@ -27,6 +27,8 @@ use std::time::Instant;
 const FIRST_ROOM: usize = 16 << 10;
 /// Room of a piece of a long sequence of writes: a request of this size costs little more than its bytes.
 const MOST_ROOM: usize = 1 << 20;
+/// The same for appends: the least block, which one request carries, so that no other mount appends in the middle of a record.
+const MOST_APPEND_ROOM: usize = 64 << 10;
 /// The room of a sequence's next piece is this multiple of the last one's.
 const ROOM_GROWTH: usize = 4;
 
@@ -140,9 +142,10 @@ impl PieceList {
     /// Adds the bytes of a write; `None` when there is no memory.
     pub fn add_bytes(&mut self, memory: &Arc<WriteMemory>, new: &NewBytes<'_>) -> Option<AddedBytes> {
         let NewBytes { owner, offset, data, appended, lose_privileges, awaited, .. } = *new;
-        let last = self.pieces.back_mut().filter(|last| last.owner == owner && last.end() == offset && !last.appended);
+        let last = self.pieces.back_mut();
+        let last = last.filter(|last| last.owner == owner && last.end() == offset && last.appended == appended);
         let mut room = FIRST_ROOM;
-        if let Some(last) = last.filter(|_| !appended) {
+        if let Some(last) = last {
             if !self.sealed
                 && !awaited
                 && last.lose_privileges == lose_privileges
@@ -160,7 +163,8 @@ impl PieceList {
                 return Some(AddedBytes { piece: last.number, begun: false, ready });
             }
             let capacity = last.len.next_power_of_two();
-            room = (capacity * ROOM_GROWTH).clamp(FIRST_ROOM, MOST_ROOM);
+            let most_room = if appended { MOST_APPEND_ROOM } else { MOST_ROOM };
+            room = (capacity * ROOM_GROWTH).clamp(FIRST_ROOM, most_room);
         }
         let mut buffer = match memory.take(room.max(data.len())) {
             Some(buffer) => buffer,
@@ -649,6 +653,20 @@ mod tests {
         assert_eq!(memory.used_bytes(), 16 << 10);
         list.resend_from(1, &stats);
         assert_eq!(send(&mut list, 2, &stats), [(0, b"line\n".repeat(100))]);
+    }
+
+    #[test]
+    fn appends_are_gathered_whole_and_apart_from_other_writes() {
+        let (memory, mut list, stats) = (memory(), PieceList::default(), Stats::default());
+        let line = vec![b'l'; 3000];
+        let append = |offset| NewBytes { appended: true, ..plain(offset, &line) };
+        list.add_bytes(&memory, &plain(0, b"head")).unwrap();
+        for n in 0..6 {
+            list.add_bytes(&memory, &append(4 + n * 3000)).unwrap();
+        }
+        list.add_bytes(&memory, &plain(18_004, b"tail")).unwrap();
+        let sent = send(&mut list, 1, &stats).into_iter().map(|(offset, bytes)| (offset, bytes.len()));
+        assert_eq!(sent.collect::<Vec<_>>(), [(0, 4), (4, 15_000), (15_004, 3000), (18_004, 4)]);
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl OpenFiles {
         let file = &opened.bytes;
         let failures = file.failure_count();
         // A write under a lock finds out whether the lock was lost with a node.
-        let waits = new.appended || opened.writes_at_once() || opened.has_locks();
+        let waits = opened.writes_at_once() || opened.has_locks();
         // No program waits for pages of a map: a failure is the file's, and the bytes stay. Bytes of this process alone do not
         // outlive it.
         let at_once = self.calls.is_kept() || !new.mapped && (waits || file.is_failing());
