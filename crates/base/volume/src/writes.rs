@@ -565,6 +565,20 @@ pub trait WritableVolume: Send + Sync {
     /// `ESTALE` when the directory is not the expected directory; the source's errno.
     fn lookup(&self, at: NamePath<'_>, caller: &Caller) -> Result<NodeAttr>;
 
+    /// As [`WritableVolume::lookup`], and opens the file for reading with `flags`, where the source does both with one request and the
+    /// file can be opened.
+    ///
+    /// # Errors
+    /// As [`WritableVolume::lookup`].
+    fn lookup_open(
+        &self,
+        at: NamePath<'_>,
+        _flags: u32,
+        caller: &Caller,
+    ) -> Result<(NodeAttr, Option<Box<dyn WritableFile>>)> {
+        Ok((self.lookup(at, caller)?, None))
+    }
+
     /// Target of a symbolic link.
     ///
     /// # Errors

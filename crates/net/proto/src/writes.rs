@@ -79,6 +79,15 @@ pub enum WriteCall<'a> {
         /// The number.
         file: u64,
     },
+    /// Attributes of a name; opens the file under a new number if its user can open it.
+    OpenName {
+        /// The name.
+        at: NamePath<'a>,
+        /// The flags of the file.
+        flags: OpenFlags,
+        /// The number.
+        file: u64,
+    },
     /// Opens a file under the number that the file had in another process, which was lost. Answered by attributes where the file is open
     /// under this number already.
     OpenAgain {
@@ -541,6 +550,7 @@ wire_enum! { 'a WriteCall<'a>, "a call":
     35 KeepAnswers { changes },
     36 OpenPath { at, file, reserves },
     37 FindPathLock { at, family, range, kind },
+    38 OpenName { at, flags, file },
 }
 
 impl WriteCall<'_> {
@@ -581,6 +591,7 @@ impl WriteCall<'_> {
             WriteCall::AttrOpen { .. } => "rights or extended attributes of an open object",
             WriteCall::FindGrant { .. } | WriteCall::FindPathLock { .. } => "search for a granted lock",
             WriteCall::OpenPath { .. } => "opening of a path for locks",
+            WriteCall::OpenName { .. } => "lookup and opening",
             WriteCall::OpenAgain { .. } => "opening of a file of a lost node",
         }
     }

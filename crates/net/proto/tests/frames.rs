@@ -190,7 +190,7 @@ proptest! {
             WriteCall::ReadDirectory { file, from: offset, max: number, attrs: yes }, WriteCall::Close { opened_below: offset, files }, WriteCall::Reopen { of: long, flags: open, file },
             WriteCall::KeepAnswers { changes: files }, WriteCall::OpenPath { at: node, file, reserves: yes },
             WriteCall::FindPathLock { at: node, family: LockFamily::Flock, range, kind: LockKind::Read },
-            WriteCall::OpenAgain { at: node, flags: open, file },
+            WriteCall::OpenAgain { at: node, flags: open, file }, WriteCall::OpenName { at, flags: open, file },
         ];
         let (mut scratch, caller) = (Vec::new(), Caller { uid: number, gid: mode, groups, pid: flags, umask: 0o22, rights_checked: yes });
         let sent = WireCaller::new(&caller, &mut scratch);

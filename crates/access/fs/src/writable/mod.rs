@@ -8,7 +8,7 @@
 //! | `life` | what a process keeps for the next, and requests that come again | |
 //! | `names` | names, inodes and attributes, and changes of them | `nodes`, `directory_attrs`, `open_nodes` |
 //! | `locks` | the locks of open files | `lock_table`, `open_nodes` |
-//! | `opens` | open files and directories | `open_nodes` |
+//! | `opens` | open files and directories | `open_nodes`, `lookup_opens` |
 //!
 //! A table knows neither the source nor an owner. The service beside the owners keeps in step what a kernel has (`kernel_view`).
 
@@ -21,6 +21,7 @@ mod life;
 mod limit;
 mod lock_table;
 mod locks;
+mod lookup_opens;
 mod names;
 mod nodes;
 mod open_nodes;

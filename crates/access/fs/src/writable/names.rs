@@ -258,12 +258,18 @@ impl MountNames {
         self.node_entry(ino, attr)
     }
 
-    /// Finds `name` in the directory `parent`, `.` and `..` included.
-    pub fn lookup(&self, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<LookupOutcome<NodeEntry>> {
+    /// Finds `name` in the directory `parent`, `.` and `..` included; `look` asks the source.
+    pub fn lookup_by(
+        &self,
+        parent: u64,
+        name: &[u8],
+        caller: &FsCaller,
+        look: impl Fn(NamePath<'_>, &Caller) -> Result<NodeAttr>,
+    ) -> FsResult<LookupOutcome<NodeEntry>> {
         if matches!(name, b"." | b"..") {
             return self.lookup_handle(parent, name == b"..").map(LookupOutcome::Found);
         }
-        match self.on_name(parent, name, caller, false, |at, caller| self.source.lookup(at, caller)) {
+        match self.on_name(parent, name, caller, false, look) {
             Ok(attr) => Ok(LookupOutcome::Found(self.intern(parent, name, attr))),
             Err(error) if error.errno() == libc::ENOENT => {
                 if let Some(attr) = self.nodes.implied_attr(parent, name) {

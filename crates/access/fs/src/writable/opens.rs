@@ -5,12 +5,14 @@ use super::kernel_inode::{KernelInode, PRIVILEGE_BITS};
 use super::life::{KeptMount, MountRecords, made_object, unclear_append};
 use super::lock_table::HandleLocks;
 use super::locks::MountLocks;
+use super::lookup_opens::{LookupOpen, LookupOpens};
 use super::names::{MountNames, NodeEntry, has_lost_name};
 use super::open_nodes::{OpenNodeDirectory, OpenNodeFile, OpenNodeState, OpenNodes, bypasses_pages, may_write};
 use super::opener::FileOpener;
 use super::removed::RemovedDirectory;
 use super::version_reads::VersionReads;
 use crate::block_reads::{BlockReads, ReadAheadLimits};
+use crate::attr::LookupOutcome;
 use crate::errno::{FsError, FsResult, errno_error};
 use crate::inode_limit::LimitedInodes as _;
 use crate::kept_records::{KeptHandle, KeptRecord, MadeChange, RecordSlot};
@@ -22,13 +24,14 @@ use spurline_volume::hand_over::{LeftOpen, OpenHold, RepeatRule};
 use spurline_volume::kept_files::KeptFileKey;
 use spurline_volume::repeated::{ChangeOutcome, RepeatedCall};
 use spurline_volume::writes::{
-    CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, NodePath, WritableDirectory, WritableFile, WritableVolume,
-    WritePlace,
+    CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, NodePath, S_IFMT, S_IFREG, WritableDirectory, WritableFile,
+    WritableVolume, WritePlace,
 };
 use spurline_volume::{ReadData, Volume};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the first open has done already.
 const MAKING_FLAGS: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
@@ -72,6 +75,7 @@ pub(super) struct MountOpens {
     started: Instant,
     stats: Arc<Stats>,
     direct_writes: AtomicBool,
+    lookup_opens: Arc<LookupOpens>,
 }
 
 impl MountOpens {
@@ -89,12 +93,49 @@ impl MountOpens {
             started: Instant::now(),
             stats: Arc::clone(&names.stats),
             direct_writes: AtomicBool::new(false),
+            lookup_opens: Arc::default(),
         }
     }
 
     /// The kernel can map files that bypass its pages: files that are only written may do that.
     pub fn allow_direct_writes(&self) {
         self.direct_writes.store(true, Ordering::Relaxed);
+    }
+
+    /// Finds `name` in the directory `parent`, and opens the file where the caller is expected to do that next.
+    pub fn lookup(&self, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<LookupOutcome<NodeEntry>> {
+        let opens = &self.lookup_opens;
+        // An NFS server's threads open files by their handles, and open files of a kept mount belong to requests that open.
+        let is_excluded = self.life.kept().is_some() || self.names.exported.load(Ordering::Relaxed);
+        let flags = if is_excluded { None } else { opens.flags_for(parent, caller) };
+        let Some(flags) = flags else {
+            let outcome =
+                self.names.lookup_by(parent, name, caller, |at, caller| self.source.lookup(at, caller))?;
+            if let LookupOutcome::Found(entry) = outcome {
+                opens.note_lookup(parent, entry.ino, caller, None);
+            }
+            return Ok(outcome);
+        };
+        let counts = self.open_nodes.cache_events.counts();
+        let since = Cell::new(Instant::now());
+        let opened = Cell::new(None);
+        let outcome = self.names.lookup_by(parent, name, caller, |at, caller| {
+            let (attr, file) = self.source.lookup_open(at, flags as u32, caller)?;
+            opened.set(file);
+            since.set(Instant::now());
+            Ok(attr)
+        })?;
+        let LookupOutcome::Found(entry) = outcome else { return Ok(outcome) };
+        let opened = opened.take().map(|file| {
+            let events = counts.of(entry.ino);
+            LookupOpen { file, flags, events, since: since.get() }
+        });
+        if opened.is_none() && entry.attr.mode & S_IFMT == S_IFREG {
+            opens.note_miss(parent);
+        }
+        let is_opened = opens.note_lookup(parent, entry.ino, caller, opened);
+        let entry_ttl = if is_opened { Duration::ZERO } else { entry.entry_ttl };
+        Ok(LookupOutcome::Found(NodeEntry { entry_ttl, ..entry }))
     }
 
     /// Opens an existing file with the flags of `open(2)`. With `register`, the kernel may read and write the source's
@@ -109,6 +150,9 @@ impl MountOpens {
         if let Some((fh, file)) = self.find_opened(caller) {
             return self.describe_opened(fh, &file);
         }
+        if let Some(LookupOpen { file, events, .. }) = self.lookup_opens.take(ino, flags, caller) {
+            return self.add_opened(ino, file, flags, events, caller, register);
+        }
         let events = self.open_nodes.cache_events.count(ino);
         let opened = self.names.on_node(ino, caller, false, |at, caller| self.source.open(at, flags as u32, caller));
         let file = match opened {
@@ -118,6 +162,19 @@ impl MountOpens {
             }
             opened => opened?,
         };
+        self.add_opened(ino, file, flags, events, caller, register)
+    }
+
+    /// Adds an existing file that the source has opened; `events`: their count before.
+    fn add_opened(
+        &self,
+        ino: u64,
+        file: Box<dyn WritableFile>,
+        flags: i32,
+        events: u64,
+        caller: &FsCaller,
+        register: Option<&dyn RegisterBacking>,
+    ) -> FsResult<OpenedNode> {
         let attr = file.attr_at_open()?;
         let version = self.find_version(ino, &*file, flags, &attr).map(|object| OpenedVersion { object, events });
         self.add_open(ino, NewOpen { file, flags, made: false, version }, &attr, caller, register)

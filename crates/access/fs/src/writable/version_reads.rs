@@ -74,6 +74,16 @@ pub(super) struct CacheEvents {
     open_files: AtomicUsize,
 }
 
+/// The counts of a moment.
+pub(super) struct EventCounts([u64; EVENT_COUNTERS]);
+
+impl EventCounts {
+    /// The count of a file, as [`CacheEvents::count`].
+    pub fn of(&self, ino: u64) -> u64 {
+        self.0[ino as usize % EVENT_COUNTERS]
+    }
+}
+
 impl Default for CacheEvents {
     fn default() -> Self {
         CacheEvents { counters: [const { AtomicU64::new(0) }; EVENT_COUNTERS], open_files: AtomicUsize::new(0) }
@@ -83,6 +93,11 @@ impl Default for CacheEvents {
 impl CacheEvents {
     fn counter(&self, ino: u64) -> &AtomicU64 {
         &self.counters[ino as usize % EVENT_COUNTERS]
+    }
+
+    /// The counts of all files, before a lookup that may open a file is sent to the source.
+    pub fn counts(&self) -> EventCounts {
+        EventCounts(std::array::from_fn(|at| self.counters[at].load(Ordering::SeqCst)))
     }
 
     /// The count before an open is sent to the source, for [`CacheEvents::is_quiet_since`].

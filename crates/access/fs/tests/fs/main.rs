@@ -16,4 +16,5 @@ mod support;
 mod writable_handles;
 mod writable_life;
 mod writable_locks;
+mod writable_lookups;
 mod writable_model;

@@ -22,8 +22,8 @@ use spurline_volume::Volume;
 use spurline_volume::capabilities::WriteCapabilities;
 use spurline_volume::repeated::{ChangeOutcome, RepeatedCall, RepeatedChange};
 use spurline_volume::writes::{
-    CacheVersion, Caller, FileIdentity, FileLock, LockConflict, LockFamily, LockKind, NodeAttr, NodePath, OpenAttrCall,
-    WritableFile, WritableObject, WritableVolume, WritePlace,
+    CacheVersion, Caller, FileIdentity, FileLock, LockConflict, LockFamily, LockKind, NamePath, NodeAttr, NodePath,
+    OpenAttrCall, S_IFMT, S_IFREG, WritableFile, WritableObject, WritableVolume, WritePlace,
 };
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -415,6 +415,7 @@ impl ServedWrite<'_> {
             WriteCall::Open { at, flags, file } => {
                 self.keep_open(file, flags, volume.open(at, flags.bits(), &caller)?)?
             }
+            WriteCall::OpenName { at, flags, file } => self.open_name(volume, at, flags, file, &caller)?,
             WriteCall::OpenAgain { at, flags, file } => self.open_again(volume, at, flags, file, &caller)?,
             WriteCall::Create { at, flags, mode, file } => {
                 let created = volume.create_marked(at, flags.bits(), mode, &caller, mark)?;
@@ -480,6 +481,28 @@ impl ServedWrite<'_> {
                 None => WriteAnswer::UnknownFile,
             },
         })
+    }
+
+    /// Looks a name up, and opens the file if the caller can do that.
+    fn open_name(
+        &self,
+        volume: &dyn WritableVolume,
+        at: NamePath<'_>,
+        flags: OpenFlags,
+        file: u64,
+        caller: &Caller,
+    ) -> Result<WriteAnswer> {
+        let found = volume.lookup(at, caller)?;
+        let path = at.path();
+        let at = NodePath { path: &path, expected: Some(found.identity) };
+        if found.mode & S_IFMT != S_IFREG {
+            return Ok(WriteAnswer::Attr(found));
+        }
+        match volume.open(at, flags.bits(), caller) {
+            Ok(opened) => self.keep_open(file, flags, opened),
+            // The mount asks again for the right to open.
+            Err(_) => Ok(WriteAnswer::Attr(found)),
+        }
     }
 
     /// Opens a file that the mount had open in a lost process.

@@ -23,7 +23,7 @@ use spurline_volume::writes::{
 };
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -142,6 +142,7 @@ fn lost_answers_repeat_nothing() {
     for round in 0..40 {
         let line = format!("line {round}\n");
         assert_eq!(log.write_at(0, line.as_bytes(), None).unwrap(), line.len());
+        log.flush().unwrap();
         wanted.extend(line.into_bytes());
         let (a, b) = (format!("a{round}"), format!("b{round}"));
         drop(create(&*writes, &a, O_EXCL).unwrap_or_else(|e| panic!("{a}: {e}")));
@@ -177,6 +178,7 @@ fn another_node_takes_over() {
         }
         for log in &logs {
             assert_eq!(log.write_at(0, format!("{round}\n").as_bytes(), None).unwrap(), 2);
+            log.flush().unwrap();
         }
         rename(&*writes, &format!("f{round}"), &format!("g{round}")).unwrap();
         // One at a time is away.
@@ -251,7 +253,7 @@ fn unsynced_bytes_reach_the_next_node() {
         log.write_at(0, line, None).unwrap();
     }
     // A look at the file sends all that was written.
-    assert_eq!(file.stat().unwrap().size, 8 * 200_000);
+    assert_eq!((file.stat().unwrap().size, log.stat().unwrap().size), (8 * 200_000, 15));
     assert!(fs::read(source.path().join("f")).unwrap() == wanted);
     cut(source.path(), "f", 4 * 200_000);
     cut(source.path(), "log", 9);
@@ -273,6 +275,7 @@ fn unsynced_bytes_reach_the_next_node() {
     assert_eq!(file.stat().unwrap().size, 5);
     // A record of another host behind one that was lost: the mount can't know the place of its own.
     log.write_at(0, b"three\n", None).unwrap();
+    log.flush().unwrap();
     fs::write(source.path().join("log"), "synced\none\ntwo\nother").unwrap();
     nodes.iter_mut().for_each(Node::restart);
     let error = log.sync(true).unwrap_err();
@@ -450,6 +453,37 @@ fn files_of_a_node_with_an_older_release_move_on() {
     nodes[1].kill();
     let error = create(&*writes, "none", O_EXCL).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+}
+
+/// One request looks a name up and opens the file, if that is one of the caller's.
+#[test]
+fn a_lookup_opens_a_file_that_its_caller_can_open() {
+    let source = tempfile::tempdir().unwrap();
+    let node = Node::start(source.path(), true);
+    let (_volume, writes) = mount(source.path(), &[&node], None).unwrap();
+    fs::create_dir(source.path().join("d")).unwrap();
+    fs::write(source.path().join("d/f"), b"bytes").unwrap();
+    std::os::unix::fs::symlink("f", source.path().join("d/l")).unwrap();
+    let look = |name: NamePath<'_>, caller: &Caller| writes.lookup_open(name, 0, caller);
+    let (attr, file) = look(name(b"d", b"f"), &root()).unwrap();
+    let mut bytes = [0; 9];
+    assert_eq!((attr.size, file.unwrap().read_at(0, &mut bytes).unwrap()), (5, 5));
+    assert!(look(name(b"", b"d"), &root()).unwrap().1.is_none() && look(name(b"d", b"l"), &root()).unwrap().1.is_none());
+    assert!(look(name(b"d", b"none"), &root()).is_err());
+    fs::set_permissions(source.path().join("d/f"), fs::Permissions::from_mode(0o600)).unwrap();
+    let stranger = Caller { uid: 1234, gid: 1234, ..Caller::default() };
+    // A node without root serves its own user only.
+    if let Ok((attr, file)) = look(name(b"d", b"f"), &stranger) {
+        assert!(attr.size == 5 && file.is_none());
+    }
+    // The node does not know what this mount has written.
+    let written = create(&*writes, "w", O_EXCL).unwrap();
+    written.write_at(0, b"behind", None).unwrap();
+    let (attr, file) = look(name(b"", b"w"), &root()).unwrap();
+    assert!(attr.size == 6 && file.is_none());
+    // The directory is not the expected directory.
+    let other = NodePath { path: b"d", expected: Some(FileIdentity::from_number(1)) };
+    assert!(look(NamePath { directory: other, name: b"f" }, &root()).is_err());
 }
 
 /// Over RDMA, the bytes of a write as another user go to another thread, in memory of the node's budget.

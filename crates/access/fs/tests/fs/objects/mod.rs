@@ -265,6 +265,8 @@ pub struct MemorySource {
     pub locks: Arc<Mutex<HashMap<u64, KnownLocks>>>,
     /// The number of files that were opened.
     pub opened: AtomicU64,
+    /// The number of these that a lookup has opened.
+    pub opened_by_lookups: AtomicU64,
     /// Directories can't be renamed.
     pub directories_stay: bool,
 }
@@ -323,6 +325,19 @@ impl WritableVolume for MemorySource {
             let object = tree.find(directory, at.name)?;
             Ok(tree.attr(object))
         })
+    }
+
+    fn lookup_open(
+        &self,
+        at: NamePath<'_>,
+        flags: u32,
+        caller: &Caller,
+    ) -> Result<(NodeAttr, Option<Box<dyn WritableFile>>)> {
+        let attr = self.lookup(at, caller)?;
+        let path = at.path();
+        let file = self.open(NodePath { path: &path, expected: Some(attr.identity) }, flags, caller).ok();
+        self.opened_by_lookups.fetch_add(u64::from(file.is_some()), Ordering::Relaxed);
+        Ok((attr, file))
     }
 
     fn readlink(&self, _at: NodePath<'_>, _caller: &Caller) -> Result<Vec<u8>> {

@@ -414,7 +414,7 @@ impl WriteCalls {
             WriteCall::Open { flags, .. } | WriteCall::OpenAgain { flags, .. } => {
                 flags.has_any(OpenFlags::ACCESS | OpenFlags::TRUNCATE)
             }
-            WriteCall::OpenDirectory { .. } | WriteCall::OpenPath { .. } => false,
+            WriteCall::OpenName { .. } | WriteCall::OpenDirectory { .. } | WriteCall::OpenPath { .. } => false,
             _ => true,
         };
         if changes {
@@ -562,6 +562,7 @@ impl PendingCall<'_> {
     fn close_passed(&self, home: Option<&HomeProcess>) {
         let file = match *self.plan.call {
             WriteCall::Open { file, .. }
+            | WriteCall::OpenName { file, .. }
             | WriteCall::OpenAgain { file, .. }
             | WriteCall::Create { file, .. }
             | WriteCall::CreateUnnamed { file, .. }
