@@ -414,6 +414,43 @@ fn a_store_without_conditions_is_refused() {
 }
 
 #[test]
+fn a_listing_excludes_new_names_and_overwrites_nothing() {
+    let Some(rig) = BucketRig::start() else { return };
+    let proxy = ChaosProxy::start(rig.server.address()).unwrap();
+    let times = ["--attr-cache", "1h", "--entry-cache", "1h", "--dir-entry-cache", "1h"];
+    let mount = rig.mount_from("mnt", &proxy.endpoint(), &times);
+    rig.server.put(BUCKET, "p/old/there", b"theirs");
+    fs::create_dir(mount.path("new")).unwrap();
+    for folder in ["new", "old"] {
+        for n in 0..20 {
+            fs::write(mount.path(&format!("{folder}/f{n}")), b"own").unwrap();
+        }
+        // Own files are found, and those of the listing.
+        assert_eq!(fs::read(mount.path(&format!("{folder}/f19"))).unwrap(), b"own");
+    }
+    assert_eq!(mount.read("old/there"), b"theirs");
+    assert_eq!(proxy.count_requests("HEAD", "/p/new/f"), 0, "{:?}", proxy.requests());
+    let looked_up = proxy.count_requests("HEAD", "/p/old/f");
+    assert_eq!(looked_up, 8, "then the folder is listed: {:?}", proxy.requests());
+    // What others make since is not replaced.
+    rig.server.put(BUCKET, "p/old/late", b"theirs");
+    let mut late = File::create(mount.path("old/late")).unwrap();
+    late.write_all(b"own").unwrap();
+    assert_eq!(rustix::fs::fsync(&late).unwrap_err(), rustix::io::Errno::STALE);
+    drop(late);
+    assert_eq!(rig.object("p/old/late").unwrap(), b"theirs");
+    rig.server.put(BUCKET, "p/old/later", b"theirs");
+    let exists = File::create_new(mount.path("old/later")).unwrap_err();
+    assert_eq!(exists.kind(), ErrorKind::AlreadyExists);
+    // A rename of a file and a removal leave the rest known.
+    fs::rename(mount.path("old/f1"), mount.path("old/renamed")).unwrap();
+    fs::remove_file(mount.path("old/f2")).unwrap();
+    assert_eq!(mount.read("old/renamed"), b"own");
+    assert!(!mount.path("old/f2").exists());
+    mount.unmount();
+}
+
+#[test]
 fn a_written_file_is_read_without_a_request() {
     let Some(rig) = BucketRig::start() else { return };
     let proxy = ChaosProxy::start(rig.server.address()).unwrap();

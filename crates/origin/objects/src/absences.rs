@@ -2,6 +2,7 @@
 //! ask the store again. A new file is published under the condition that its name leads to no object, so a wrong memory
 //! overwrites nothing.
 
+use crate::made_folders::MadeFolders;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -22,20 +23,23 @@ pub(crate) struct RecentAbsences {
     names: Mutex<HashMap<Vec<u8>, Instant>>,
     publications: Box<[AtomicU64]>,
     hasher: RandomState,
+    /// The folders whose listings exclude names.
+    pub folders: MadeFolders,
 }
 
 /// The publications of a name's group when a lookup began.
 #[derive(Clone, Copy)]
 pub(crate) struct LookupStart(u64);
 
-impl Default for RecentAbsences {
-    fn default() -> RecentAbsences {
-        let publications = (0..NAME_GROUPS).map(|_| AtomicU64::new(0)).collect();
-        RecentAbsences { names: Mutex::default(), publications, hasher: RandomState::new() }
-    }
-}
 
 impl RecentAbsences {
+    /// No names. `listings_exclude_for`: how long listings of folders exclude names.
+    pub fn new(listings_exclude_for: Duration) -> RecentAbsences {
+        let publications = (0..NAME_GROUPS).map(|_| AtomicU64::new(0)).collect();
+        let folders = MadeFolders::new(listings_exclude_for);
+        RecentAbsences { names: Mutex::default(), publications, hasher: RandomState::new(), folders }
+    }
+
     fn publications_of(&self, path: &[u8]) -> &AtomicU64 {
         let group = self.hasher.hash_one(path) as usize % NAME_GROUPS;
         &self.publications[group]
@@ -51,9 +55,8 @@ impl RecentAbsences {
         self.begin_lookup(path).0 != start.0
     }
 
-    /// The lookup has not found the name. What this process has published since is not absent.
-    pub fn note(&self, path: Vec<u8>, start: LookupStart) {
-        let now = Instant::now();
+    /// The lookup has not found the name, which was absent at `now`. What this process has published since is not absent.
+    pub fn note(&self, path: Vec<u8>, start: LookupStart, now: Instant) {
         let mut names = self.names.lock();
         if self.has_publications_since(&path, start) {
             return;
@@ -70,6 +73,7 @@ impl RecentAbsences {
     pub fn note_published(&self, path: &[u8]) {
         self.publications_of(path).fetch_add(1, Ordering::SeqCst);
         self.names.lock().remove(path);
+        self.folders.note_published(path);
     }
 
     /// Forgets all, also what lookups that are under way find: names appear.
@@ -78,6 +82,7 @@ impl RecentAbsences {
             group.fetch_add(1, Ordering::SeqCst);
         }
         self.names.lock().clear();
+        self.folders.forget_listings();
     }
 
     /// Whether a lookup did not find the name a moment ago; it counts once.
@@ -93,8 +98,8 @@ mod tests {
 
     #[test]
     fn an_absence_counts_once_and_for_a_moment() {
-        let absences = RecentAbsences::default();
-        let note = |name: &[u8]| absences.note(name.to_vec(), absences.begin_lookup(name));
+        let absences = RecentAbsences::new(Duration::ZERO);
+        let note = |name: &[u8]| absences.note(name.to_vec(), absences.begin_lookup(name), Instant::now());
         note(b"a");
         assert!(!absences.take(b"b", false) && absences.take(b"a", false) && !absences.take(b"a", false));
         note(b"a");
@@ -112,12 +117,12 @@ mod tests {
 
     #[test]
     fn a_published_name_is_not_absent() {
-        let absences = RecentAbsences::default();
+        let absences = RecentAbsences::new(Duration::ZERO);
         let start = absences.begin_lookup(b"a");
-        absences.note(b"a".to_vec(), start);
+        absences.note(b"a".to_vec(), start, Instant::now());
         absences.note_published(b"a");
         assert!(!absences.take(b"a", false));
-        absences.note(b"a".to_vec(), start);
+        absences.note(b"a".to_vec(), start, Instant::now());
         assert!(!absences.take(b"a", false), "the lookup began before the publication");
     }
 }

@@ -17,6 +17,7 @@ mod file;
 mod file_attrs;
 mod found;
 mod last_known;
+mod made_folders;
 mod names;
 mod new_files;
 mod object;

@@ -67,6 +67,7 @@ impl BucketFiles {
         let object = Arc::new(self.new_object(path.to_vec(), node));
         reserved.into_iter().for_each(|reserved| object.lock_by(Arc::clone(reserved)));
         open.insert(path.to_vec(), &object);
+        self.absences.folders.note_file(path);
         Ok(Some(object))
     }
 }

@@ -7,6 +7,7 @@ use crate::file::BucketFile;
 use crate::file_attrs::{FileAttrs, file_time};
 use crate::found::{FoundNode, FoundObject, OpenedNode, found_object};
 use crate::last_known::{LastKnown, StoredName};
+use crate::made_folders::{FolderNames, ListedName};
 use crate::names::{key_of, node_attr, path_of};
 use crate::object::{ObjectContext, OpenObject};
 use crate::open_table::OpenTable;
@@ -19,7 +20,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use spurline_object_store::{ObjectAttributes, OriginOptions, WriteCondition, bare_etag, marked_as};
 use spurline_origin::{ObjectOrigin, OriginStore as _, OutageWatch, StoredNode, folder_attr, object_attr};
-use spurline_sys::join_path;
+use spurline_sys::{join_path, split_path};
 use spurline_types::{
     Error, ErrorKind, FileKind, ListPage, OBJECT_HEADERS_XATTR, ObjectAttr, ObjectRef, Result, Stats, Version,
 };
@@ -34,6 +35,7 @@ use spurline_volume::writes::{
     Caller, Change, CreatedFile, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SourceSpace,
     WritableDirectory, WritableFile, WritableVolume,
 };
+use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Instant, SystemTime};
@@ -160,6 +162,57 @@ impl BucketFiles {
             let known = self.context.known.name(path);
             self.outage.answer(known, self.deadline(), |deadline| self.look_up(path, deadline))
         })
+    }
+
+    /// As [`BucketFiles::find_known`], for the kernel, which may create the file next.
+    fn find_for_lookup(&self, path: &[u8]) -> Result<FoundNode> {
+        let start = self.absences.begin_lookup(path);
+        if let Some(since) = self.absent_as_listed(path) {
+            self.absences.note(path.to_vec(), start, since);
+            return Err(Error::new(ErrorKind::NotFound, "the folder did not have it a moment ago"));
+        }
+        self.find_known(path).inspect_err(|error| {
+            if error.kind() == ErrorKind::NotFound {
+                self.absences.note(path.to_vec(), start, Instant::now());
+            }
+        })
+    }
+
+    /// When a name was absent, if a listing of its folder excludes the name.
+    fn absent_as_listed(&self, path: &[u8]) -> Option<Instant> {
+        let folders = &self.absences.folders;
+        if self.changed_at(path).is_some() {
+            return None;
+        }
+        let mut known = folders.look(path);
+        if let ListedName::List(start) = known {
+            folders.end_listing(path, start, self.list_names(split_path(path).0).ok());
+            known = folders.look(path);
+        }
+        if let ListedName::Absent(since) = known { Some(since) } else { None }
+    }
+
+    /// The names of a folder, unless the folder has too many pages.
+    fn list_names(&self, folder: &[u8]) -> Result<FolderNames> {
+        let folders = &self.absences.folders;
+        let mut found = FolderNames { names: HashSet::new(), pages: 0 };
+        let mut cursor: Option<Vec<u8>> = None;
+        while found.pages <= folders.pages_max() {
+            found.pages += 1;
+            let page = self.outage.answer(None, self.deadline(), |deadline| {
+                self.origin.list(folder, cursor.as_deref(), usize::MAX, deadline)
+            });
+            let page = match page {
+                Err(error) if error.kind() == ErrorKind::NotFound => break,
+                page => page?,
+            };
+            found.names.extend(page.entries.iter().map(|entry| folders.hash(&entry.name)));
+            cursor = page.next;
+            if cursor.is_none() {
+                break;
+            }
+        }
+        Ok(found)
     }
 
     fn find_by(&self, path: &[u8], look: impl FnOnce() -> Result<StoredName>) -> Result<FoundNode> {
@@ -447,6 +500,31 @@ impl BucketFiles {
         }
     }
 
+    /// Names that appear by a change, which has begun at `begun`, are not absent.
+    fn note_appeared(&self, change: &Change<'_>, made: &Result<Option<NodeAttr>>, begun: Instant) {
+        let absences = &self.absences;
+        match (change, made) {
+            (Change::Mkdir { at, .. }, Ok(_)) => {
+                absences.note_published(&path_of(at));
+                absences.folders.note_folder(&path_of(at), begun);
+            }
+            (Change::Mknod { at, .. } | Change::Symlink { at, .. }, Ok(_)) => absences.note_published(&path_of(at)),
+            (Change::Rename { from, to, .. }, Ok(Some(attr))) if attr.mode & S_IFMT != S_IFDIR => {
+                absences.note_published(&path_of(from));
+                absences.note_published(&path_of(to));
+            }
+            (
+                Change::Mkdir { .. }
+                | Change::Mknod { .. }
+                | Change::Symlink { .. }
+                | Change::Link { .. }
+                | Change::Rename { .. },
+                _,
+            ) => absences.clear(),
+            _ => {}
+        }
+    }
+
     pub fn version_condition(&self, etag: Option<String>) -> WriteCondition {
         match etag {
             Some(etag) if !self.options.last_writer_wins => WriteCondition::Version(bare_etag(&etag).to_owned()),
@@ -502,7 +580,7 @@ impl WritableBucket {
             times: PublishedTimes::default(),
             space: Arc::new(StagingSpace::new(options.staging_max)),
             writing: Mutex::default(),
-            absences: Arc::default(),
+            absences: Arc::new(RecentAbsences::new(options.listings_exclude_for)),
             known: Arc::new(LastKnown::new(options.known_names_max)),
             ending: EndingFiles::default(),
             kept_files: OnceLock::new(),
@@ -655,12 +733,24 @@ impl WritableVolume for WritableBucket {
 
     fn lookup(&self, at: NamePath<'_>, _caller: &Caller) -> Result<NodeAttr> {
         let path = path_of(&at);
-        let start = self.files.absences.begin_lookup(&path);
-        self.files.known_attr_at(&path).inspect_err(|error| {
-            if error.kind() == ErrorKind::NotFound {
-                self.files.absences.note(path, start);
-            }
-        })
+        Ok(self.files.attr_of(&path, &self.files.find_for_lookup(&path)?))
+    }
+
+    fn lookup_open(
+        &self,
+        at: NamePath<'_>,
+        flags: u32,
+        _caller: &Caller,
+    ) -> Result<(NodeAttr, Option<Box<dyn WritableFile>>)> {
+        let path = path_of(&at);
+        let step = self.files.context.next_step();
+        let found = self.files.find_for_lookup(&path)?;
+        let attr = self.files.attr_of(&path, &found);
+        if attr.mode & S_IFMT != S_IFREG {
+            return Ok((attr, None));
+        }
+        let file = self.open_file(self.files.open_found(&path, found, step)?, flags)?;
+        Ok((attr, Some(Box::new(file))))
     }
 
     fn readlink(&self, at: NodePath<'_>, _caller: &Caller) -> Result<Vec<u8>> {
@@ -736,24 +826,15 @@ impl WritableVolume for WritableBucket {
         caller: &Caller,
         mark: Option<ChangeMark>,
     ) -> Result<Option<NodeAttr>> {
-        let makes_names = matches!(
-            change,
-            Change::Mkdir { .. }
-                | Change::Mknod { .. }
-                | Change::Symlink { .. }
-                | Change::Link { .. }
-                | Change::Rename { .. }
-        );
         let outage = &self.files.outage;
         let was_refused = outage.is_tested();
+        let begun = Instant::now();
         let made = self.make_change(change, caller, mark);
         // What was refused before the store got a request is known as before.
         if made.is_ok() || !(was_refused && outage.is_tested()) {
             self.files.note_changed(change, made.is_ok());
         }
-        if makes_names {
-            self.files.absences.clear();
-        }
+        self.files.note_appeared(change, &made, begun);
         made
     }
 

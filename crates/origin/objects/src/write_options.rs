@@ -44,6 +44,8 @@ pub struct BucketWriteOptions {
     pub stale_if_error: Duration,
     /// The most names that are kept for that.
     pub known_names_max: usize,
+    /// How long a listing of a folder in which the mount makes files excludes names; zero for never.
+    pub listings_exclude_for: Duration,
     /// The folder of local files with bytes that are not published; `None` keeps those in memory.
     pub staging_dir: Option<PathBuf>,
     /// Most bytes of these files together.
@@ -73,6 +75,7 @@ impl BucketWriteOptions {
             rename_limit: 10_000,
             stale_if_error: Duration::ZERO,
             known_names_max: 0,
+            listings_exclude_for: Duration::ZERO,
             staging_dir: None,
             staging_max: u64::MAX,
             part_len: FIRST_PART,

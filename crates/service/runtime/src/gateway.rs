@@ -3,7 +3,7 @@
 use crate::admin::{AdminServices, ProcessTarget};
 use crate::s3_endpoint::{EndpointFiles, bucket_writes, log_endpoint, start_endpoint, stop_endpoint};
 use crate::volume::{OpenVolume, open_volume};
-use crate::writes::{finish_writes, open_writes};
+use crate::writes::{KernelRules, finish_writes, open_writes};
 use crate::{peer_status, setup};
 use spurline_config::{Fault, GatewayConfig};
 use spurline_observe::documents::{GatewayStatus, InfoDocument, ProcessRole};
@@ -35,7 +35,7 @@ pub fn start_gateway(config: GatewayConfig) -> Result<RunningGateway, Fault> {
     let stats = Arc::new(Stats::default());
     let endpoint_files = EndpointFiles::read(&config.s3)?;
     let volume = open_volume(&config.volume, &stats)?;
-    let writes = open_writes(&config.volume, &volume, &stats, false, None, "leave --writable out")?;
+    let writes = open_writes(&config.volume, &volume, &stats, KernelRules::default(), None, "leave --writable out")?;
     let behind = writes.as_ref().and_then(|writes| writes.behind.clone());
     let changed = match (writes, &config.volume.writes) {
         (Some(open), Some(writes)) => Some(bucket_writes(volume.volume(), open.source, writes, &stats)?),

@@ -6,12 +6,12 @@ use crate::exported::{ExportedNames, KeepNames, resume_clients};
 use crate::recovery::{KeeperView, MountRecovery};
 use crate::volume::{OpenVolume, open_volume};
 use crate::writes::{
-    OpenWrites, UnsentBytes, describe_unsent, find_loss, find_reads, lock_word, open_writes, source_abilities,
+    KernelRules, OpenWrites, UnsentBytes, describe_unsent, find_loss, find_reads, lock_word, open_writes, source_abilities,
     writes_behind,
 };
 use crate::{group, peer_status, setup};
 use spurline_client::GroupVolume;
-use spurline_config::{Fault, FuseIo, MemoryBudget, MountConfig};
+use spurline_config::{Fault, FuseConfig, FuseIo, MemoryBudget, MountConfig};
 use spurline_fs::writable::{WritableConfig, WritableFileSystem};
 use spurline_fs::{FileService, FileSystem};
 use spurline_fuse::{FuseSession, MountOptions, SessionConfig, SessionUnmounter, SessionWrites, UnmountOutcome};
@@ -140,8 +140,8 @@ impl PreparedMount {
             check_outside_source(&config, &mountpoint)?;
         }
         let kept = recovery.as_ref().map(MountRecovery::kept_writes);
-        let local_locks = config.fuse.local_locks;
-        let writes = open_writes(&config.volume, &volume, &stats, local_locks, kept, "leave --rw out")?;
+        let rules = kernel_rules(&config.fuse);
+        let writes = open_writes(&config.volume, &volume, &stats, rules, kept, "leave --rw out")?;
         if let Some(writes) = &writes {
             check_users(&config, &options, writes)?;
         }
@@ -434,14 +434,21 @@ fn check_users(config: &MountConfig, options: &MountOptions, writes: &OpenWrites
     ))
 }
 
+fn kernel_rules(fuse: &FuseConfig) -> KernelRules {
+    KernelRules { local_locks: fuse.local_locks, absent_behind: fuse.cache_times().behind }
+}
+
 fn writable_config(config: &MountConfig, options: &MountOptions) -> WritableConfig {
-    // Nothing between kernel and source keeps attributes, so that the kernel has all of the time.
+    // Nothing between kernel and source keeps attributes, so that the kernel has all of the time; absences of a bucket can be of a
+    // listing.
     let fuse = &config.fuse;
+    let is_bucket = config.volume.source.scheme() != "file";
+    let behind = if is_bucket { fuse.cache_times().behind } else { Duration::ZERO };
     WritableConfig {
         attr_ttl: fuse.attr_ttl,
         entry_ttl: fuse.entry_ttl.min(fuse.attr_ttl),
         dir_entry_ttl: fuse.dir_entry_ttl,
-        negative_ttl: fuse.attr_ttl.min(fuse.entry_ttl).min(fuse.dir_entry_ttl),
+        negative_ttl: fuse.attr_ttl.min(fuse.entry_ttl).min(fuse.dir_entry_ttl) - behind,
         kernel_checks: options.checks_modes(),
         inode_bytes: config.volume.budget.inode_bytes,
         max_readahead: config.volume.budget.readahead,

@@ -3,7 +3,7 @@
 
 use crate::mount::readahead_budget;
 use crate::volume::{OpenVolume, open_volume};
-use crate::writes::{finish_writes, open_writes};
+use crate::writes::{KernelRules, finish_writes, open_writes};
 use spurline_config::{Fault, MemoryBudget, VolumeConfig};
 use spurline_fs::FileService;
 use spurline_fs::writable::{WritableConfig, WritableFileSystem};
@@ -60,7 +60,7 @@ impl WritableFiles {
 pub fn open_writable_files(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<WritableFiles, Fault> {
     let volume = open_volume(config, stats)?;
     let remedy = "open it for reading only";
-    let Some(writes) = open_writes(config, &volume, stats, false, None, remedy)? else {
+    let Some(writes) = open_writes(config, &volume, stats, KernelRules::default(), None, remedy)? else {
         return Err(Fault::usage(
             format!("{} was configured for reading only", config.source),
             "check the configuration with RawVolume::check_writable",

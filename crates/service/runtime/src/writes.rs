@@ -54,6 +54,15 @@ impl OpenWrites {
     }
 }
 
+/// What a mount's kernel has to do with changes; none of this without a kernel.
+#[derive(Default)]
+pub(crate) struct KernelRules {
+    /// The kernel keeps the locks.
+    pub local_locks: bool,
+    /// How old an absence may be when the kernel gets the answer.
+    pub absent_behind: Duration,
+}
+
 /// Opens the source of `config` for changes, in this process or through the nodes of `volume`; `None` for a volume that is
 /// not changed. `or_else`: the remedy beside a source that can be changed.
 ///
@@ -63,10 +72,11 @@ pub(crate) fn open_writes(
     config: &VolumeConfig,
     volume: &OpenVolume,
     stats: &Arc<Stats>,
-    local_locks: bool,
+    rules: KernelRules,
     kept: Option<KeptWrites>,
     or_else: &str,
 ) -> Result<Option<OpenWrites>, Fault> {
+    let local_locks = rules.local_locks;
     let Some(writes) = config.writes else { return Ok(None) };
     let location = SourceLocation::parse(config.source.as_str())?;
     let is_bucket = location.scheme() != SourceScheme::Directory;
@@ -95,6 +105,7 @@ pub(crate) fn open_writes(
         options.conditions_known = kept.as_ref().is_some_and(|kept| kept.goes_on);
         // The nodes have the bytes that they send.
         options.fills_cache = volume.remote.is_none();
+        options.listings_exclude_for = rules.absent_behind;
         let source = open_bucket_writes(config, options, &origin, store, volume, stats)?;
         if let Some(nodes) = &volume.remote {
             source.share_paths(nodes.open_path_locks(kept.map(|kept| kept.client))?);
