@@ -29,6 +29,7 @@ fn a_change_without_an_answer_is_compared_however_often_the_next_node_is_tried()
         let line = format!("{lost_requests}\n");
         lose_answer(lost_requests);
         log.write_at(0, line.as_bytes(), None).unwrap();
+        log.flush().unwrap();
         wanted.extend(line.into_bytes());
         // Faults that are left meet requests that change nothing.
         for _ in 0..20 {
