@@ -31,7 +31,6 @@ pub(crate) struct RecentAbsences {
 #[derive(Clone, Copy)]
 pub(crate) struct LookupStart(u64);
 
-
 impl RecentAbsences {
     /// No names. `listings_exclude_for`: how long listings of folders exclude names.
     pub fn new(listings_exclude_for: Duration) -> RecentAbsences {

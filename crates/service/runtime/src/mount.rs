@@ -6,8 +6,8 @@ use crate::exported::{ExportedNames, KeepNames, resume_clients};
 use crate::recovery::{KeeperView, MountRecovery};
 use crate::volume::{OpenVolume, open_volume};
 use crate::writes::{
-    KernelRules, OpenWrites, UnsentBytes, describe_unsent, find_loss, find_reads, lock_word, open_writes, source_abilities,
-    writes_behind,
+    KernelRules, OpenWrites, UnsentBytes, describe_unsent, find_loss, find_reads, lock_word, open_writes,
+    source_abilities, writes_behind,
 };
 use crate::{group, peer_status, setup};
 use spurline_client::GroupVolume;

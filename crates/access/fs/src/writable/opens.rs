@@ -11,8 +11,8 @@ use super::open_nodes::{OpenNodeDirectory, OpenNodeFile, OpenNodeState, OpenNode
 use super::opener::FileOpener;
 use super::removed::RemovedDirectory;
 use super::version_reads::VersionReads;
-use crate::block_reads::{BlockReads, ReadAheadLimits};
 use crate::attr::LookupOutcome;
+use crate::block_reads::{BlockReads, ReadAheadLimits};
 use crate::errno::{FsError, FsResult, errno_error};
 use crate::inode_limit::LimitedInodes as _;
 use crate::kept_records::{KeptHandle, KeptRecord, MadeChange, RecordSlot};
@@ -24,8 +24,8 @@ use spurline_volume::hand_over::{LeftOpen, OpenHold, RepeatRule};
 use spurline_volume::kept_files::KeptFileKey;
 use spurline_volume::repeated::{ChangeOutcome, RepeatedCall};
 use spurline_volume::writes::{
-    CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, NodePath, S_IFMT, S_IFREG, WritableDirectory, WritableFile,
-    WritableVolume, WritePlace,
+    CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, NodePath, S_IFMT, S_IFREG, WritableDirectory,
+    WritableFile, WritableVolume, WritePlace,
 };
 use spurline_volume::{ReadData, Volume};
 use std::cell::Cell;
@@ -109,8 +109,7 @@ impl MountOpens {
         let is_excluded = self.life.kept().is_some() || self.names.exported.load(Ordering::Relaxed);
         let flags = if is_excluded { None } else { opens.flags_for(parent, caller) };
         let Some(flags) = flags else {
-            let outcome =
-                self.names.lookup_by(parent, name, caller, |at, caller| self.source.lookup(at, caller))?;
+            let outcome = self.names.lookup_by(parent, name, caller, |at, caller| self.source.lookup(at, caller))?;
             if let LookupOutcome::Found(entry) = outcome {
                 opens.note_lookup(parent, entry.ino, caller, None);
             }

@@ -468,7 +468,9 @@ fn a_lookup_opens_a_file_that_its_caller_can_open() {
     let (attr, file) = look(name(b"d", b"f"), &root()).unwrap();
     let mut bytes = [0; 9];
     assert_eq!((attr.size, file.unwrap().read_at(0, &mut bytes).unwrap()), (5, 5));
-    assert!(look(name(b"", b"d"), &root()).unwrap().1.is_none() && look(name(b"d", b"l"), &root()).unwrap().1.is_none());
+    assert!(
+        look(name(b"", b"d"), &root()).unwrap().1.is_none() && look(name(b"d", b"l"), &root()).unwrap().1.is_none()
+    );
     assert!(look(name(b"d", b"none"), &root()).is_err());
     fs::set_permissions(source.path().join("d/f"), fs::Permissions::from_mode(0o600)).unwrap();
     let stranger = Caller { uid: 1234, gid: 1234, ..Caller::default() };
