@@ -4,12 +4,12 @@
 use crate::attr::{FileAttr, FsConfig, InodeEntry, LookupOutcome, VolumeStat};
 use crate::block_reads::{BlockReads, FileReadAhead, ReadAheadLimits};
 use crate::errno::{FsError, FsResult};
-use crate::growth::OpenFiles;
 use crate::handle::{HandleTable, OpenFileState, OpenHandle, OpenKind};
 use crate::inode::{Inode, InodeTable, ROOT};
 use crate::inode_limit::LimitAlarm;
 use crate::kept_records::{KeptHandle, KeptLife, KeptRecord, KeptRecords};
 use crate::name_records::NameRecords;
+use crate::open_inodes::OpenInodes;
 use crate::page_starts::PageStarts;
 use crate::passthrough::{LiveBacking, RegisterBacking, RegisteredBacking};
 use crate::service::{FsCaller, OpenedFile};
@@ -31,7 +31,7 @@ pub struct FileSystem {
     // Field order is drop order: open handles release their backing files before the volume is dropped.
     pub(crate) handles: HandleTable,
     pub(crate) inodes: InodeTable,
-    open_files: OpenFiles,
+    open_inodes: OpenInodes,
     pub(crate) volume: Arc<dyn Volume>,
     pub(crate) config: FsConfig,
     pub(crate) stats: Arc<Stats>,
@@ -63,7 +63,7 @@ impl FileSystem {
         let handles = HandleTable::default();
         let capacity = Mutex::default();
         let starts = PageStarts::default();
-        let open_files = OpenFiles::new();
+        let open_inodes = OpenInodes::new();
         let limit_alarm = LimitAlarm::default();
         FileSystem {
             volume,
@@ -71,7 +71,7 @@ impl FileSystem {
             stats,
             starts,
             inodes,
-            open_files,
+            open_inodes,
             handles,
             clock,
             reads,
@@ -135,7 +135,7 @@ impl FileSystem {
 
     /// The inode of an open file at `path` that has, or continues with, the version of `attr`.
     fn open_inode(&self, path: &[u8], attr: &ObjectAttr) -> Option<Arc<Inode>> {
-        let inode = self.open_files.find_open(self.inodes.path_id(path))?;
+        let inode = self.open_inodes.find_open(self.inodes.path_id(path))?;
         (inode.path() == path && self.try_grow(&inode, attr)).then_some(inode)
     }
 
@@ -147,8 +147,8 @@ impl FileSystem {
         }
         let Some(growth) = inode.growth().filter(|_| inode.kind == attr.kind) else { return false };
         let id = self.inodes.object_id(inode.path(), attr);
-        let published = growth
-            .try_publish(&*self.volume, inode, id, attr, || Some(inode.opens.lock()).filter(|opens| opens.is_cached()));
+        let cached_opens = || Some(inode.opens.lock()).filter(|opens| opens.is_cached());
+        let published = growth.try_publish(&*self.volume, inode.first(), id, attr, cached_opens);
         if published {
             self.inodes.keep_growth(inode);
         }
@@ -317,7 +317,7 @@ impl FileSystem {
         drop(opens);
         if backing.is_none() {
             self.stats.fuse.inode_bytes.add(self.inodes.prepare_growth(&inode));
-            self.open_files.add_open(self.inodes.path_id(inode.path()), &inode);
+            self.open_inodes.add_open(self.inodes.path_id(inode.path()), &inode);
         }
         let readahead = if backing.is_none() { self.reads.open_file(object.size) } else { FileReadAhead::none() };
         drop(object);
@@ -393,7 +393,7 @@ impl FileSystem {
                     // Which blocks the processes before have served is not known.
                     growth.record_served(0..u32::MAX - 1);
                 }
-                self.open_files.add_open(self.inodes.path_id(inode.path()), &inode);
+                self.open_inodes.add_open(self.inodes.path_id(inode.path()), &inode);
             }
             let readahead =
                 if backing.is_none() { self.reads.open_file(inode.current().size) } else { FileReadAhead::none() };
@@ -576,7 +576,7 @@ impl FileSystem {
         let unused = handle.inode.opens.lock().count_release(file.backing.is_some());
         drop(unused);
         if file.backing.is_none() {
-            self.open_files.remove_closed(self.inodes.path_id(handle.inode.path()), &handle.inode);
+            self.open_inodes.remove_closed(self.inodes.path_id(handle.inode.path()), &handle.inode);
         }
     }
 

@@ -1,11 +1,9 @@
 //! Growth of open files: an open inode may continue with a longer version of its path, after a proof that the bytes
-//! already served are a prefix of it. It knows neither handles nor names of directories.
+//! already served are a prefix of it. It knows neither handles nor the inode.
 
-use crate::inode::{EtagForm, Inode};
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Mutex, RwLock};
 use spurline_types::{ObjectAttr, ObjectId, ObjectRef};
 use spurline_volume::{ReadData, Volume};
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -16,6 +14,33 @@ const MOST_COMPARED: u64 = 64 << 20;
 const PIECE: usize = 256 << 10;
 /// Attempts to compare blocks that readers add meanwhile.
 const ATTEMPTS: usize = 3;
+
+/// An etag, stored only if it differs from the version.
+pub enum EtagForm {
+    None,
+    SameAsVersion,
+    Other(Box<str>),
+}
+
+impl EtagForm {
+    /// The etag of these attributes.
+    pub fn of_attr(attr: &ObjectAttr) -> Self {
+        match attr.etag.as_deref() {
+            None => EtagForm::None,
+            Some(etag) if etag == attr.version.as_str() => EtagForm::SameAsVersion,
+            Some(etag) => EtagForm::Other(etag.into()),
+        }
+    }
+
+    /// The etag of an object at this version.
+    pub fn text<'a>(&'a self, object: &'a ObjectRef) -> Option<&'a str> {
+        match self {
+            EtagForm::None => None,
+            EtagForm::SameAsVersion => Some(object.version.as_str()),
+            EtagForm::Other(etag) => Some(etag),
+        }
+    }
+}
 
 /// A version that continues the first one of an inode.
 pub struct GrownVersion {
@@ -79,23 +104,24 @@ impl InodeGrowth {
         self.first.load(Ordering::SeqCst)..self.end.load(Ordering::SeqCst)
     }
 
-    /// Whether `inode`, to which this belongs, has the version of `attr`, which is the object `id`, or continues with
+    /// Whether the file, whose first version is `first`, has the version of `attr`, which is the object `id`, or continues with
     /// it from now on: it is longer, and the served blocks are the same in both. Reads those blocks. `opens` locks the
     /// mode of the inode's opens until the new version is published; `None` if the mode forbids it.
     pub fn try_publish<G>(
         &self,
         volume: &dyn Volume,
-        inode: &Inode,
+        first: &ObjectRef,
         id: ObjectId,
         attr: &ObjectAttr,
         opens: impl Fn() -> Option<G>,
     ) -> bool {
         let mut refused = self.refused.lock();
-        if inode.matches(attr) {
+        let grown = self.current();
+        let old = grown.as_deref().map_or(first, |grown| &grown.object);
+        if old.size == attr.size && old.version == attr.version {
             return true;
         }
-        let old = inode.current();
-        let Some(new) = longer_version(&old, id, attr).filter(|_| *refused != Some(id)) else { return false };
+        let Some(new) = longer_version(old, id, attr).filter(|_| *refused != Some(id)) else { return false };
         let mut equal = 0..0;
         for _ in 0..ATTEMPTS {
             let served = self.served();
@@ -103,7 +129,7 @@ impl InodeGrowth {
             if served.is_empty() {
                 return false;
             }
-            if served != equal && !equal_blocks(volume, &old, &new.object, served.clone()) {
+            if served != equal && !equal_blocks(volume, old, &new.object, served.clone()) {
                 break;
             }
             equal = served;
@@ -156,43 +182,6 @@ fn same_bytes(a: &ReadData, one: &[u8], b: &ReadData, other: &[u8]) -> bool {
     let a = bytes(a, one);
     let b = bytes(b, other);
     a.len() == one.len() && a == b
-}
-
-const SHARDS: usize = 16;
-
-/// The inodes of open files by path, so that a lookup of a longer version finds the open one.
-pub struct OpenFiles {
-    shards: [Mutex<HashMap<ObjectId, Arc<Inode>>>; SHARDS],
-}
-
-impl OpenFiles {
-    pub fn new() -> Self {
-        OpenFiles { shards: Default::default() }
-    }
-
-    fn shard(&self, path: ObjectId) -> MutexGuard<'_, HashMap<ObjectId, Arc<Inode>>> {
-        self.shards[path.0 as usize & (SHARDS - 1)].lock()
-    }
-
-    /// Adds an inode that was just opened in cached mode; `path` is the hash of its path.
-    pub fn add_open(&self, path: ObjectId, inode: &Arc<Inode>) {
-        self.shard(path).insert(path, Arc::clone(inode));
-    }
-
-    /// Removes an inode that was just closed, unless another handle has it open.
-    pub fn remove_closed(&self, path: ObjectId, inode: &Inode) {
-        let mut shard = self.shard(path);
-        let unused = shard.get(&path).is_some_and(|open| open.ino == inode.ino) && !inode.opens.lock().is_cached();
-        let unused = if unused { shard.remove(&path) } else { None };
-        // Freed after the lock is released.
-        drop(shard);
-        drop(unused);
-    }
-
-    /// The open inode of a path.
-    pub fn find_open(&self, path: ObjectId) -> Option<Arc<Inode>> {
-        self.shard(path).get(&path).cloned()
-    }
 }
 
 /// The version of `attr` at the path of `old`, if it may be a longer version of the same file.

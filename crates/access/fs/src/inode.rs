@@ -2,7 +2,7 @@
 //! knows no handles.
 
 use crate::attr::{FileAttr, FsConfig, InodeEntry};
-use crate::growth::{GrownVersion, InodeGrowth};
+use crate::growth::{EtagForm, GrownVersion, InodeGrowth};
 use crate::kept_records::{KeptInode, KeptRecord, KeptRecords, KeptVersion, RecordSlot};
 use crate::passthrough::OpenModes;
 use parking_lot::{Mutex, RwLock};
@@ -83,32 +83,6 @@ pub struct Inode {
     pub(crate) opens: Mutex<OpenModes>,
 }
 
-/// An etag, stored only if it differs from the version.
-pub enum EtagForm {
-    None,
-    SameAsVersion,
-    Other(Box<str>),
-}
-
-impl EtagForm {
-    /// The etag of these attributes.
-    pub fn of_attr(attr: &ObjectAttr) -> Self {
-        match attr.etag.as_deref() {
-            None => EtagForm::None,
-            Some(etag) if etag == attr.version.as_str() => EtagForm::SameAsVersion,
-            Some(etag) => EtagForm::Other(etag.into()),
-        }
-    }
-
-    fn text<'a>(&'a self, object: &'a ObjectRef) -> Option<&'a str> {
-        match self {
-            EtagForm::None => None,
-            EtagForm::SameAsVersion => Some(object.version.as_str()),
-            EtagForm::Other(etag) => Some(etag),
-        }
-    }
-}
-
 /// The version that an inode has at present.
 pub enum CurrentVersion<'a> {
     First(&'a Inode),
@@ -158,6 +132,11 @@ impl Inode {
     /// Distinguishes inodes that have the same number in different mounts; 32 bits, as the kernel stores them.
     pub fn generation(&self) -> u64 {
         if self.ino == ROOT { 0 } else { key_of(self.kind, self.object.id).1 >> 32 }
+    }
+
+    /// The version in which the file was first seen.
+    pub fn first(&self) -> &ObjectRef {
+        &self.object
     }
 
     /// The path below the source.

@@ -20,6 +20,7 @@ mod inode_limit;
 mod kept_records;
 mod list;
 mod name_records;
+mod open_inodes;
 mod page_starts;
 mod passthrough;
 mod read_only;
