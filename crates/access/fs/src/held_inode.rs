@@ -96,28 +96,45 @@ pub enum MissingFolders {
 /// The folder at a path below the root.
 ///
 /// # Errors
-/// `ENOTDIR` for a path through a file; the source's.
+/// As [`last_folder`].
 pub fn find_folder<'a>(
     files: &'a dyn FileService,
     path: &[u8],
     missing: MissingFolders,
     caller: &FsCaller<'_>,
 ) -> FsResult<HeldInode<'a>> {
-    let mut folder = HeldInode::root(files);
-    for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
-        folder = match folder.lookup(name, caller)? {
-            Some(found) if found.is_folder() => found,
-            Some(_) => return Err(FsError::NotADirectory),
-            None => match missing {
-                MissingFolders::Make => folder.make_folder(name, caller)?,
-                MissingFolders::Imply => {
-                    folder.make(name, NewNode::ImpliedDirectory { mode: NEW_FOLDER_MODE }, caller)?
-                }
-                MissingFolders::Fail => {
-                    return Err(Error::new(ErrorKind::Io(ENOENT), "there is no such folder").into());
-                }
-            },
-        };
+    let (mut folder, absent) = last_folder(files, path, missing, caller)?;
+    let mode = NEW_FOLDER_MODE;
+    let implied = missing == MissingFolders::Imply;
+    for name in absent {
+        let new = if implied { NewNode::ImpliedDirectory { mode } } else { NewNode::Directory { mode } };
+        folder = folder.make(name, new, caller)?;
     }
     Ok(folder)
+}
+
+/// The last folder on the way to a path that is there, and the names from there on; nothing is made.
+///
+/// # Errors
+/// `ENOTDIR` for a path through a file; `ENOENT` where no folder may be missing; the source's.
+pub(crate) fn last_folder<'a, 'p>(
+    files: &'a dyn FileService,
+    path: &'p [u8],
+    missing: MissingFolders,
+    caller: &FsCaller<'_>,
+) -> FsResult<(HeldInode<'a>, Vec<&'p [u8]>)> {
+    let mut names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).peekable();
+    let mut last = HeldInode::root(files);
+    while let Some(name) = names.peek() {
+        match last.lookup(name, caller)? {
+            Some(found) if found.is_folder() => last = found,
+            Some(_) => return Err(FsError::NotADirectory),
+            None if missing == MissingFolders::Fail => {
+                return Err(Error::new(ErrorKind::Io(ENOENT), "there is no such folder").into());
+            }
+            None => break,
+        }
+        names.next();
+    }
+    Ok((last, names.collect()))
 }

@@ -6,7 +6,7 @@
 //! | a directory | in a file with a hidden name, in the last folder of the path that is there | a rename |
 //! | a bucket | in a file that no name leads to ([`UnpublishedFile`]) | the object appears |
 
-use crate::held_inode::{HeldInode, MissingFolders, find_folder};
+use crate::held_inode::{HeldInode, MissingFolders, find_folder, last_folder};
 use crate::service::{CallerGroups, CreateMode, DirName, FileService, FileWrite, FsCaller, HandleRef, KernelSide};
 use crate::{FsError, FsResult, ROOT};
 use spurline_sys::random;
@@ -71,7 +71,7 @@ impl WholeFile {
                 FileBytes::Apart(whole.begin_file(path, NEW_FILE_MODE, &source_caller(&caller))?)
             }
             None => FileBytes::Hidden(with_folder(missing, || {
-                HiddenFile::create(last_folder(&*files, folder, missing, &caller)?, &*files, &caller)
+                HiddenFile::create(last_folder(&*files, folder, missing, &caller)?.0, &*files, &caller)
             })?),
         };
         Ok(WholeFile { caller, path: path.to_vec(), missing, written: 0, bytes, files })
@@ -193,30 +193,6 @@ impl HiddenFile {
 fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
     let slash = path.iter().rposition(|byte| *byte == b'/');
     slash.map_or((&[], path), |slash| (&path[..slash], &path[slash + 1..]))
-}
-
-/// The last folder on the way to a path that is there; nothing is made.
-///
-/// # Errors
-/// `ENOTDIR` for a path through a file; `ENOENT` where no folder may be missing; the source's.
-fn last_folder<'a>(
-    files: &'a dyn FileService,
-    path: &[u8],
-    missing: MissingFolders,
-    caller: &FsCaller<'_>,
-) -> FsResult<HeldInode<'a>> {
-    let mut last = HeldInode::root(files);
-    for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
-        match last.lookup(name, caller)? {
-            Some(found) if found.is_folder() => last = found,
-            Some(_) => return Err(FsError::NotADirectory),
-            None if missing == MissingFolders::Fail => {
-                return Err(Error::new(ErrorKind::Io(ENOENT), "there is no such folder").into());
-            }
-            None => break,
-        }
-    }
-    Ok(last)
 }
 
 /// Runs a call in a folder, again while others remove the folder with its last file.
