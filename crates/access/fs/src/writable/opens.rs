@@ -1,12 +1,12 @@
 //! Open files and directories of a writable mount. Writes go to the source's file, and so do reads, unless the file is read from
 //! cached bytes (`version_reads`); where the kernel supports it, it reads and writes the source's file itself.
 
-use super::kernel_inode::PRIVILEGE_BITS;
+use super::kernel_inode::{KernelInode, PRIVILEGE_BITS};
 use super::life::{KeptMount, MountRecords, made_object, unclear_append};
 use super::lock_table::HandleLocks;
 use super::locks::MountLocks;
 use super::names::{MountNames, NodeEntry, has_lost_name};
-use super::open_nodes::{OpenNodeDirectory, OpenNodeFile, OpenNodes, bypasses_pages, may_write};
+use super::open_nodes::{OpenNodeDirectory, OpenNodeFile, OpenNodeState, OpenNodes, bypasses_pages, may_write};
 use super::opener::FileOpener;
 use super::removed::RemovedDirectory;
 use super::version_reads::VersionReads;
@@ -250,8 +250,6 @@ impl MountOpens {
     ) -> FsResult<OpenedNode> {
         let NewOpen { file, flags, made, version } = new;
         let writes = may_write(flags);
-        // Any close releases the locks of its process.
-        let flush = self.names.can.locks.is_beyond_mount() || writes && file.needs_flush();
         let seen = self.names.nodes.note_open(ino, attr);
         let open = self.open_nodes.of_node(ino);
         let mut state = open.state.lock();
@@ -276,22 +274,13 @@ impl MountOpens {
         let only_writes = flags & libc::O_ACCMODE == libc::O_WRONLY;
         let alone = made && state.files.is_empty() && backing.is_none();
         let direct_writer = alone && only_writes && self.direct_writes.load(Ordering::Relaxed);
-        let passthrough = backing.is_some();
-        let kernel_inode = seen.kernel_inode;
-        let locks = HandleLocks::new(&self.locks.table, ino);
         let opener = (writes && file.publishes_at_flush()).then(|| FileOpener::of_thread(caller.pid));
-        let version_reads = version.map(|version| VersionReads::new(version.object, &self.reads));
         let file = Arc::new(OpenNodeFile {
-            ino,
-            file,
-            flags,
-            passthrough,
+            passthrough: backing.is_some(),
             direct_writer,
-            record: AtomicU32::new(0),
             opener,
-            kernel_inode,
-            version_reads,
-            locks,
+            version_reads: version.map(|version| VersionReads::new(version.object, &self.reads)),
+            ..self.open_file(ino, file, flags, seen.kernel_inode)
         });
         let Some(fh) = self.open_nodes.files.insert(Arc::clone(&file)) else {
             return Err(errno_error(libc::ENFILE, "too many open files"));
@@ -306,14 +295,45 @@ impl MountOpens {
             state.cached_as = Some(*attr);
         }
         self.open_nodes.add_file(&mut state, fh, &file);
-        let mappable = file.is_mappable();
-        let direct_io = bypasses_pages(flags, backing.is_some(), &state);
-        drop(state);
         self.stats.fuse.open_handles.add(1);
-        // Writes that overlap are made one after the other, unless the program goes around the page cache itself.
-        let parallel_direct_writes = flags & libc::O_DIRECT != 0;
-        let file = OpenedFile { fh, keep_cache: seen.same, direct_io, parallel_direct_writes, flush, backing };
-        Ok(OpenedNode { file, moved: seen.moved, mappable, attr: *attr })
+        let opened = OpenedFile { keep_cache: seen.same, ..self.opened_file(fh, &file, &state) };
+        Ok(OpenedNode { file: opened, moved: seen.moved, mappable: file.is_mappable(), attr: *attr })
+    }
+
+    /// An open file that nothing else is known of.
+    fn open_file(
+        &self,
+        ino: u64,
+        file: Box<dyn WritableFile>,
+        flags: i32,
+        kernel_inode: Arc<KernelInode>,
+    ) -> OpenNodeFile {
+        OpenNodeFile {
+            ino,
+            file,
+            flags,
+            passthrough: false,
+            direct_writer: false,
+            record: AtomicU32::new(0),
+            opener: None,
+            kernel_inode,
+            version_reads: None,
+            locks: HandleLocks::new(&self.locks.table, ino),
+        }
+    }
+
+    /// How the kernel is to use an open file.
+    fn opened_file(&self, fh: u64, file: &OpenNodeFile, state: &OpenNodeState) -> OpenedFile {
+        OpenedFile {
+            fh,
+            keep_cache: false,
+            direct_io: bypasses_pages(file.flags, file.passthrough, state),
+            // Writes that overlap are made one after the other, unless the program goes around the page cache itself.
+            parallel_direct_writes: file.flags & libc::O_DIRECT != 0,
+            // Any close releases the locks of its process.
+            flush: self.names.can.locks.is_beyond_mount() || file.writes() && file.file.needs_flush(),
+            backing: state.live.clone().filter(|_| file.passthrough),
+        }
     }
 
     /// Keeps a file that is being opened for a successor of this process.
@@ -391,19 +411,13 @@ impl MountOpens {
         if let Ok(attr) = file.stat() {
             kernel_inode.note_sent(&attr);
         }
-        let locks = HandleLocks::new(&self.locks.table, ino);
         let passthrough = backing_id != 0;
         let file = Arc::new(OpenNodeFile {
-            ino,
-            file,
-            flags,
             passthrough,
             direct_writer,
             record: AtomicU32::new(record),
             opener: Some(FileOpener::of_kept(opener)),
-            kernel_inode,
-            version_reads: None,
-            locks,
+            ..self.open_file(ino, file, flags, kernel_inode)
         });
         if !self.open_nodes.files.adopt(fh, Arc::clone(&file)) {
             return false;
@@ -427,14 +441,7 @@ impl MountOpens {
         let attr = file.file.stat()?;
         let open = self.open_nodes.of_node(file.ino);
         let state = open.state.lock();
-        let opened = OpenedFile {
-            fh,
-            keep_cache: false,
-            direct_io: bypasses_pages(file.flags, file.passthrough, &state),
-            parallel_direct_writes: file.flags & libc::O_DIRECT != 0,
-            flush: self.names.can.locks.is_beyond_mount() || file.writes() && file.file.needs_flush(),
-            backing: state.live.clone().filter(|_| file.passthrough),
-        };
+        let opened = self.opened_file(fh, file, &state);
         Ok(OpenedNode { file: opened, moved: false, mappable: file.is_mappable(), attr })
     }
 
