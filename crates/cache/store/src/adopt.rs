@@ -17,7 +17,6 @@ pub struct FileAdoption {
     object: ObjectRef,
     /// The blocks that are not stored yet, the last one first.
     claimed: Vec<BlockId>,
-    is_linked: bool,
 }
 
 impl Store {
@@ -27,7 +26,7 @@ impl Store {
         let core = self.core();
         let disk = core.disk_of_file(object, file)?;
         let claimed = core.claim_object(object)?;
-        Some(FileAdoption { core: Arc::clone(core), disk, object: object.clone(), claimed, is_linked: false })
+        Some(FileAdoption { core: Arc::clone(core), disk, object: object.clone(), claimed })
     }
 }
 
@@ -73,7 +72,6 @@ impl FileAdoption {
             tracing::debug!("cache disk {}: a written file stays outside: {error}", self.disk.root.display());
             return;
         }
-        self.is_linked = true;
         let mut bytes = Vec::new();
         while let Some(block) = self.claimed.pop() {
             let is_stored = self.store_block(block, file, class, &mut bytes);
@@ -85,16 +83,18 @@ impl FileAdoption {
     fn store_block(&self, block: BlockId, file: &File, class: u64, bytes: &mut Vec<u8>) -> bool {
         let block_size = u64::from(self.core.config.block_size);
         bytes.resize(self.object.block_len(block.index, block_size), 0);
-        if let Err(error) = file.read_exact_at(bytes, u64::from(block.index) * block_size) {
-            self.disk.note_failure("reading a written file", &error);
-            return false;
-        }
         let len = bytes.len() as u32;
         let footprint = disk_footprint(len, WHOLE);
         let core = &self.core;
-        if core.admit_to_class(&self.disk, block, class, footprint) != PutOutcome::Stored
+        let read = file.read_exact_at(bytes, u64::from(block.index) * block_size);
+        if let Err(error) = &read {
+            self.disk.note_failure("reading a written file", error);
+        }
+        if read.is_err()
+            || core.admit_to_class(&self.disk, block, class, footprint) != PutOutcome::Stored
             || core.reserve_bytes(&self.disk, footprint) != PutOutcome::Stored
         {
+            self.disk.enqueue(DiskWork::Reclaim(block, true));
             return false;
         }
         // The file has taken this space before.
@@ -104,9 +104,6 @@ impl FileAdoption {
 
     fn end_block(&self, block: BlockId, is_stored: bool) {
         self.core.end_block(&self.disk, &block, &self.core.file_key(block.object, 0, true), is_stored);
-        if self.is_linked && !is_stored {
-            self.disk.enqueue(DiskWork::Reclaim(block, true));
-        }
     }
 }
 
