@@ -179,17 +179,11 @@ impl Cache {
     }
 
     /// As [`Volume::lookup`], with metadata at most `max_age` old.
-    ///
-    /// # Errors
-    /// As [`Volume::lookup`].
     pub fn lookup_within(&self, path: &[u8], max_age: Duration) -> Result<ObjectAttr> {
         self.ask_origin(|deadline| self.origin.lookup_within(path, max_age, deadline))
     }
 
     /// As [`Volume::list`], with metadata at most `max_age` old.
-    ///
-    /// # Errors
-    /// As [`Volume::list`].
     pub fn list_within(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, max_age: Duration) -> Result<ListPage> {
         self.ask_origin(|deadline| self.origin.list_within(path, cursor, max, max_age, deadline))
     }
@@ -421,10 +415,13 @@ impl Cache {
         let Some(store) = &self.shared.store else { return false };
         let Some(local) = self.origin.take_local_file(object) else { return false };
         let Some(adoption) = local.file().and_then(|file| store.begin_adoption(object, file)) else { return false };
-        let class = self.shared.rules.class_for(self.origin.source_url(), &object.path);
+        let shared = Arc::clone(&self.shared);
+        let source = self.origin.source_url().to_owned();
+        let object = object.clone();
         self.shared.workers.run_ahead(move || {
             if let Some(file) = local.file() {
-                adoption.finish(file, class);
+                let blocks = 0..object.block_count(shared.block_size) as u32;
+                shared.store_classed(&source, &object, blocks, |class| adoption.finish(file, class));
             }
         })
     }
@@ -552,17 +549,12 @@ fn store_block(shared: &CacheContext, source: &str, object: &ObjectRef, index: u
     if object.version.is_unsettled() {
         return PutOutcome::Skipped;
     }
-    let class = shared.rules.class_for(source, &object.path);
-    let kept = store.put_classed(object, index, bytes, class).unwrap_or_else(|error| {
-        tracing::debug!(%error, "a block was not stored on disk");
-        PutOutcome::NoRoom
-    });
-    // Rules changed during the write could not find the block yet.
-    let now = shared.rules.class_for(source, &object.path);
-    if kept == PutOutcome::Stored && now != class {
-        store.classify_block(object, index, now);
-    }
-    kept
+    shared.store_classed(source, object, index..index + 1, |class| {
+        store.put_classed(object, index, bytes, class).unwrap_or_else(|error| {
+            tracing::debug!(%error, "a block was not stored on disk");
+            PutOutcome::NoRoom
+        })
+    })
 }
 
 impl Volume for Cache {

@@ -283,6 +283,22 @@ impl CacheContext {
         bytes
     }
 
+    /// Stores blocks with the class of their path. Rules that change meanwhile do not find the blocks yet, so the class is compared again.
+    pub(crate) fn store_classed<T>(
+        &self,
+        source: &str,
+        object: &ObjectRef,
+        blocks: Range<u32>,
+        store: impl FnOnce(u64) -> T,
+    ) -> T {
+        let class = self.rules.class_for(source, &object.path);
+        let stored = store(class);
+        if self.rules.class_for(source, &object.path) != class {
+            self.classify_blocks(source, object, blocks);
+        }
+        stored
+    }
+
     fn classify_blocks(&self, source: &str, object: &ObjectRef, blocks: Range<u32>) -> u64 {
         let Some(store) = self.enabled_store() else { return 0 };
         let class = self.rules.class_for(source, &object.path);
