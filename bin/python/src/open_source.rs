@@ -137,9 +137,6 @@ impl OpenSource {
     }
 
     /// As [`find_path`], with the changes of this client.
-    ///
-    /// # Errors
-    /// As [`find_path`].
     pub fn find_path(&self, path: &[u8]) -> spurline_types::Result<FoundPath> {
         find_path(self.volume(), path, self.since_change())
     }

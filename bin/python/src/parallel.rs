@@ -116,7 +116,6 @@ fn panic_text(cause: &(dyn Any + Send)) -> &str {
 
 /// The result of [`Batch::wait_item`].
 pub(crate) enum ItemWait {
-    /// This item has ended.
     Ended(usize),
     /// Nothing has ended in that time.
     Later,

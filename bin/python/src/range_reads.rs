@@ -41,7 +41,6 @@ enum RangeSource {
     Path(Vec<u8>),
 }
 
-/// A range that is read.
 struct ReadRange {
     source: RangeSource,
     /// Pieces that have not ended.

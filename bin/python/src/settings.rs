@@ -10,12 +10,9 @@ use std::str::FromStr;
 
 /// Threads of a client that reads, unless the settings say otherwise: enough requests in flight for several nodes.
 const DEFAULT_CLIENT_THREADS: usize = 16;
-/// The most threads of a client.
 const MOST_CLIENT_THREADS: usize = 256;
 
-/// The settings of a client.
 pub(crate) struct ClientSettings {
-    /// The volume.
     pub volume: RawVolume,
     /// The folder below which each process has a separate cache folder; `None` without a cache on disk.
     pub cache_dir: Option<PathBuf>,

@@ -48,9 +48,6 @@ fn folder_at<'a>(
 }
 
 /// Makes the folder `path`, and all folders above.
-///
-/// # Errors
-/// Failures of the source.
 pub(crate) fn make_folders(files: &dyn FileService, path: &[u8]) -> Result<(), CallFailure> {
     folder_at(files, &normal_path(path), MissingFolders::Make).map(drop)
 }
@@ -66,9 +63,6 @@ fn split_name(path: &[u8]) -> Result<(&[u8], &[u8]), CallFailure> {
 }
 
 /// Removes a name.
-///
-/// # Errors
-/// Failures of the source.
 pub(crate) fn remove_name(files: &dyn FileService, path: &[u8], is_folder: bool) -> Result<(), CallFailure> {
     let path = normal_path(path);
     let (folder, name) = split_name(&path)?;
@@ -78,9 +72,6 @@ pub(crate) fn remove_name(files: &dyn FileService, path: &[u8], is_folder: bool)
 }
 
 /// Renames `from` to `to`; with [`RenameFlags::NOREPLACE`] only if that name is free.
-///
-/// # Errors
-/// Failures of the source.
 pub(crate) fn rename_path(
     files: &dyn FileService,
     from: &[u8],
@@ -106,9 +97,6 @@ pub(crate) struct PutFile {
 
 impl PutFile {
     /// Makes the file for `path`, whose folder has to be there.
-    ///
-    /// # Errors
-    /// Failures of the source.
     pub fn create(open: &OpenSource, path: &[u8]) -> Result<PutFile, CallFailure> {
         let path = normal_path(path);
         split_name(&path)?;
@@ -118,9 +106,6 @@ impl PutFile {
     }
 
     /// Appends bytes.
-    ///
-    /// # Errors
-    /// Failures of the source.
     pub fn write(&mut self, data: &[u8]) -> Result<(), CallFailure> {
         let written = self.file.write(data);
         written.map_err(|error| self.failed(error))

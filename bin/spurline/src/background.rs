@@ -150,9 +150,6 @@ impl ReadySignal {
     }
 
     /// As [`ReadySignal::signal_ready`], of which only the first call has an effect.
-    ///
-    /// # Errors
-    /// As [`ReadySignal::signal_ready`].
     pub fn signal_once(&mut self) -> Result<(), Fault> {
         spurline_observe::log::end_start();
         let Some(null) = self.null.take() else {

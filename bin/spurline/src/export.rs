@@ -34,7 +34,6 @@ Examples:
   Take it back:
     spurline export /mnt/data --remove";
 
-/// Most threads by default.
 const DEFAULT_THREADS_MAX: usize = 64;
 
 /// The arguments of `export`.

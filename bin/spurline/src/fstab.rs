@@ -10,9 +10,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 
-/// The names of the helper.
 const HELPER_NAMES: [&str; 2] = ["mount.spurline", "mount.fuse.spurline"];
-/// The usage of the helper.
 const HELPER_USAGE: &str = "mount -t spurline SOURCE MOUNTPOINT [-o OPTION,…], or as a line of /etc/fstab";
 
 /// Replaces this process by `spurline mount` if mount(8) called this as a helper; else `None`.

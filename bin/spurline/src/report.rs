@@ -21,7 +21,6 @@ pub fn print_fault(fault: &Fault) -> ExitCode {
     ExitCode::from(fault.code as u8)
 }
 
-/// Prints warnings.
 pub fn print_warnings(warnings: &[String]) {
     for warning in warnings {
         // Also called while logging: a terminal that is gone must not end the thread.

@@ -28,7 +28,6 @@ pub fn s3_data_libraries() -> Option<PathBuf> {
     installed_packages("s3-data", &S3_DATA_PACKAGES)
 }
 
-/// The keys of a client.
 pub struct ClientKeys<'a> {
     pub id: &'a str,
     pub secret: &'a str,

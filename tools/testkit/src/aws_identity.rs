@@ -12,7 +12,6 @@ use std::time::Duration;
 
 /// The bearer token that the SSO portal accepts.
 pub const SSO_TOKEN: &str = "spurline-test-sso-token";
-/// Expiration of the returned credentials.
 const CREDENTIALS_EXPIRATION: &str = "2099-01-01T00:00:00Z";
 const EXPIRATION_MS: u64 = 4_070_908_800_000;
 

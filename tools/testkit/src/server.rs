@@ -59,9 +59,6 @@ impl S3Server {
     }
 
     /// As [`S3Server::start`], at a given address.
-    ///
-    /// # Errors
-    /// As [`S3Server::start`].
     pub fn start_on(dir: &Path, at: SocketAddr) -> io::Result<Self> {
         let mut builder = S3ServiceBuilder::new(DirS3::new(dir)?);
         let keys = AccessKeys::default();
@@ -78,9 +75,6 @@ impl S3Server {
     }
 
     /// As [`S3Server::in_memory`], at a given address.
-    ///
-    /// # Errors
-    /// As [`S3Server::in_memory`].
     pub fn in_memory_on(at: SocketAddr) -> io::Result<Self> {
         let memory = MemoryS3::default();
         let mut builder = S3ServiceBuilder::new(memory.clone());

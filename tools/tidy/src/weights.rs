@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use syn::visit::{self, Visit};
 
-/// A function of more lines is long.
 const LONG_FUNCTION_LINES: usize = 100;
 
 /// A module of a crate: the names of the modules that lead to it.

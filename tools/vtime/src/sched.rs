@@ -128,7 +128,6 @@ pub(crate) fn scheduler() -> &'static mut VirtualScheduler {
 pub(crate) struct StartedThread(u64, ThreadBaton);
 
 impl StartedThread {
-    /// The number.
     pub fn number(&self) -> u64 {
         self.0
     }

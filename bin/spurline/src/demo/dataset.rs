@@ -23,14 +23,12 @@ pub struct SampleFile {
     pub path: PathBuf,
     /// The length.
     pub bytes: u64,
-    /// The checksum.
     pub checksum: u64,
 }
 
 /// The files of the demo.
 #[derive(Debug)]
 pub struct DemoDataset {
-    /// The files.
     pub files: Vec<SampleFile>,
     /// The total length of the files.
     pub bytes: u64,

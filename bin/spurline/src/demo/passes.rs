@@ -181,7 +181,6 @@ impl DemoPass {
         ]
     }
 
-    /// As JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "name": self.name, "seconds": self.seconds(), "bytes": self.read.bytes, "files": self.read.files,

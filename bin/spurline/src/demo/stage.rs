@@ -44,9 +44,7 @@ pub fn require_fuse() -> Result<(), Fault> {
 
 /// The counters of both processes at the same time.
 pub struct StageCounters {
-    /// Of the node.
     pub node: Stats,
-    /// Of the mount.
     pub mount: Stats,
 }
 
@@ -92,7 +90,6 @@ impl DemoStage {
         self.dir.path().join(name)
     }
 
-    /// The mountpoint.
     pub fn mountpoint(&self) -> PathBuf {
         self.path("mnt")
     }

@@ -29,7 +29,6 @@ pub struct MountParser {
 }
 
 impl MountParser {
-    /// For mounts of this host.
     pub fn of_this_host() -> MountParser {
         let system = rustix::system::uname();
         MountParser { recovers: is_recovering_kernel(&system.release().to_string_lossy()) }

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 /// Longest wait for the other end's facts.
 const PEER_FACTS_TIMEOUT: Duration = Duration::from_secs(10);
-/// The most findings in a sentence.
 const SENTENCE_FINDINGS_MAX: usize = 4;
 
 /// Findings that slow down a port or an interface.

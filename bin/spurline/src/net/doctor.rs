@@ -203,7 +203,6 @@ pub fn run(args: DoctorArgs) -> Result<ExitCode, Fault> {
     Ok(ExitCode::from(u8::from(failed)))
 }
 
-/// The findings as text.
 pub fn findings_text(found: &[HostFinding]) -> String {
     let mut out = String::new();
     for f in found {

@@ -15,7 +15,6 @@ pub struct StyledCell {
     style: Style,
 }
 
-/// A cell.
 pub fn styled_cell(text: impl Into<String>, style: Style) -> StyledCell {
     StyledCell { text: text.into(), style }
 }

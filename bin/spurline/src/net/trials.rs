@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 /// Enough for the counters of an interface to stand out from other traffic.
 const TRIAL_BYTES: u64 = 4 << 20;
-/// Bytes of an operation.
 const TRIAL_OPERATION_BYTES: u64 = 1 << 20;
 /// Time limit of a trial.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(3);

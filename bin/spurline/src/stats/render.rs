@@ -7,7 +7,6 @@ use spurline_types::Stats;
 use spurline_types::stats::Metric;
 use std::fmt::Write as _;
 
-/// Width of a column.
 const COLUMN_WIDTH: usize = 6;
 
 /// A counter or gauge of a process.

@@ -47,7 +47,6 @@ enum NamedInode {
 struct WaitingNames {
     /// By inode; at most a single change of each name.
     names: HashMap<u64, Vec<NameChange>>,
-    /// By name.
     inodes: HashMap<NameAt, NamedInode>,
 }
 

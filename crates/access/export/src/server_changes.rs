@@ -145,7 +145,6 @@ fn unresolved_clients(lines: &[String], clients: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// The outcome of a command.
 struct CommandOutcome {
     success: bool,
     /// The lines of standard error.

@@ -44,9 +44,7 @@ impl EtagForm {
 
 /// A version that continues the first one of an inode.
 pub struct GrownVersion {
-    /// The object at that version.
     pub object: ObjectRef,
-    /// Its etag.
     pub etag: EtagForm,
 }
 

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// An open file or directory. It keeps its inode alive until it is closed.
 pub struct OpenHandle {
-    /// The inode.
     pub inode: Arc<Inode>,
     /// State specific to a file or a directory.
     pub open: OpenKind,
@@ -41,15 +40,12 @@ impl OpenHandle {
 
 /// State specific to an open file or an open directory.
 pub enum OpenKind {
-    /// A file.
     File(OpenFileState),
     /// A directory.
     Dir(Mutex<DirState>),
 }
 
-/// An open file.
 pub struct OpenFileState {
-    /// Read-ahead state.
     pub readahead: FileReadAhead,
     /// The cached file that the kernel reads directly.
     pub backing: Option<Arc<LiveBacking>>,

@@ -46,9 +46,6 @@ impl<'a> HeldInode<'a> {
     }
 
     /// The inode of a name in this folder; `None` if there is none.
-    ///
-    /// # Errors
-    /// The source's.
     pub fn lookup(&self, name: &[u8], caller: &FsCaller<'_>) -> FsResult<Option<HeldInode<'a>>> {
         match self.files.lookup(self.ino, name, caller)? {
             LookupOutcome::Found(entry) => Ok(Some(HeldInode::of_entry(self.files, &entry))),
@@ -57,9 +54,6 @@ impl<'a> HeldInode<'a> {
     }
 
     /// Makes a folder in this folder, or finds the folder that another caller has made.
-    ///
-    /// # Errors
-    /// The source's.
     pub fn make_folder(&self, name: &[u8], caller: &FsCaller<'_>) -> FsResult<HeldInode<'a>> {
         self.make(name, NewNode::Directory { mode: NEW_FOLDER_MODE }, caller)
     }

@@ -39,9 +39,6 @@ impl FileSystem {
     }
 
     /// As [`FileSystem::readdir`], and looks up every accepted name other than `.` and `..`.
-    ///
-    /// # Errors
-    /// As for [`FileSystem::readdir`].
     pub fn readdirplus(
         &self,
         ino: u64,

@@ -18,9 +18,6 @@ pub trait RegisterBacking {
     fn register_file(&self, file: &File) -> io::Result<Box<dyn RegisteredBacking>>;
 
     /// As [`RegisterBacking::register_file`], for reads and writes with the rights of a user and a group.
-    ///
-    /// # Errors
-    /// As [`RegisterBacking::register_file`].
     fn register_file_as(&self, file: &File, uid: u32, gid: u32) -> io::Result<Box<dyn RegisteredBacking>> {
         let _ = (uid, gid);
         self.register_file(file)

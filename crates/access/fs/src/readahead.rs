@@ -44,10 +44,11 @@ struct ReadRun {
 
 /// The run that a read belongs to.
 enum RunMatch {
-    /// This run.
     In(usize),
     /// None; `oldest` may be replaced by a new run.
-    Nowhere { oldest: usize },
+    Nowhere {
+        oldest: usize,
+    },
 }
 
 /// The indices of the set bits.

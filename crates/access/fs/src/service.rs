@@ -288,21 +288,12 @@ pub trait BeginWait {
 /// The kernel's view of files.
 pub trait KernelView {
     /// Makes the kernel get the attributes again.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn forget_attr(&self, ino: u64) -> io::Result<()>;
 
     /// Makes the kernel drop the pages, and get the attributes again.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn drop_pages(&self, ino: u64) -> io::Result<()>;
 
     /// Puts a byte into the kernel's pages, whose file then has at least that length.
-    ///
-    /// # Errors
-    /// The kernel's.
     fn store_byte(&self, ino: u64, offset: u64, byte: u8) -> io::Result<()>;
 }
 
@@ -411,9 +402,6 @@ pub trait FileService: Send + Sync + 'static {
     }
 
     /// Sizes of the file system.
-    ///
-    /// # Errors
-    /// Those of the volume.
     fn statfs(&self) -> FsResult<SourceSpace>;
 
     /// The value of an extended attribute.
@@ -425,9 +413,6 @@ pub trait FileService: Send + Sync + 'static {
     }
 
     /// The names of the extended attributes, each followed by a NUL.
-    ///
-    /// # Errors
-    /// Those of the volume.
     fn listxattr(&self, ino: u64, caller: &FsCaller<'_>) -> FsResult<Vec<u8>> {
         Err(FsError::NotServed)
     }
@@ -443,9 +428,6 @@ pub trait FileService: Send + Sync + 'static {
     // Changes. A file system without them refuses each with EROFS.
 
     /// Sets attributes; `fh`: an open handle of the inode, if any. Returns the new ones, and how long they may be kept.
-    ///
-    /// # Errors
-    /// Those of the source.
     fn setattr(
         &self,
         ino: u64,
@@ -473,17 +455,11 @@ pub trait FileService: Send + Sync + 'static {
     }
 
     /// Removes a name: of an empty directory, or of anything else.
-    ///
-    /// # Errors
-    /// Those of the source.
     fn remove(&self, parent: u64, name: &[u8], directory: bool, caller: &FsCaller<'_>) -> FsResult<()> {
         Err(FsError::ReadOnly)
     }
 
     /// Renames; `flags` as for renameat2(2).
-    ///
-    /// # Errors
-    /// Those of the source.
     fn rename(&self, from: DirName<'_>, to: DirName<'_>, flags: u32, caller: &FsCaller<'_>) -> FsResult<()> {
         Err(FsError::ReadOnly)
     }
@@ -504,9 +480,6 @@ pub trait FileService: Send + Sync + 'static {
     }
 
     /// Makes and opens a file without a name in the directory `parent`.
-    ///
-    /// # Errors
-    /// Those of the source.
     fn tmpfile(
         &self,
         parent: u64,
@@ -570,9 +543,6 @@ pub trait FileService: Send + Sync + 'static {
     }
 
     /// Sets an extended attribute; `flags` as for setxattr(2).
-    ///
-    /// # Errors
-    /// Those of the source.
     fn setxattr(&self, ino: u64, name: &[u8], value: &[u8], flags: u32, caller: &FsCaller<'_>) -> FsResult<()> {
         Err(FsError::ReadOnly)
     }

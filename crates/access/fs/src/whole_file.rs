@@ -84,9 +84,6 @@ impl WholeFile {
 
     /// Stores headers with the file, before the first byte: an upload in parts has them from the begin on. A directory without extended
     /// attributes keeps none.
-    ///
-    /// # Errors
-    /// The source's.
     pub fn set_headers(&self, headers: &ObjectHeaders) -> FsResult<()> {
         let hidden = match &self.bytes {
             FileBytes::Apart(file) => return Ok(file.set_headers(headers)?),
@@ -100,9 +97,6 @@ impl WholeFile {
     }
 
     /// Appends bytes.
-    ///
-    /// # Errors
-    /// The source's.
     pub fn write(&mut self, mut data: &[u8]) -> FsResult<()> {
         while !data.is_empty() {
             let written = match &self.bytes {

@@ -25,7 +25,6 @@ const REQUEST_AT: usize = HEAD_LEN - 80;
 pub(crate) enum ConnectionEnd {
     /// The file system was unmounted.
     Unmounted,
-    /// The connection was aborted.
     Aborted,
     /// The device failed.
     Failed(io::Error),

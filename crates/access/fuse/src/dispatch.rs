@@ -127,7 +127,6 @@ impl<S: FileService> RequestDispatcher<S> {
         None
     }
 
-    /// The reply to a read.
     fn read_reply(
         &self,
         ino: u64,

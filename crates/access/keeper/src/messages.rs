@@ -96,7 +96,6 @@ pub(crate) enum KeeperMessage {
     Ready,
     /// Continue with this program.
     Upgrade(String),
-    /// From the keeper.
     UpgradeAnswer(String),
     /// From the keeper to the store.
     Keep(KeptMount),

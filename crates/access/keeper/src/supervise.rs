@@ -100,7 +100,6 @@ pub struct StopRequests {
     leaves_mount: AtomicBool,
     /// Open files that this keeper has and no store.
     held_files: Arc<AtomicUsize>,
-    /// There were such files at the stop.
     ends_files: AtomicBool,
     count: AtomicU32,
     /// Readable after a request.

@@ -20,7 +20,6 @@ pub(crate) enum BodyFraming {
     Plain,
     /// The library has decoded the chunks, and has the trailer at the end of the body.
     Decoded(TrailingHeaders),
-    /// In chunks.
     Chunks(ChunkDecoder),
 }
 

@@ -77,9 +77,6 @@ impl OpenBucket {
     }
 
     /// The attributes of a path.
-    ///
-    /// # Errors
-    /// The errors of the volume.
     pub fn lookup(&self, path: &str) -> Result<ObjectAttr> {
         self.volume.lookup_within(path.as_bytes(), self.max_age())
     }
@@ -113,9 +110,6 @@ impl OpenBucket {
     }
 
     /// A page of a folder.
-    ///
-    /// # Errors
-    /// The errors of the volume.
     pub fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
         self.volume.list_within(path, cursor, max, self.max_age())
     }

@@ -20,7 +20,6 @@ use std::sync::Arc;
 
 const UMASK: u32 = 0o022;
 
-/// A new object.
 pub(crate) struct NewObject {
     pub key: String,
     /// Content headers and metadata to store with the object.

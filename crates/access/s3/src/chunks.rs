@@ -176,9 +176,6 @@ impl ObjectRange {
 }
 
 /// Reads the first piece of a range on a thread that may block, with the stream of all pieces.
-///
-/// # Errors
-/// The errors of the volume.
 pub(crate) fn open_stream(mut range: ObjectRange) -> Result<ObjectStream> {
     let first = if range.is_complete() { None } else { Some(range.read_piece()?) };
     let left = first.as_ref().map_or(0, Bytes::len) as u64 + (range.end - range.at);

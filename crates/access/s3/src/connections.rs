@@ -33,7 +33,6 @@ impl ClientConnection {
         self.ending.notified().await;
     }
 
-    /// A request begins.
     pub fn begin_request(self: &Arc<Self>) -> RequestUnderWay {
         *self.idle_since.lock() = None;
         RequestUnderWay { connection: Arc::clone(self) }

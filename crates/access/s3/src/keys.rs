@@ -9,7 +9,6 @@ const UPLOAD_SILENCE: Duration = Duration::from_secs(24 * 3600);
 /// The place of an object in a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyPath<'a> {
-    /// A file.
     File(&'a str),
     /// A folder: the key ends with a slash.
     Folder(&'a str),

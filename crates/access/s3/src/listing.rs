@@ -109,11 +109,9 @@ struct FolderPage {
 /// A name that waits for its turn.
 struct WaitingName {
     attr: ObjectAttr,
-    /// The page that has the name.
     page: FolderPage,
 }
 
-/// A folder of the walk.
 struct WalkedFolder {
     /// The key of the folder: empty, or with a slash at the end.
     key: String,
@@ -174,9 +172,6 @@ impl WalkedFolder {
     }
 
     /// The marker of a bucket's folder, once.
-    ///
-    /// # Errors
-    /// The errors of the volume.
     fn take_marker(&mut self, bucket: &OpenBucket, wanted: &WantedKeys<'_>) -> Result<Option<ListedObject>> {
         let is_open = !std::mem::replace(&mut self.marker_taken, true);
         if !is_open || self.key.is_empty() || bucket.is_directory() || !wanted.has(&self.key) {
@@ -284,9 +279,6 @@ impl WantedKeys<'_> {
 }
 
 /// A page of the objects of a bucket; blocks.
-///
-/// # Errors
-/// The errors of the volume.
 pub(crate) fn list_objects(bucket: &OpenBucket, request: &ListRequest) -> Result<ListedPage> {
     // A prefix that was listed last can be before the start key, and its token counts.
     let after = request.token.as_ref().map_or(request.start_after.as_str(), |token| token.last.as_str());

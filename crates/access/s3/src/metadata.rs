@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 /// The type of an object whose name suggests none, as S3 has it.
 const UNKNOWN_TYPE: &str = "binary/octet-stream";
-/// The type of a folder.
 pub(crate) const FOLDER_TYPE: &str = "application/x-directory";
 /// The header with the type.
 pub(crate) const CONTENT_TYPE: &str = "content-type";

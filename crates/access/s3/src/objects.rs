@@ -101,7 +101,6 @@ pub(crate) fn head_object(bucket: &OpenBucket, key: &str, conditions: &ReadCondi
     Ok(found.head(bucket.headers_of(found.path, &found.attr)))
 }
 
-/// The range of an answer.
 pub(crate) struct AnswerRange {
     pub start: u64,
     pub end: u64,

@@ -98,9 +98,6 @@ pub struct S3Endpoint {
 
 impl S3Endpoint {
     /// Whether the parts of uploads can lie in a directory.
-    ///
-    /// # Errors
-    /// That of the directory.
     pub fn check_upload_dir(path: &Path) -> Result<()> {
         let shown = format_args!("--s3-upload-dir {}", path.display());
         StagingDir::check(path).map_err(|error| Error::io(shown, &error))

@@ -35,7 +35,6 @@ const STAGED_PIECE_BYTES: usize = 1 << 20;
 const MD5_LEN: usize = 16;
 /// The least length of a part that is not the last, as in S3.
 const PART_MIN_BYTES: u64 = 5 << 20;
-/// The most parts of an upload.
 pub(crate) const UPLOAD_PARTS_MAX: i32 = 10_000;
 /// The most uploads in parts at a time.
 const UPLOADS_MAX: usize = 1000;
@@ -125,16 +124,12 @@ pub(crate) struct BodyChecks {
 /// What takes the bytes of a body, in their order.
 pub(crate) trait BodyTarget: Send + Sized + 'static {
     /// Takes the next bytes; blocks.
-    ///
-    /// # Errors
-    /// That of the target.
     fn write(&mut self, bytes: &[u8]) -> S3Result<()>;
 
     /// Ends without the rest of the body; blocks.
     fn discard(self) {}
 }
 
-/// A body that was received.
 pub(crate) struct ReceivedBody<T> {
     pub target: T,
     /// The last bytes, which the target does not have yet.
@@ -275,9 +270,6 @@ impl StagingDir {
     }
 
     /// Whether files can be made in the directory.
-    ///
-    /// # Errors
-    /// That of the directory.
     pub fn check(path: &Path) -> io::Result<()> {
         tempfile::tempfile_in(path).map(drop)
     }
@@ -402,7 +394,6 @@ pub(crate) struct StagedPart {
     pub checksums: Checksum,
 }
 
-/// An upload in parts.
 struct PartUpload {
     bucket: String,
     key: String,
@@ -441,7 +432,6 @@ pub(crate) enum ListedUpload {
     Prefix(String),
 }
 
-/// A page of uploads.
 pub(crate) struct UploadsPage {
     pub items: Vec<ListedUpload>,
     /// `None` for the last page.

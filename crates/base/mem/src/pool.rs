@@ -60,9 +60,6 @@ impl BufferPool {
 
     /// As [`BufferPool::new`], with `annex` more bytes behind the arena (rounded down to 16 KiB) for [`BufferPool::annex`]. These
     /// bytes are registered with the arena, but no buffers are cut from there.
-    ///
-    /// # Errors
-    /// As [`BufferPool::new`].
     pub fn with_annex(budget: u64, largest: usize, annex: u64) -> Result<Arc<BufferPool>> {
         let page = 1usize << PAGE_SHIFT;
         let annex_len = usize::try_from(annex).unwrap_or(0) & !(page - 1);
@@ -170,9 +167,6 @@ impl BufferPool {
 
     /// The actual placement of the pages of an arena on several nodes, sampled every two MiB; `None` for any other
     /// arena.
-    ///
-    /// # Errors
-    /// The kernel's error.
     pub fn numa_placement(&self) -> Option<std::io::Result<NumaPlacement>> {
         let (start, len) = self.arena();
         self.stripes.get().map(|stripes| stripes.measure_placement(start, len))
@@ -239,9 +233,6 @@ impl BufferPool {
     }
 
     /// [`BufferPool::alloc`] that prefers a free buffer of this NUMA node, without waiting for such a buffer.
-    ///
-    /// # Errors
-    /// As [`BufferPool::alloc`].
     pub fn alloc_near(self: &Arc<Self>, len: usize, node: Option<u32>, deadline: Instant) -> Result<PoolBuf> {
         if len > self.len {
             return Err(Error::new(

@@ -192,9 +192,6 @@ impl std::error::Error for Error {}
 /// The operation or the file of a failure of the operating system.
 pub trait IoContext<T> {
     /// The failure as [`Error::io`] has it, with `what` failed.
-    ///
-    /// # Errors
-    /// That of the operating system.
     fn io_context(self, what: impl fmt::Display) -> Result<T>;
 }
 

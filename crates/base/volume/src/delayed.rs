@@ -1,7 +1,6 @@
 //! Written bytes that reach the source after the calls of programs have returned, and those that never did, for those who did not
 //! read the log of their mount. It knows no reason and no remedy.
 
-/// The most files that are named.
 const NAMED_FILES: usize = 5;
 
 /// The side of a mount that has written bytes which are not in the source yet.

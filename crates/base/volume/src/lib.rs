@@ -108,17 +108,11 @@ pub trait Volume: Send + Sync {
     fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage>;
 
     /// As [`Volume::lookup`], and not older than `max_age`. A volume that keeps no attributes needs no method of its own.
-    ///
-    /// # Errors
-    /// As [`Volume::lookup`].
     fn lookup_within(&self, path: &[u8], _max_age: Duration) -> Result<ObjectAttr> {
         self.lookup(path)
     }
 
     /// As [`Volume::list`], and not older than `max_age`. A volume that keeps no listings needs no method of its own.
-    ///
-    /// # Errors
-    /// As [`Volume::list`].
     fn list_within(&self, path: &[u8], cursor: Option<&[u8]>, max: usize, _max_age: Duration) -> Result<ListPage> {
         self.list(path, cursor, max)
     }
@@ -158,9 +152,6 @@ pub trait Volume: Send + Sync {
     }
 
     /// Size and free space of the volume.
-    ///
-    /// # Errors
-    /// The origin's failure.
     fn capacity(&self) -> Result<VolumeSpace>;
 
     /// Information about `path` for people: version, length, and cached blocks with places.

@@ -12,9 +12,6 @@ pub type KeepPlace = Box<dyn Fn(&HeldFile) + Send + Sync>;
 
 /// The paths of a source.
 pub trait PathLocks: Send + Sync {
-    /// Opens a path for locks.
-    ///
-    /// # Errors
     /// Those of the nodes.
     fn open(&self, path: &[u8]) -> Result<Arc<dyn LockedPath>>;
 
@@ -46,9 +43,6 @@ pub trait LockedPath: Send + Sync {
     fn set(&self, lock: &FileLock, refresh: &dyn Fn() -> Result<()>) -> Result<()>;
 
     /// Removes a lock, also a lost lock.
-    ///
-    /// # Errors
-    /// Those of the nodes.
     fn remove(&self, lock: &FileLock) -> Result<()>;
 
     /// Whether this mount has a lock, be it lost or not.
@@ -70,9 +64,6 @@ pub trait LockedPath: Send + Sync {
     fn confirm(&self) -> Result<()>;
 
     /// The object has another path. The locks are set there, or are lost.
-    ///
-    /// # Errors
-    /// Those of the nodes.
     fn follow(&self, path: &[u8]) -> Result<Arc<dyn LockedPath>>;
 
     /// Continues with a lock that a process before has set.

@@ -61,18 +61,12 @@ pub enum ChangeOutcome {
 }
 
 /// The outcome of a change by names, identities and access times.
-///
-/// # Errors
-/// The errors of the source.
 pub fn outcome_by_names(volume: &dyn WritableVolume, repeated: &RepeatedChange<'_>) -> Result<ChangeOutcome> {
     let RepeatedChange { call, mark, known, caller } = *repeated;
     outcome_by_objects(volume, call, known, caller, |found| found.atime.nanos == mark_nanos(mark))
 }
 
 /// The outcome of a change by names and identities, where `is_made` tells an object that the change has made from others.
-///
-/// # Errors
-/// The errors of the source.
 pub fn outcome_by_objects(
     volume: &dyn WritableVolume,
     call: RepeatedCall<'_>,
@@ -155,9 +149,6 @@ pub fn repeat_marked(volume: &dyn WritableVolume, repeated: &RepeatedChange<'_>)
 }
 
 /// The object that a name leads to; `None` when it leads to nothing.
-///
-/// # Errors
-/// The errors of the source.
 pub fn find_name(volume: &dyn WritableVolume, at: NamePath<'_>, caller: &Caller) -> Result<Option<NodeAttr>> {
     match volume.lookup(at, caller) {
         Ok(attr) => Ok(Some(attr)),

@@ -373,21 +373,12 @@ pub enum WritePlace {
 /// An open file or directory of the source, which may have no name any more.
 pub trait WritableObject: Send + Sync {
     /// The attributes now.
-    ///
-    /// # Errors
-    /// The source's errno.
     fn stat(&self) -> Result<NodeAttr>;
 
     /// Sets attributes.
-    ///
-    /// # Errors
-    /// The source's errno.
     fn set_attr(&self, set: &AttrChange, caller: &Caller) -> Result<NodeAttr>;
 
     /// Answers a call about rights or extended attributes: a value or names, and nothing for the others.
-    ///
-    /// # Errors
-    /// The source's errno.
     fn call_attr(&self, call: &OpenAttrCall<'_>, caller: &Caller) -> Result<Vec<u8>>;
 
     /// Makes all changes durable, or with `data_only` the bytes of a file only.
@@ -400,25 +391,16 @@ pub trait WritableObject: Send + Sync {
 /// An open file of the source. A drop closes the file, and releases the locks.
 pub trait WritableFile: WritableObject {
     /// Reads up to `dst.len()` bytes from `offset`; fewer mean the end of the file.
-    ///
-    /// # Errors
-    /// The source's errno.
     fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<usize>;
 
     /// Writes `data` at `offset`, or at the end of a file that was opened with `O_APPEND`; as
     /// [`WritableFile::write_placed`].
-    ///
-    /// # Errors
-    /// The source's errno.
     fn write_at(&self, offset: u64, data: &[u8], lose_privileges: Option<&Caller>) -> Result<usize> {
         self.write_placed(WritePlace::AsOpened, offset, data, lose_privileges)
     }
 
     /// Writes `data`; returns the number of bytes written. With `lose_privileges`, the file loses the set-user-ID and
     /// set-group-ID bits as if this caller wrote.
-    ///
-    /// # Errors
-    /// The source's errno.
     fn write_placed(
         &self,
         place: WritePlace,
@@ -429,9 +411,6 @@ pub trait WritableFile: WritableObject {
 
     /// The number of bytes of an append at the end `at` that the source has, if another process may have made the append before
     /// that process was lost. A lost host can take the end of a file along. `None` if the file shows neither.
-    ///
-    /// # Errors
-    /// The source's errno.
     fn find_appended(&self, at: u64, bytes: &[u8]) -> Result<Option<usize>> {
         let there = match self.stat()?.size.checked_sub(at) {
             None => return Ok(None),
@@ -446,9 +425,6 @@ pub trait WritableFile: WritableObject {
     }
 
     /// Allocates or frees space; `mode` as for `fallocate(2)`.
-    ///
-    /// # Errors
-    /// The source's errno.
     fn allocate(&self, mode: u32, offset: u64, len: u64, caller: &Caller) -> Result<()>;
 
     /// Copies up to `len` bytes to `to` of the same source; returns the number.
@@ -469,15 +445,9 @@ pub trait WritableFile: WritableObject {
     }
 
     /// Reports failures of earlier writes, as `close(2)` does.
-    ///
-    /// # Errors
-    /// The source's errno.
     fn flush(&self) -> Result<()>;
 
     /// A lock of another owner that is in the way of this lock, which is of `fcntl(2)`.
-    ///
-    /// # Errors
-    /// The source's errno.
     fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>>;
 
     /// Sets or removes a lock, without a wait. All locks of an owner go through the same open file.
@@ -491,9 +461,6 @@ pub trait WritableFile: WritableObject {
     fn release_locks(&self) {}
 
     /// The attributes at the open, or later attributes.
-    ///
-    /// # Errors
-    /// The source's errno.
     fn attr_at_open(&self) -> Result<NodeAttr> {
         self.stat()
     }
@@ -539,9 +506,6 @@ pub trait WritableFile: WritableObject {
     }
 
     /// Opens the same file once more, even without a name.
-    ///
-    /// # Errors
-    /// The source's errno.
     fn reopen(&self, flags: u32, caller: &Caller) -> Result<Box<dyn WritableFile>>;
 
     /// This value, for [`WritableFile::copy_range`] of the same implementation.
@@ -552,9 +516,6 @@ pub trait WritableFile: WritableObject {
 pub trait WritableDirectory: WritableObject {
     /// Up to `max` names from position `from` on; 0 is the start, and no name is the end. With `attrs`, each name that `caller`
     /// may look up has attributes.
-    ///
-    /// # Errors
-    /// The source's errno.
     fn read(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>>;
 
     /// The means by which the next process continues with the directory.
@@ -694,9 +655,6 @@ pub trait WritableVolume: Send + Sync {
     -> Result<Option<NodeAttr>>;
 
     /// Whether a change was made that another process of the source got before that process was lost. Open files follow such a change.
-    ///
-    /// # Errors
-    /// The source's errno.
     fn outcome_of(&self, repeated: &RepeatedChange<'_>) -> Result<ChangeOutcome>;
 
     /// The value of an extended attribute.
@@ -712,14 +670,8 @@ pub trait WritableVolume: Send + Sync {
     fn list_xattr(&self, at: NodePath<'_>, caller: &Caller) -> Result<Vec<u8>>;
 
     /// Sizes of the file system.
-    ///
-    /// # Errors
-    /// The source's errno.
     fn space(&self) -> Result<SourceSpace>;
 
     /// Makes all changes of the source durable.
-    ///
-    /// # Errors
-    /// The source's errno.
     fn sync_all(&self) -> Result<()>;
 }

@@ -39,7 +39,6 @@ pub enum DiskWork {
     RemoveEmpty(FileKey),
 }
 
-/// A cache disk.
 pub struct CacheDisk {
     /// The number in the index.
     pub number: u8,
@@ -117,9 +116,6 @@ impl CacheDisk {
     }
 
     /// Returns a data file to write to. `first`: no block is there yet.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn file_for_write(&self, key: &FileKey, first: bool) -> io::Result<Arc<DataFile>> {
         if !first && let Some(file) = self.files.get(key) {
             return Ok(file);
@@ -130,9 +126,6 @@ impl CacheDisk {
     }
 
     /// Creates a data file that begins with the first `len` bytes of `padded`.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn create_file(&self, key: &FileKey, padded: &[u8], len: usize) -> io::Result<()> {
         let path = layout::data_path(&self.root, key);
         with_folder(&path, || self.io.create(&path, padded, len, self.timeouts.1))?;
@@ -258,7 +251,6 @@ impl CacheDisk {
         }
     }
 
-    /// Logs a change of state.
     pub fn log_state_change(&self, state: DiskState) {
         let (_, _, reason) = self.health.current_state();
         let path = self.root.display();

@@ -11,7 +11,6 @@ use std::sync::Arc;
 /// A data file: the object, and 0 for the object's single file or 1 + the extent's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileKey {
-    /// The object.
     pub object: ObjectId,
     /// 0, or 1 + the extent's number.
     pub tag: u32,
@@ -86,7 +85,6 @@ impl FileCache {
         file
     }
 
-    /// Removes a file from the cache.
     pub fn remove(&self, key: &FileKey) {
         let mut part = self.shard_of(key).lock();
         let part = &mut *part;

@@ -44,7 +44,6 @@ struct HealthState {
     good_probes: u32,
 }
 
-/// The health of a disk.
 pub struct DiskHealth {
     usable: AtomicBool,
     down_after: Duration,

@@ -87,7 +87,6 @@ impl BlockEntry {
         BlockEntry { crcs, slot, len, generation, disk, flags, state: BlockState::Absent }
     }
 
-    /// The state of the block.
     pub fn state(&self) -> BlockState {
         self.state
     }
@@ -219,7 +218,6 @@ impl IndexShard {
         }
     }
 
-    /// The activity on an object.
     pub fn activity(&self, object: &ObjectId) -> ObjectActivity {
         self.active.get(object).copied().unwrap_or_default()
     }
@@ -233,7 +231,6 @@ impl IndexShard {
         }
     }
 
-    /// The state of a block.
     pub fn state(&self, block: &BlockId) -> BlockState {
         match self.get(block) {
             Some(entry) => entry.state,

@@ -59,9 +59,6 @@ fn replay_file(
 impl IndexJournal {
     /// Opens the log in `root`, or creates a log, and calls `f` with every whole record. A torn tail is cut off. A file that is
     /// no log for this block size starts anew, and the blocks in that file are orphans.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn open(root: &Path, block_size: u32, mut f: impl FnMut(log::LogRecord<'_>)) -> io::Result<IndexJournal> {
         let _ = std::fs::remove_file(root.join(NEW_LOG_NAME));
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(root.join(LOG_NAME))?;
@@ -148,9 +145,6 @@ impl IndexJournal {
     }
 
     /// A second descriptor of the log's file, for syncing.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn file(&self) -> io::Result<File> {
         self.log_file.try_clone()
     }
@@ -173,9 +167,6 @@ impl IndexJournal {
     }
 
     /// Creates an empty file for a rewrite.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn new_file(root: &Path) -> io::Result<File> {
         OpenOptions::new().read(true).write(true).create(true).truncate(true).open(root.join(NEW_LOG_NAME))
     }

@@ -178,9 +178,6 @@ pub fn open_root(path: &Path, block_size: u32) -> Result<CacheRoot> {
 }
 
 /// Removes all that this store makes in a directory but its lock, and nothing else. The caller holds the lock.
-///
-/// # Errors
-/// The system's.
 pub fn remove_contents(path: &Path) -> std::io::Result<()> {
     for folder in std::fs::read_dir(path.join("data")).into_iter().flatten().flatten() {
         for file in std::fs::read_dir(folder.path()).into_iter().flatten().flatten() {

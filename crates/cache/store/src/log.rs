@@ -35,7 +35,6 @@ pub const HOLE: u8 = 4;
 pub enum LogRecord<'a> {
     /// The block is on this disk.
     Put {
-        /// Which block.
         block: BlockId,
         /// The length in bytes.
         len: u32,
@@ -50,7 +49,6 @@ pub enum LogRecord<'a> {
     Promote(BlockId),
     /// The block, which is on this disk, belongs to a class.
     Class {
-        /// Which block.
         block: BlockId,
         /// The class, 0 for none.
         class: u64,

@@ -50,9 +50,6 @@ impl StoreCore {
     }
 
     /// As [`StoreCore::put`] for a block of a class, with the detailed result.
-    ///
-    /// # Errors
-    /// As [`StoreCore::put`].
     pub fn put_classed(&self, obj: &ObjectRef, index: u32, data: &[u8], class: u64) -> Result<PutOutcome> {
         let len = obj.block_len(index, u64::from(self.config.block_size));
         if data.len() != len || len == 0 {

@@ -158,9 +158,6 @@ impl GroupVolume {
     }
 
     /// As [`GroupVolume::open_writes`], in the session of `kept`, which outlives this process.
-    ///
-    /// # Errors
-    /// As [`GroupVolume::open_writes`].
     pub fn open_kept_writes(
         &self,
         squash: Option<(u32, u32)>,

@@ -301,7 +301,6 @@ struct StoreAttempt {
     payload: Bytes,
     /// Most bytes of the answer.
     room: usize,
-    /// The time of the store.
     time: Duration,
     /// Only a process gets the request that has the store of the others.
     needs_proof: bool,
@@ -337,7 +336,6 @@ struct NodeAnswer {
     node: Box<str>,
 }
 
-/// The answer to a frame.
 struct FrameAnswer {
     answer: StoreAnswer,
     payload_len: usize,

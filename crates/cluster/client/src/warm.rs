@@ -252,7 +252,6 @@ impl PartAction {
     }
 }
 
-/// Result of each piece.
 type PieceOutcomes = Vec<(WarmPiece, Result<RangeDone>)>;
 
 /// The more specific error: a node's answer before an unreachable node.

@@ -64,7 +64,6 @@ impl NumberRanges {
         self.0.iter().map(|(start, end)| end - start).fold(0, u64::saturating_add)
     }
 
-    /// Number of ranges.
     pub(crate) fn range_count(&self) -> usize {
         self.0.len()
     }

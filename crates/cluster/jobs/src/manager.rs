@@ -76,7 +76,6 @@ impl JobTotals {
     }
 }
 
-/// A job with name and progress.
 pub(crate) type NamedJob = (String, JobSpec, JobProgress);
 
 /// Runs the jobs of a process.

@@ -125,7 +125,6 @@ impl JobProgress {
         }
     }
 
-    /// The counts.
     pub(crate) fn file_counts(&self) -> FileCounts {
         FileCounts {
             files: self.files_total,

@@ -16,7 +16,6 @@ struct RateQueue {
     moved_up: Duration,
 }
 
-/// A reservation in the queue.
 pub(crate) struct RateReservation {
     at: Instant,
     moved_up: Duration,

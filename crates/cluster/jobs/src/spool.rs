@@ -14,7 +14,6 @@ const MAX_FIELD_BYTES: u32 = 1 << 20;
 pub(crate) struct FileRecord {
     /// Path below the source.
     pub path: Vec<u8>,
-    /// The version.
     pub version: Version,
     /// The length in bytes.
     pub size: u64,

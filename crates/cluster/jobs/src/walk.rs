@@ -81,7 +81,6 @@ struct FolderPosition {
 struct SubfolderPosition {
     /// A hash of all names of the page: after a change, the reported files are unknown.
     names: u64,
-    /// The name.
     name: Vec<u8>,
 }
 
@@ -92,7 +91,6 @@ impl WalkPosition {
     }
 }
 
-/// An event of the walk.
 pub(crate) enum WalkEvent {
     /// A file of the job.
     File(FileRecord),
@@ -156,7 +154,6 @@ pub(crate) fn walk_files(
     Ok(())
 }
 
-/// An open folder of the walk.
 struct OpenFolder {
     path: Vec<u8>,
     level: FolderPosition,

@@ -28,7 +28,6 @@ const ETCD_GATHER_WINDOW: Duration = Duration::from_millis(100);
 /// Every this many renewals the key is read and compared.
 const VERIFY_EVERY: u32 = 12;
 
-/// etcd as a registry.
 pub(crate) struct EtcdRegistry {
     url: String,
     group: String,

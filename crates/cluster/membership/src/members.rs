@@ -39,7 +39,6 @@ struct MemberEntry {
 /// A member with the status.
 #[derive(Debug, Clone)]
 pub struct MemberStatus {
-    /// The member.
     pub member: Arc<Member>,
     /// Whether the registry lists the member; otherwise only the place is kept.
     pub present: bool,

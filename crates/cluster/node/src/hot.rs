@@ -63,7 +63,6 @@ fn slot_name(id: &BlockId) -> u64 {
     folded.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
-/// The bit of a reader.
 fn reader_bit(reader: &str) -> u64 {
     let mixed = reader
         .bytes()

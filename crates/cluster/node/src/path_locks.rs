@@ -14,7 +14,6 @@ use spurline_volume::writes::{FileIdentity, FileLock, LockConflict};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A path of a volume.
 type VolumePath = (u32, Vec<u8>);
 
 /// The locks of a path, by the sessions of the mounts.

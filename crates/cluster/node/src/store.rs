@@ -69,7 +69,6 @@ struct AcceptedRequests {
 /// A change whose bytes arrive.
 struct StoreChange {
     volume: VolumeId,
-    /// The time of the store.
     time: Duration,
     call: Vec<u8>,
     bytes: ChangeBytes,

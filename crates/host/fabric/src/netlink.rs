@@ -39,7 +39,6 @@ pub struct NetlinkFacts {
 pub struct LinkAttributes {
     /// The number.
     pub index: u32,
-    /// The name.
     pub name: String,
     /// The kind: `vlan`, `bond`, `veth`, `ipoib`.
     pub kind: Option<String>,

@@ -18,7 +18,6 @@ pub struct SavedSettings {
 /// A file's settings of an interface.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SavedSetting {
-    /// The file.
     pub file: String,
     /// The interface; networkd allows patterns.
     pub interface: String,
@@ -33,7 +32,6 @@ pub struct SavedSetting {
 }
 
 impl SavedSettings {
-    /// The settings of an interface.
     pub fn of_interface<'a>(&'a self, interface: &'a str) -> impl Iterator<Item = &'a SavedSetting> {
         self.settings.iter().filter(move |s| s.interface.split_whitespace().any(|p| matches_pattern(p, interface)))
     }

@@ -274,9 +274,7 @@ impl ProbeStream for TcpProbeStream {
 /// Counts of the server's end of a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ServedBytes {
-    /// Bytes received.
     pub received: u64,
-    /// Bytes sent.
     pub sent: u64,
 }
 

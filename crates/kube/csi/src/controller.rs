@@ -11,7 +11,6 @@ use tonic::{Request, Response, Status};
 /// The prefix of the ids of provisioned volumes.
 const PROVISIONED_PREFIX: &str = "spurline-";
 
-/// The controller service.
 pub(crate) struct ControllerService {
     pub volumes: Arc<VolumeTable>,
 }

@@ -11,7 +11,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
-/// The node service.
 pub(crate) struct NodeService {
     /// The node's name.
     pub node_id: String,

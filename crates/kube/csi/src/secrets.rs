@@ -92,7 +92,6 @@ pub(crate) fn write_secrets(secrets: &HashMap<String, String>, dir: &Path) -> Re
     write_or_remove(&dir.join(CREDENTIALS_FILE), credentials.as_ref().map(String::as_bytes)).map_err(io)
 }
 
-/// The file of AWS credentials.
 const CREDENTIALS_FILE: &str = "aws-credentials";
 
 fn write_or_remove(file: &Path, content: Option<&[u8]>) -> std::io::Result<()> {

@@ -23,7 +23,6 @@ pub(crate) struct ClaimObjects {
 
 /// A claim of a pod, judged.
 pub(crate) struct PodClaim {
-    /// The name in the pod.
     pub(crate) name: String,
     requests: Result<Vec<ClaimRequest>, String>,
 }
@@ -63,12 +62,10 @@ impl ClaimObjects {
         true
     }
 
-    /// Whether there is no object.
     pub(crate) fn is_empty(&self) -> bool {
         self.claims.is_empty() && self.templates.is_empty() && self.classes.is_empty()
     }
 
-    /// The claims of a pod.
     pub(crate) fn of_pod(&self, spec: &Value) -> Vec<PodClaim> {
         let listed = spec["resourceClaims"].as_array().into_iter().flatten();
         listed

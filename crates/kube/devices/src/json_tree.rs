@@ -14,9 +14,7 @@ pub enum JsonNode {
     Integer(i64),
     /// Another number, as text.
     Float(f64),
-    /// A string.
     Text(String),
-    /// An array.
     Array(Vec<JsonNode>),
     /// An object, with the keys in order.
     Object(Vec<(String, JsonNode)>),

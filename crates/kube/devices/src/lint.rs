@@ -100,7 +100,6 @@ struct EntryLint<'a> {
     resource: &'a ResourceConfig,
     subject: &'a str,
     node: &'a NodeHcas,
-    /// The selected HCAs.
     selected: &'a [&'a Hca],
     findings: &'a mut Vec<HostFinding>,
 }

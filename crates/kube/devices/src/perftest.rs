@@ -100,7 +100,6 @@ impl PerftestReport {
 enum ColumnUnit {
     /// Gigabits per second in a unit of perftest.
     Gbps(f64),
-    /// Microseconds.
     Microseconds,
     /// A plain number.
     Plain,

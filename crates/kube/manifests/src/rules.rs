@@ -10,11 +10,9 @@ pub(crate) type TextCheck = fn(&str) -> Result<(), String>;
 /// What a value has to be.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ValueRule {
-    /// Any of these words.
     Words(&'static [&'static str]),
     /// A whole number in a range.
     Number(u64, u64),
-    /// A text.
     Text(TextCheck),
     /// A text, which may be empty.
     TextOrEmpty(TextCheck),

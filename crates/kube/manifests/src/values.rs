@@ -98,7 +98,6 @@ impl ClusterValues {
         self.find(path).is_some_and(|value| value == true)
     }
 
-    /// All values.
     pub(crate) fn tree(&self) -> &Value {
         &self.tree
     }

@@ -11,9 +11,7 @@ const DEVICE_DIR: &str = "/dev/infiniband";
 /// An HCA of a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdvertisedHca {
-    /// The name.
     pub name: String,
-    /// The NUMA node.
     pub numa_node: Option<u32>,
     /// The device nodes, without directory.
     pub device_nodes: Vec<String>,
@@ -24,7 +22,6 @@ pub struct AdvertisedHca {
 /// The state of a resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AdvertisedResource {
-    /// The HCAs.
     pub hcas: Vec<AdvertisedHca>,
     /// The slots, by position of the HCA.
     pub table: SlotTable,

@@ -38,9 +38,7 @@ impl ResourceCounters {
 pub struct ObservedResource {
     /// The name.
     pub resource: String,
-    /// The state.
     pub state: watch::Receiver<Arc<AdvertisedResource>>,
-    /// The counters.
     pub counters: Arc<ResourceCounters>,
 }
 

@@ -20,13 +20,11 @@ use tonic::{Request, Response, Status};
 pub struct ResourceService {
     /// The name that pods request.
     pub resource: Arc<str>,
-    /// The advertised state.
     pub state: watch::Receiver<Arc<AdvertisedResource>>,
     /// Becomes true when the server ends.
     pub stop: watch::Receiver<bool>,
     /// Whether pods get CDI names instead of device nodes.
     pub use_cdi: bool,
-    /// The counters.
     pub counters: Arc<ResourceCounters>,
 }
 

@@ -4,7 +4,6 @@
 use crate::FrameError;
 use crate::codec::{ByteCursor, PutValue};
 
-/// A value on the wire.
 pub(crate) trait WireValue<'a>: Sized {
     fn put(&self, out: &mut Vec<u8>);
     /// `what` names the value in an error.

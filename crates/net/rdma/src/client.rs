@@ -141,7 +141,6 @@ impl ChannelBreaker for RdmaBreaker {
     }
 }
 
-/// A call on a channel.
 struct ChannelCall<'a> {
     op: FrameOp,
     id: u64,

@@ -139,9 +139,6 @@ impl RdmaRail {
     }
 
     /// As [`RdmaRail::open`], for a device on this NUMA node, where the rail's buffers come from.
-    ///
-    /// # Errors
-    /// As [`RdmaRail::open`].
     pub fn open_on(
         verbs: &Arc<VerbsLibrary>,
         name: &str,

@@ -80,7 +80,6 @@ impl Default for ServerConfig {
     }
 }
 
-/// A connection.
 pub(crate) struct TcpConnection {
     pub state: ConnState,
     pub socket: TcpStream,

@@ -132,9 +132,6 @@ pub trait Channel: Send {
     /// [`Channel::call`] that runs `meanwhile` once, between sending the request and waiting for the answer, where the transport
     /// writes the answer into `dst` by itself in that time. A thread can then receive answers on several channels at once, with
     /// the next channel's call within `meanwhile`. A transport without this ability runs `meanwhile` first.
-    ///
-    /// # Errors
-    /// As [`Channel::call`].
     fn call_while(
         &mut self,
         request: &NodeRequest<'_>,
@@ -160,9 +157,6 @@ pub trait Channel: Send {
     }
 
     /// Receives the answer to the request sent by [`Channel::begin_call`], as [`Channel::call`] would.
-    ///
-    /// # Errors
-    /// As [`Channel::call`].
     fn finish_call(&mut self, body: &mut Vec<u8>, dst: &mut [u8], deadline: Instant) -> Result<CallAnswer, CallError> {
         let _ = (body, dst, deadline);
         let why = format!("{}: no request was begun", self.endpoints());

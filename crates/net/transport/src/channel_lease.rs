@@ -34,7 +34,6 @@ pub(crate) trait ChannelOwner: Sync {
     fn peer(&self) -> &str;
     /// The counters of this process.
     fn stats(&self) -> &Stats;
-    /// The counters of the path.
     fn path_counters(&self, path: usize) -> &PathStats;
     /// A request on the path stops waiting.
     fn request_ended(&self, path: usize);
@@ -107,9 +106,6 @@ impl<'a> ChannelLease<'a> {
 
     /// [`ChannelLease::call`] that another thread may interrupt through [`ChannelLease::breaker`] after setting `unless`. The
     /// channel is closed as usual, but neither the peer nor the path counts as failed.
-    ///
-    /// # Errors
-    /// As [`ChannelLease::call`].
     pub fn call_unless(
         &mut self,
         request: &NodeRequest<'_>,

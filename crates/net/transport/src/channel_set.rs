@@ -55,7 +55,6 @@ pub struct PathEnds {
     pub peer: Option<IpAddr>,
 }
 
-/// The channels of a path.
 pub(crate) struct ChannelSet {
     idle: Vec<PooledChannel>,
     /// Idle and leased.
@@ -218,7 +217,6 @@ impl ChannelSet {
         })
     }
 
-    /// Takes all idle channels.
     pub fn take_idle(&mut self) -> Vec<PooledChannel> {
         self.take_where(|_| true)
     }

@@ -15,7 +15,6 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream, rustls};
 
-/// Timeout of the proof.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(10);
 /// The channel binding of a TLS 1.3 connection (RFC 9266).
 const CHANNEL_BINDING_LABEL: &[u8] = b"EXPORTER-Channel-Binding";

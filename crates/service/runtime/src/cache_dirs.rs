@@ -47,9 +47,6 @@ impl CacheDir {
     }
 
     /// Removes the cache, and the directory if nothing else is in it; false if a process has begun to use it.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn remove_unused(&self) -> io::Result<bool> {
         remove_unused(&self.path)
     }

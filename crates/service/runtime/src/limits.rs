@@ -32,9 +32,6 @@ pub fn raise_open_files() -> Result<(), Fault> {
 
 /// Gives up the right to exceed quotas and to use reserved blocks (`CAP_SYS_RESOURCE`). This process writes the bytes of all
 /// users as root, and the kernel would not limit these. Threads inherit the right: to be called before the first thread.
-///
-/// # Errors
-/// Errors of the kernel.
 pub fn obey_quotas() -> Result<(), Fault> {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
     let given_up = capabilities(None).and_then(|mut sets| {

@@ -95,7 +95,6 @@ struct AddressConnector {
     name: String,
 }
 
-/// An address of a node.
 struct NodeAddress {
     connector: TcpConnector,
     /// Whether the node itself has answered here.

@@ -89,9 +89,6 @@ fn missing(error: Error) -> Fault {
 }
 
 /// The files of a source that S3 clients change, as this process's user.
-///
-/// # Errors
-/// The source's error for its root.
 pub(crate) fn bucket_writes(
     volume: &Arc<dyn Volume>,
     source: Arc<dyn WritableVolume>,

@@ -335,7 +335,6 @@ impl HungCalls {
     }
 }
 
-/// The process of a mount.
 struct MountProcess {
     socket: PathBuf,
     pid: Option<Pid>,

@@ -74,9 +74,6 @@ pub fn open_writable_files(config: &VolumeConfig, stats: &Arc<Stats>) -> Result<
 
 /// The files of a changed source, as this process's user, for callers without a kernel. They read ahead within a budget, if one is
 /// given.
-///
-/// # Errors
-/// The source's error for its root.
 pub(crate) fn files_without_kernel(
     volume: &Arc<dyn Volume>,
     source: Arc<dyn WritableVolume>,

@@ -26,7 +26,6 @@ const LATENCY_BYTES: u64 = 2;
 /// Figures of a rail.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct RailFigures {
-    /// The interface.
     pub interface: String,
     /// Bandwidth in Gb/s.
     pub gbps: f64,
@@ -34,7 +33,6 @@ pub struct RailFigures {
     pub rate_gbps: Option<f64>,
     /// Lowest latency of a round trip's half in microseconds.
     pub min_us: Option<f64>,
-    /// The median.
     pub median_us: Option<f64>,
     /// The 99th percentile.
     pub p99_us: Option<f64>,

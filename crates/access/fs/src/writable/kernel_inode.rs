@@ -28,7 +28,6 @@ impl KernelInode {
         self.note_mode(attr.mode);
     }
 
-    /// The kernel may have this mode.
     pub fn note_mode(&self, mode: u32) {
         if mode & PRIVILEGE_BITS != 0 {
             self.privileged.store(true, Ordering::Release);

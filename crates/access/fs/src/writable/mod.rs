@@ -55,9 +55,6 @@ pub struct WritableFileSystem {
 
 impl WritableFileSystem {
     /// A file system over the changing side of `volume`.
-    ///
-    /// # Errors
-    /// The source's errno for its root.
     pub fn new(
         volume: Arc<dyn Volume>,
         source: Arc<dyn WritableVolume>,

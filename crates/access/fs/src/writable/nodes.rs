@@ -41,11 +41,9 @@ impl SeenBytes {
     }
 }
 
-/// A name of a node.
 pub(super) struct NodeName {
     /// The directory's number.
     pub parent: u64,
-    /// The name there.
     pub name: Arc<[u8]>,
     /// The record that outlives this process; 0 for none.
     record: RecordSlot,

@@ -36,11 +36,9 @@ pub(super) struct OpenNodeState {
     pub cached_as: Option<NodeAttr>,
 }
 
-/// An open file.
 pub(super) struct OpenNodeFile {
     pub ino: u64,
     pub file: Box<dyn WritableFile>,
-    /// The flags of the open.
     pub flags: i32,
     pub passthrough: bool,
     pub direct_writer: bool,
@@ -70,7 +68,6 @@ pub(super) fn may_write(flags: i32) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY
 }
 
-/// An open directory.
 pub(super) struct OpenNodeDirectory {
     pub ino: u64,
     pub directory: Box<dyn WritableDirectory>,
@@ -117,7 +114,6 @@ impl OpenNodes {
         self.opens.lock().keys().copied().collect()
     }
 
-    /// Any open file of a node.
     pub fn any_file(&self, ino: u64) -> Option<Arc<OpenNodeFile>> {
         let open = self.find(ino)?;
         let state = open.state.lock();

@@ -37,7 +37,6 @@ const MAKING_FLAGS: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
 struct NewOpen {
     file: Box<dyn WritableFile>,
     flags: i32,
-    /// It was made by the open.
     made: bool,
     version: Option<OpenedVersion>,
 }

@@ -175,9 +175,6 @@ pub trait DiskIo: Send + Sync {
     fn sync(&self, log: &File, timeout: Duration) -> io::Result<()>;
 
     /// Queries the space of the file system.
-    ///
-    /// # Errors
-    /// The system's error.
     fn disk_space(&self, path: &Path) -> io::Result<DiskSpace>;
 
     /// Number of operations that missed their deadline and have not ended. Until then the disk is not used.

@@ -384,7 +384,6 @@ impl RemoteDirectory {
         RemoteDirectory { files, opened }
     }
 
-    /// The names that the process lists.
     fn read_process(&self, from: u64, max: usize, attrs: bool, caller: &Caller) -> Result<Vec<ListedName>> {
         let max = u32::try_from(max).unwrap_or(u32::MAX);
         let file = self.opened.number();

@@ -72,7 +72,6 @@ impl AnswerSlot {
         bytes.clone()
     }
 
-    /// Gives the answer.
     pub fn give_answer(&self, answer: &[u8]) {
         *self.bytes.lock() = Some(answer.into());
         self.given.notify_all();

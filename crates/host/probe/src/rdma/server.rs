@@ -27,7 +27,6 @@ pub struct RdmaListener {
     port: u16,
 }
 
-/// A connected stream.
 pub struct ConnectedStream {
     pair: QueuePair,
     rail: StreamDevice,

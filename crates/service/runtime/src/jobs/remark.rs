@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 
 /// Blocks take multiples of this on disk.
 const DISK_PAGE_BYTES: u64 = 4096;
-/// The most folders in a remark.
 const REMARK_FOLDERS: usize = 3;
 
 /// The rules and the space of the nodes, from the answers.

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 /// The records of a group.
 pub struct SharedJobRecords {
-    /// The store.
     pub store: Arc<JobStore>,
     /// The group, as part of a key.
     pub group: String,

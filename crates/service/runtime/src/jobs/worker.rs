@@ -19,9 +19,15 @@ pub struct JobWorker {
 
 enum WorkerKind {
     /// The process of a mount.
-    Mount { peer: AdminPeer, mountpoint: PathBuf },
-    /// The coordinator of a group.
-    Coordinator { at: HostPort, group: String, trust: Arc<Trust> },
+    Mount {
+        peer: AdminPeer,
+        mountpoint: PathBuf,
+    },
+    Coordinator {
+        at: HostPort,
+        group: String,
+        trust: Arc<Trust>,
+    },
 }
 
 impl JobWorker {

@@ -21,7 +21,6 @@ use std::time::{Duration, Instant};
 
 /// How long the registry may take to name the nodes, and a node to answer.
 const RULES_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Names of a page of a folder.
 const FOLDER_PAGE_NAMES: usize = 1000;
 /// Files per request to a node.
 const REQUEST_FILES: usize = 512;

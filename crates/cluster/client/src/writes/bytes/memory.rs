@@ -24,7 +24,6 @@ impl WriteMemory {
         self.limit
     }
 
-    /// Memory in use.
     pub fn used_bytes(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -46,7 +45,6 @@ impl WriteMemory {
     }
 }
 
-/// A buffer of this memory.
 pub(crate) struct WriteBuffer {
     memory: Arc<WriteMemory>,
     buffer: PoolBuf,

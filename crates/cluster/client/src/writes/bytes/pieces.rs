@@ -30,7 +30,6 @@ const MOST_ROOM: usize = 1 << 20;
 /// The room of a sequence's next piece is this multiple of the last one's.
 const ROOM_GROWTH: usize = 4;
 
-/// The life of a piece.
 enum PieceLife {
     /// No process has it; `change` is the number of an append without an answer.
     Unsent { buffer: WriteBuffer, before: MaybeExecuted, change: Option<u64> },
@@ -118,7 +117,6 @@ impl PieceList {
         self.unsent_bytes
     }
 
-    /// Bytes of all pieces.
     pub fn bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.len as u64).sum()
     }
@@ -267,7 +265,6 @@ impl PieceList {
         })
     }
 
-    /// Ends the sending of a piece.
     pub fn end_sending(&mut self, sent: PieceToSend, outcome: PieceOutcome, stats: &Stats) {
         let index = self.position_of(sent.number);
         self.stamp += 1;

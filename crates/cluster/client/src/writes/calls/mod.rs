@@ -76,7 +76,6 @@ pub(crate) struct HomeProcess {
     pub instance: u64,
 }
 
-/// The answer of a node.
 pub(crate) struct NodeAnswer {
     pub answer: WriteAnswer,
     /// Bytes of the payload that landed.
@@ -543,7 +542,6 @@ struct PendingCall<'a> {
     caller: WireCaller<'a>,
     /// Several nodes serve the source.
     marked: bool,
-    /// Where it may have been executed before this call.
     first_before: MaybeExecuted,
     /// The last attempt was sent and not answered.
     unanswered: bool,

@@ -15,7 +15,6 @@ const NUMBERS_RESERVED: u64 = 1 << 16;
 /// Answered numbers of a session that outlives its process, which nodes still know the answers to: fewer than a node keeps.
 const ANSWERED_KEPT: usize = 1024;
 
-/// Numbers of changes.
 pub(crate) struct ChangeNumbers {
     state: Mutex<NumbersState>,
     kept: Option<Arc<dyn KeptClient>>,
@@ -103,7 +102,6 @@ impl ChangeNumbers {
         self.state.lock().last + 1
     }
 
-    /// All changes below this number are answered.
     pub fn answered_below(&self) -> u64 {
         let state = self.state.lock();
         state.open.first().copied().unwrap_or(state.last + 1)
@@ -125,7 +123,6 @@ impl ChangeNumber<'_> {
         self.known
     }
 
-    /// As it is kept.
     pub fn to_kept(&self) -> SentChange {
         SentChange { number: self.number, process: self.before.to_kept(), place: 0, known: self.known }
     }

@@ -247,7 +247,6 @@ impl OpenFile {
         self.has_flag(O_DSYNC)
     }
 
-    /// It can write.
     pub fn writes(&self) -> bool {
         self.has_flag(O_ACCMODE)
     }

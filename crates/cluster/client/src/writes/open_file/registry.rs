@@ -77,9 +77,6 @@ impl OpenFiles {
     }
 
     /// As [`OpenFiles::start`], where nothing but paths is opened.
-    ///
-    /// # Errors
-    /// As [`OpenFiles::start`].
     pub fn start_locks(&self) -> Result<()> {
         self.start_renewal()?;
         self.start_closing()

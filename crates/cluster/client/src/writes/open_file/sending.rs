@@ -231,9 +231,6 @@ impl OpenFiles {
 
     /// As [`OpenFiles::send_all`], before a close of `opened`. Whether its last bytes were sent here: their request has then
     /// reported failures as [`WriteCall::Flush`] does.
-    ///
-    /// # Errors
-    /// As [`OpenFiles::send_all`].
     pub fn send_at_close(&self, opened: &OpenFile) -> Result<bool> {
         let mark = opened.bytes.list.lock().mark();
         self.send_below(&opened.bytes, mark, Some(opened.number()))

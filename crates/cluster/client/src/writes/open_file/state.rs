@@ -147,7 +147,6 @@ impl FileState {
 /// The end of the requests that set the locks at the next process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LocksEnd {
-    /// All are set.
     Set,
     /// One is taken, perhaps by this mount at the lost process.
     Taken,
@@ -235,7 +234,6 @@ pub(crate) struct FileOutcome {
     pub actions: &'static [FileAction],
     /// The process that the file has left, or that is its process.
     pub left: Option<HomeProcess>,
-    /// The next process.
     pub next: Option<HomeProcess>,
 }
 

@@ -24,9 +24,6 @@ impl OpenFiles {
     }
 
     /// As [`OpenFiles::sync_file`], within the time of a call.
-    ///
-    /// # Errors
-    /// As [`OpenFiles::sync_file`].
     pub fn sync_by(&self, opened: &OpenFile, data_only: bool, deadline: CallDeadline) -> Result<HomeProcess> {
         let file = &opened.bytes;
         let mark = file.list.lock().mark();
@@ -94,7 +91,6 @@ impl OpenFiles {
         if durable { Ok(()) } else { self.sync_file(opened, true).map(drop) }
     }
 
-    /// One sync by the process of an open file.
     fn sync_once(&self, opened: &OpenFile, data_only: bool, deadline: CallDeadline) -> Result<HomeProcess> {
         let started = Instant::now();
         let call = WriteCall::Sync { file: opened.number(), data_only };
