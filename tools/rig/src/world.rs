@@ -82,7 +82,6 @@ impl World {
         rustix::fs::chmod(world.path("run"), rustix::fs::Mode::RWXU).unwrap();
         world
     }
-    /// A path in it.
     pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -95,7 +94,6 @@ impl World {
             _ => path,
         }
     }
-    /// A file in it.
     pub fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -347,8 +345,17 @@ impl Process {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+    /// Sends a signal; returns from SIGSTOP when all threads have stopped: until the first has seen the signal, the others work on.
     pub fn signal(&self, signal: rustix::process::Signal) {
         send(self.pid(), signal);
+        if signal == rustix::process::Signal::STOP {
+            eventually("all threads are stopped", || self.is_stopped());
+        }
+    }
+    fn is_stopped(&self) -> bool {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
+        let states = threads.filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok());
+        states.into_iter().all(|status| status.contains("\nState:\tT"))
     }
     /// Waits until it ends.
     pub fn wait(&mut self) -> ExitStatus {

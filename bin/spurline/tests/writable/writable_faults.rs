@@ -254,8 +254,10 @@ fn signals_end_programs_that_change_files_while_their_node_is_stopped() {
         };
         let go_on = |program: &mut Child| program.stdin.take().unwrap().write_all(b"\n").unwrap();
         let opened = |program: &mut Child| program.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        let starts_another = "import subprocess, sys; f = open(sys.argv[1] + '/held', 'w'); print(flush=True)\n\
-             sys.stdin.readline(); f.write('x'); f.flush(); subprocess.run(['true'], close_fds=False)";
+        // Before the first write of a file that was made a while ago, the kernel requests capabilities, from the node.
+        let starts_another = "import subprocess, sys; f = open(sys.argv[1] + '/held', 'w')\n\
+             def write(): f.write('x'); f.flush()\n\
+             write(); print(flush=True); sys.stdin.readline(); write(); subprocess.run(['true'], close_fds=False)";
         let mut starter = start("python3", starts_another);
         let mut writer = start("bash", "exec 3>>\"$0/kept\"; echo; read; echo line >&3");
         opened(&mut starter);

@@ -6,46 +6,61 @@ use spurline_rig::world::*;
 use spurline_rig::writable_group::Group;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::fd::IntoRawFd as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
-fn close(file: File) -> Option<i32> {
-    // SAFETY: the descriptor is the file's own, and is not used again.
-    let closed = unsafe { libc::close(file.into_raw_fd()) };
-    (closed != 0).then(|| std::io::Error::last_os_error().raw_os_error().unwrap())
-}
+/// What each program begins with.
+const ERRORS: &str = r#"
+import os, sys
+path, filler = sys.argv[1:]
+def open_file():
+    return os.open(path, os.O_CREAT | os.O_WRONLY)
+def error(call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as failed:
+        return failed.errno
+def synced_twice_and_closed(file):
+    return error(os.fsync, file), error(os.fsync, file), error(os.close, file)
+"#;
 
-fn sync(file: &File) -> Option<i32> {
-    file.sync_all().err().map(|error| error.raw_os_error().unwrap())
-}
+/// One handle with two descriptors, one that is synced, and one that is closed only; and one that is opened later.
+const REFUSED: &str = r#"
+file, beside, only_closed = open_file(), open_file(), open_file()
+os.write(file, b"no room")
+print(error(os.fsync, file), error(os.fsync, file), error(os.close, os.dup(file)), error(os.close, file))
+print(*synced_twice_and_closed(beside), error(os.close, only_closed))
+print(error(os.fsync, open_file()))
+"#;
+
+/// After an unreported error a write fails itself; with room again, all is as before.
+const ROOM_AGAIN: &str = r#"
+late = open_file()
+os.write(late, b"no room")
+print(os.stat(path).st_size, error(os.write, late, b"no room"))
+os.remove(filler)
+os.write(late, b"room")
+print(*synced_twice_and_closed(late))
+"#;
 
 #[test]
 fn refused_bytes_are_reported_once_at_fsync_and_once_at_close() {
     let Some(group) = Group::start_in_memory(1, "4m") else { return };
     let mount = group.mount("mnt", 0, &[]);
-    let open = || OpenOptions::new().create(true).write(true).truncate(false).open(mount.path("file")).unwrap();
-    let (mut file, beside, only_closed) = (open(), open(), open());
     let filler = group.source.join("filler");
     fs::write(&filler, vec![7; 8 * MIB]).unwrap_err();
-    file.write_all(b"no room").unwrap();
-    assert_eq!(sync(&file), Some(libc::ENOSPC));
-    assert_eq!(sync(&file), None, "reported before");
-    let again = file.try_clone().unwrap();
-    assert_eq!((close(again), close(file)), (Some(libc::ENOSPC), None), "one handle with two descriptors");
-    assert_eq!((sync(&beside), sync(&beside), close(beside)), (Some(libc::ENOSPC), None, Some(libc::ENOSPC)));
-    assert_eq!(close(only_closed), Some(libc::ENOSPC));
-    let mut late = open();
-    assert_eq!((sync(&late), mount.stats()["writes"]["failures"].as_u64()), (None, Some(1)));
+    // Processes of their own: this one has copies of its descriptors while it starts programs, and closes these with the error.
+    let said = |script: &str| {
+        let mut program = Command::new("python3");
+        let out = finish(program.args(["-c", &format!("{ERRORS}{script}")]).arg(mount.path("file")).arg(&filler));
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    assert_eq!(said(REFUSED), "28 None 28 None\n28 None 28 28\nNone\n");
+    assert_eq!(mount.stats()["writes"]["failures"].as_u64(), Some(1));
     let log = mount.process().log();
     assert!(log.contains("7 bytes at 0 of '/file' were not written: "), "{log}");
-    // After an unreported error a write fails itself; with room again, all is as before.
-    late.write_all(b"no room").unwrap();
-    assert_eq!(fs::metadata(mount.path("file")).unwrap().len(), 0);
-    assert_eq!(late.write_all(b"no room").unwrap_err().raw_os_error(), Some(libc::ENOSPC));
-    fs::remove_file(&filler).unwrap();
-    late.write_all(b"room").unwrap();
-    assert_eq!((sync(&late), sync(&late), close(late)), (Some(libc::ENOSPC), None, Some(libc::ENOSPC)));
+    assert_eq!(said(ROOM_AGAIN), "0 28\n28 None 28\n");
     assert!(fs::read(group.source.join("file")).unwrap().ends_with(b"room"));
     mount.unmount();
 }
@@ -105,7 +120,7 @@ mod test_all {
         group.nodes[0] = group.node(0, port);
         eventually("the node is reached again", || log.write_all(b"second\n").is_ok());
         for file in [&log, &synced, &plain] {
-            eventually("the file is durable", || sync(file).is_none());
+            eventually("the file is durable", || file.sync_all().is_ok());
         }
         drop((log, synced, plain));
         mount.unmount();
