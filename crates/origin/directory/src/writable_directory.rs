@@ -67,17 +67,11 @@ impl WritableSource {
     }
 
     /// As [`WritableSource::open`], with a rule for access times.
-    ///
-    /// # Errors
-    /// As [`WritableSource::open`].
     pub fn open_with_times(path: &Path, squash: Option<Squash>, times: AccessTimes) -> Result<Arc<WritableSource>> {
         WritableSource::open_with(path, squash, times, is_on_network)
     }
 
     /// As [`WritableSource::open`], for a node, whose readers are on other hosts: they read through caches in any case.
-    ///
-    /// # Errors
-    /// As [`WritableSource::open`].
     pub fn open_for_node(path: &Path, squash: Option<Squash>) -> Result<Arc<WritableSource>> {
         WritableSource::open_with(path, squash, AccessTimes::OfSource, |_| true)
     }

@@ -38,7 +38,6 @@ impl ByteRanges {
         }
     }
 
-    /// Removes a range.
     pub fn remove(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;

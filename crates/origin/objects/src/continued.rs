@@ -13,9 +13,6 @@ use std::sync::{Arc, Weak};
 impl BucketFiles {
     /// An open file without changes continues with the object that its name leads to now: a mount that had the lock of the file
     /// before may have published it.
-    ///
-    /// # Errors
-    /// The store's.
     pub fn refresh(&self, object: &OpenObject) -> Result<()> {
         if !object.is_unchanged() {
             return Ok(());
@@ -56,9 +53,6 @@ impl BucketFiles {
     }
 
     /// A process that has ended has made the change: the open files follow.
-    ///
-    /// # Errors
-    /// The store's.
     pub fn follow_made(&self, change: &Change<'_>) -> Result<()> {
         self.note_changed(change, true);
         match change {

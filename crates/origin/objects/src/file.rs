@@ -30,9 +30,6 @@ pub(crate) struct BucketFile {
 
 impl BucketFile {
     /// Opens the object; `O_TRUNC` empties it.
-    ///
-    /// # Errors
-    /// Those of the local file system.
     pub fn open(files: &Arc<BucketFiles>, object: Arc<OpenObject>, flags: u32) -> Result<BucketFile> {
         let file = BucketFile { files: Arc::clone(files), object, flags, lock_owners: Mutex::default() };
         if file.writes() {

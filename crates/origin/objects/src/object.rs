@@ -322,7 +322,6 @@ impl OpenObject {
         Some(ObjectRef::new(self.context.reads.source(), &facts.path, attr.version.clone(), attr.size))
     }
 
-    /// The key of the object.
     fn key(&self) -> Result<String> {
         key_of(&self.context.options.root, &self.facts.lock().path)
     }
@@ -528,9 +527,6 @@ impl OpenObject {
     }
 
     /// As [`OpenObject::publish`], with the mark of a request.
-    ///
-    /// # Errors
-    /// As [`OpenObject::publish`].
     pub fn publish_marked(&self, mark: Option<ChangeMark>) -> Result<()> {
         self.changes.lock().mark = mark;
         self.publish()

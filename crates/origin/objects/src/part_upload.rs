@@ -23,7 +23,6 @@ const PARTS_PER_LENGTH: u32 = 1000;
 /// The lengths of the parts of all files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PartLengths {
-    /// Length of the first parts.
     pub first: u64,
 }
 

@@ -26,9 +26,6 @@ pub(crate) async fn find_ignored_condition(requests: &BucketRequests, root: &str
 
 /// The time by the clock that stamps objects, in whole seconds. The clock of this host says nothing about the age of an object: either
 /// clock can be wrong.
-///
-/// # Errors
-/// Those of the store.
 pub(crate) async fn find_store_time(requests: &BucketRequests, root: &str) -> Result<SystemTime> {
     let key = probe_key(root);
     put(requests, &key, &WriteCondition::None).await?;

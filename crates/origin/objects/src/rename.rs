@@ -168,9 +168,6 @@ impl BucketFiles {
 
     /// What became of a rename that another process got before it was lost. The rename of a folder is completed, or undone, by the
     /// record. A copy of a file has the mark of the rename before the source is removed.
-    ///
-    /// # Errors
-    /// The store's.
     pub fn rename_outcome(
         &self,
         from: &NamePath<'_>,
@@ -224,9 +221,6 @@ impl BucketFiles {
     }
 
     /// Whether the object at `path`, or with a trailing slash the marker of a folder, has the mark of a request.
-    ///
-    /// # Errors
-    /// The store's.
     pub fn has_mark(&self, path: &[u8], mark: ChangeMark) -> Result<bool> {
         match self.requests.run(self.requests.head(&key_of(&self.options.root, path)?)) {
             Ok(found) => Ok(is_marked_as(&found.attributes, &mark_of(Some(mark)))),

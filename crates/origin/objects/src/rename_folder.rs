@@ -38,7 +38,6 @@ pub(crate) struct FolderRename<'a> {
     rules: RenameRules,
 }
 
-/// The end of a rename.
 pub(crate) enum RenameEnd {
     Made(Vec<RenamedCopy>),
     /// For this reason, if it failed here.

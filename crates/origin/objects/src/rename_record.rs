@@ -95,9 +95,6 @@ impl RenameRecord {
     }
 
     /// The keys of all records below the root of a source.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn find_all(requests: &BucketRequests, root: &str) -> Result<Vec<String>> {
         let found = requests.list_below(&format!("{root}{RECORD_NAME}"), usize::MAX).await?;
         Ok(found.into_iter().map(|object| object.key).collect())

@@ -376,9 +376,6 @@ impl BucketRequests {
     }
 
     /// All objects whose keys start with `prefix`, in the order of their keys; at most about `limit` of them.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn list_below(&self, prefix: &str, limit: usize) -> Result<Vec<RawObject>> {
         let mut all = Vec::new();
         let mut token: Option<String> = None;
@@ -395,9 +392,6 @@ impl BucketRequests {
     }
 
     /// The bytes of an object and its etag; `None` where no object has the name.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn read_all(&self, key: &str) -> Result<Option<(Vec<u8>, String)>> {
         match self.repeat(self.time_of(0), "a read", |backend| backend.read_all(key)).await {
             Ok(found) => Ok(Some(found)),
@@ -415,9 +409,6 @@ impl BucketRequests {
     }
 
     /// As [`Self::put`], for a thread that waits: no other thread has a part in the request, where connections are left.
-    ///
-    /// # Errors
-    /// As [`Self::put`].
     pub fn put_here(&self, object: &NewObject<'_>, body: Bytes) -> Result<String> {
         self.bucket
             .run_transfer(async |backend| self.put_over(backend, object, body).await, Result::is_ok)
@@ -441,9 +432,6 @@ impl BucketRequests {
     }
 
     /// Begins an upload in parts, and records it. A lost answer leaves an upload without a record behind.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn begin_upload(&self, key: &str, attributes: &ObjectAttributes) -> Result<OpenUpload> {
         let upload = self.begin_unrecorded_upload(key, attributes).await?;
         let record = record_upload(self, &self.root, key, &upload.id).await;
@@ -451,9 +439,6 @@ impl BucketRequests {
     }
 
     /// Begins an upload that ends within a moment.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn begin_unrecorded_upload(&self, key: &str, attributes: &ObjectAttributes) -> Result<OpenUpload> {
         let begun =
             self.repeat(self.time_of(0), "the start of an upload", |backend| backend.begin_upload(key, attributes));
@@ -475,9 +460,6 @@ impl BucketRequests {
     }
 
     /// Uploads a part; returns its etag. A part that is sent again replaces the first one.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn upload_part(&self, key: &str, upload: &str, number: u32, body: Bytes) -> Result<String> {
         let len = body.len() as u64;
         let body = ObjectBody::new(body);

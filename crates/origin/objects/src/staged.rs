@@ -179,9 +179,6 @@ impl StagedBytes {
     }
 
     /// The local file, with the bytes that lay in memory.
-    ///
-    /// # Errors
-    /// The local file system's.
     pub fn use_file(&mut self) -> Result<&File> {
         if let StagedPlace::Memory(bytes) = &self.place {
             let file = self.options.new_staging_file()?;
@@ -292,9 +289,6 @@ impl StagedBytes {
     }
 
     /// Cuts the file, or lengthens it by zeros.
-    ///
-    /// # Errors
-    /// The local file system's.
     pub fn set_len(&mut self, len: u64) -> Result<()> {
         if len < self.len {
             let before = self.changed.len();

@@ -7,7 +7,6 @@ use spurline_volume::delayed::{DelayedWrites, WriteLosses};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A file that ends.
 pub(crate) struct EndingFile {
     pub path: String,
     pub bytes: u64,

@@ -546,7 +546,6 @@ struct SkippedNames<'a> {
     of_no_kind: u64,
     /// Mounts with a dead server, and those that only their owner may access.
     unreadable: u64,
-    /// The first unreadable name.
     first: Option<UnreadableName<'a>>,
 }
 

@@ -151,18 +151,12 @@ pub trait OriginStore: Send + Sync {
     }
 
     /// As [`OriginStore::lookup`], with an answer at most `max_age` old.
-    ///
-    /// # Errors
-    /// As [`OriginStore::lookup`].
     fn lookup_within(&self, path: &[u8], max_age: Duration, deadline: Instant) -> Result<ObjectAttr> {
         let _ = max_age;
         self.lookup(path, deadline)
     }
 
     /// As [`OriginStore::list`], with an answer at most `max_age` old.
-    ///
-    /// # Errors
-    /// As [`OriginStore::list`].
     fn list_within(
         &self,
         path: &[u8],
@@ -218,9 +212,6 @@ pub trait OriginStore: Send + Sync {
     }
 
     /// The capacity of the source, if it has one.
-    ///
-    /// # Errors
-    /// The operating system's error.
     fn statfs(&self, deadline: Instant) -> Result<Option<OriginCapacity>>;
 }
 

@@ -28,7 +28,6 @@ pub struct RequestOptions {
     pub storage_class: Option<String>,
 }
 
-/// The options as headers.
 pub(crate) struct OptionHeaders {
     of_all: HeaderMap,
     of_copies: HeaderMap,

@@ -9,9 +9,6 @@ use spurline_types::{ObjectAttr, Result};
 
 impl OpenObject {
     /// Empties the file before the first byte, which counts as a change also of an empty object.
-    ///
-    /// # Errors
-    /// The local file system's.
     pub fn begin_anew(&self) -> Result<()> {
         let mut changes = self.changes.lock();
         let before = self.facts.lock().len;

@@ -73,9 +73,6 @@ impl OpenObject {
     }
 
     /// A lock of another mount that is in the way.
-    ///
-    /// # Errors
-    /// Those of the nodes.
     pub fn find_lock_of_others(&self, lock: &FileLock) -> Result<Option<LockConflict>> {
         let locks = self.context.path_locks.get();
         locks.map_or(Ok(None), |locks| locks.find_conflict(&self.path(), lock))
@@ -149,9 +146,6 @@ impl OpenObject {
     }
 
     /// As [`OpenObject::check_locks`], for a write: the refused bytes are missing in all that follows.
-    ///
-    /// # Errors
-    /// As [`OpenObject::check_locks`].
     pub fn check_locks_to_write(&self) -> Result<()> {
         self.check_locks().inspect_err(|_| self.drop_changes())
     }
