@@ -344,7 +344,6 @@ impl FileSystem {
             let object = next.current();
             let blocks = u32::try_from(object.block_count(self.reads.block_size())).unwrap_or(0);
             self.stats.blockcache.followed_files.add(1);
-            // In small pieces: such a file is fetched into memory, also from a node.
             self.volume.prefetch(&object, 0..blocks, 0);
         }
     }

@@ -141,8 +141,8 @@ pub trait Volume: Send + Sync {
     /// `Stale` when that version is gone and not cached; `Timeout`, `Unavailable`, ….
     fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<ReadData>;
 
-    /// Starts fetching `blocks` for a reader that reads `piece` bytes at a time. Returns at once; may do nothing when
-    /// memory is short.
+    /// Starts fetching `blocks` for a reader that reads `piece` bytes at a time, 0 for a reader that has not come yet. Returns at
+    /// once; may do nothing when memory is short.
     fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>, piece: usize);
 
     /// A local file with the whole object and verified checksums, if any.

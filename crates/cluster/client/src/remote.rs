@@ -424,9 +424,12 @@ impl Volume for GroupVolume {
     }
 
     fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>, piece: usize) {
-        if piece >= PIECE_FROM && !self.client.rails {
+        let pipelined = piece >= PIECE_FROM && !self.client.rails;
+        if pipelined {
             let end = (u64::from(blocks.end) * self.client.block_size).min(object.size);
             self.client.ahead.follow_reader(object.id, end);
+        }
+        if pipelined || piece == 0 {
             let inner = Arc::clone(&self.client);
             let object = object.clone();
             self.workers.run_ahead(move || inner.begin_fetches(&object, blocks));

@@ -2,7 +2,8 @@
 //! object data, and nothing for longer than configured.
 //!
 //! Many lookups in one directory within a short time lead to one listing, which answers the rest: 10,000 files opened
-//! one after the other cost tens of requests instead of tens of thousands. Concurrent equal requests are sent once.
+//! one after the other cost tens of requests instead of tens of thousands. In a larger directory the page of the name is listed
+//! again, if a program has listed the directory. Concurrent equal requests are sent once.
 
 use crate::store_outage::{
     Outage, PROBE_LIMIT, PROBE_PAUSE, begin_outage, end_outage, is_unanswered, is_unserved, shows_silence,
@@ -179,6 +180,15 @@ struct FolderState {
     /// At this time, `names` had all names of the directory.
     complete: Option<Instant>,
     too_large: Option<Instant>,
+    /// How long a page took then.
+    page_time: Duration,
+}
+
+impl FolderState {
+    fn new(now: Instant) -> FolderState {
+        let page_time = Duration::ZERO;
+        FolderState { window_start: now, lookups: 0, listing: false, complete: None, too_large: None, page_time }
+    }
 }
 
 /// An origin with a cache of its metadata.
@@ -570,11 +580,10 @@ impl CachedOrigin {
             }
             let now = Instant::now();
             if !state.folders.contains_key(folder) {
-                let fresh =
-                    FolderState { window_start: now, lookups: 0, listing: false, complete: None, too_large: None };
-                state.folders.insert(folder.into(), fresh);
+                state.folders.insert(folder.into(), FolderState::new(now));
             }
-            let Some(of) = state.folders.get_mut(folder) else { break };
+            let held = &mut *state;
+            let Some(of) = held.folders.get_mut(folder) else { break };
             // A listing is of no use to a caller that accepts no cached answer.
             if of.listing && !max_age.is_zero() && began.elapsed() < PATIENCE {
                 let until = deadline.min(began + PATIENCE);
@@ -591,12 +600,19 @@ impl CachedOrigin {
                 }
                 of.lookups += 1;
                 let large = of.too_large.is_some_and(|at| at.elapsed() < TOO_LARGE);
-                if of.lookups > LIST_AFTER && !large && !of.listing && !self.config.ttl.min(max_age).is_zero() {
+                let lists = of.lookups > LIST_AFTER && !of.listing && !self.config.ttl.min(max_age).is_zero();
+                // A page is listed again where that takes less time than the answers count.
+                let again = lists && large && 2 * of.page_time < self.config.ttl.min(max_age);
+                let page = if again { find_page(&held.pages, folder, path) } else { None };
+                if lists && (!large || page.is_some()) {
                     of.window_start = now;
                     of.lookups = 0;
                     of.listing = true;
                     drop(state);
-                    self.list_for_lookups(folder, max_age, deadline);
+                    match page {
+                        Some(page) => self.list_page_again(&page, max_age, deadline),
+                        None => self.list_for_lookups(folder, max_age, deadline),
+                    }
                     state = self.state.lock();
                     continue;
                 }
@@ -628,6 +644,15 @@ impl CachedOrigin {
         answer
     }
 
+    /// Lists a page of a large directory for pending lookups, within half of the available time.
+    fn list_page_again(&self, page: &PageKey, max_age: Duration, deadline: Instant) {
+        let (folder, cursor, max) = page;
+        let _listing = RequestGuard { cached: self, done: Some(GuardedRequest::Folder(folder.clone())) };
+        let until = Instant::now() + (deadline.saturating_duration_since(Instant::now()) / 2).min(PATIENCE);
+        // After a failure, the waiting lookups send their own requests and get their own errors.
+        let _ = self.fetch_page(folder, cursor.as_deref(), *max, max_age, until);
+    }
+
     /// Lists a directory for pending lookups, within half of the available time. The other half is left for the
     /// lookup itself, in case the listing does not answer it.
     fn list_for_lookups(&self, folder: &[u8], max_age: Duration, deadline: Instant) {
@@ -639,7 +664,9 @@ impl CachedOrigin {
         let mut oldest = began;
         let mut cursor: Option<Vec<u8>> = None;
         let pages = PAGES.min((self.config.max_entries / 4).div_ceil(PAGE));
-        for _ in 0..pages {
+        let mut listed = 0;
+        while listed < pages {
+            listed += 1;
             let until = until.min(Instant::now() + PATIENCE);
             let (at, page) = match self.fetch_page(folder, cursor.as_deref(), PAGE, max_age, until) {
                 Ok(page) => page,
@@ -676,8 +703,16 @@ impl CachedOrigin {
         }
         if let Some(folder) = self.state.lock().folders.get_mut(folder) {
             folder.too_large = Some(Instant::now());
+            folder.page_time = began.elapsed() / listed as u32;
         }
     }
+}
+
+/// The page that had the name of `path` when the directory was listed.
+fn find_page(pages: &HashMap<PageKey, TimedPage>, folder: &[u8], path: &[u8]) -> Option<PageKey> {
+    let (_, name) = split_path(path);
+    let had = |page: &ListPage| page.entries.iter().any(|entry| *entry.name == *name);
+    pages.iter().find(|(key, (_, page))| *key.0 == *folder && had(page)).map(|(key, _)| key.clone())
 }
 
 /// Deadline of a request in the background.

@@ -59,6 +59,34 @@ fn many_lookups_become_one_listing() {
 }
 
 #[test]
+fn a_reader_that_goes_through_a_large_directory_lists_its_pages_again() {
+    let rig = rig(Duration::from_secs(1), 16_000);
+    let names: Vec<String> = (0..7000).map(|i| format!("f{i:04}")).collect();
+    for name in &names {
+        std::fs::write(rig.dir.path().join(name), [b'x'; 3]).unwrap();
+    }
+    let mut listed = Vec::new();
+    let mut cursor = None;
+    loop {
+        let page = rig.cached.list(b"", cursor.as_deref(), 1000, soon()).unwrap();
+        listed.extend(page.entries.into_iter().map(|entry| entry.name));
+        cursor = page.next;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    std::thread::sleep(Duration::from_millis(1100));
+    std::fs::write(rig.dir.path().join("f6999"), [b'y'; 5]).unwrap();
+    for name in &listed {
+        let size = if name == b"f6999" { 5 } else { 3 };
+        assert_eq!(rig.cached.lookup(name, soon()).unwrap().size, size);
+    }
+    assert_eq!(listed.len(), names.len());
+    assert!(rig.faulty.lookups() <= 3500, "{} lookups", rig.faulty.lookups());
+    assert_eq!(rig.cached.lookup(b"absent", soon()).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
 fn equal_questions_at_once_are_asked_once() {
     let rig = rig(Duration::ZERO, 1000);
     std::fs::write(rig.dir.path().join("f"), b"x").unwrap();
