@@ -424,12 +424,12 @@ fn a_listing_excludes_new_names_and_overwrites_nothing() {
     // A folder with other files is looked up eight times, and then listed.
     for (folder, looked_up) in [("new", 0), ("old", 8)] {
         for n in 0..20 {
-            fs::write(mount.path(&format!("{folder}/f{n}")), b"own").unwrap();
+            fs::write(mount.path(format!("{folder}/f{n}")), b"own").unwrap();
         }
         let heads = proxy.count_requests("HEAD", &format!("/p/{folder}/f"));
         assert_eq!(heads, looked_up, "{folder}: {:?}", proxy.requests());
         // Own files are found, and those of the listing.
-        assert_eq!(fs::read(mount.path(&format!("{folder}/f19"))).unwrap(), b"own");
+        assert_eq!(fs::read(mount.path(format!("{folder}/f19"))).unwrap(), b"own");
     }
     assert_eq!(mount.read("old/there"), b"theirs");
     // What others make since is not replaced.

@@ -40,9 +40,11 @@ pub trait TestPeer {
     fn kill(&mut self);
 }
 
+/// A transport to test.
 pub trait TransportRig {
     /// A peer that serves correctly.
     fn serve_with(&self, service: Arc<dyn Service>) -> Box<dyn TestPeer>;
+    /// A peer that plays a script.
     fn play_script(&self, script: PeerScript) -> Box<dyn TestPeer>;
 }
 
