@@ -131,6 +131,11 @@ fn names_and_bytes_come_from_the_node_and_are_fetched_once() {
             });
         }
     });
+    // A fetch counts when it ends, after its reader has the bytes.
+    let until = Instant::now() + Duration::from_secs(10);
+    while node_stats.object.get_ops.get() < 6 + 1 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     assert_eq!(node_stats.object.get_ops.get(), 6 + 1, "six blocks of one file, one of the other");
     assert!(stats.tcp.recv_bytes.get() >= 3_000_000, "the bytes came over TCP");
     assert!(remote.info(b"data").unwrap().blocks.memory >= 6);
