@@ -3,12 +3,9 @@
 
 use crate::peers::PeerConnector;
 use crate::{group, setup};
-use spurline_client::placement::{CopyCounts, ReaderLocation};
-use spurline_client::{GroupMembers, GroupVolume, GroupVolumeConfig, ObjectExtent, RequestPatience};
+use spurline_client::ObjectExtent;
 use spurline_config::{Fault, Registry, TrustConfig};
-use spurline_mem::{BufferPool, MemTier};
 use spurline_membership::{HoldTimes, RegistryFollower};
-use spurline_net_tcp::SocketOptions;
 use spurline_node::{HeldObject, HeldPage};
 use spurline_proto::{NodeRequest, RangeDone};
 use spurline_types::units::human_bytes;
@@ -108,15 +105,8 @@ pub fn drain_node(
     }
     // Other registries do not store weights.
     let told = matches!(request.registry, Registry::Coordinator(_) | Registry::Etcd(_));
-    let reach = PeerConnector {
-        trust,
-        name: format!("{host}:drain"),
-        source: String::new(),
-        locals: Vec::new(),
-        socket: SocketOptions::default(),
-        nconnect: 4,
-        stats: Arc::clone(&stats),
-    };
+    let calls = PeerConnector::for_calls(format!("{host}:drain"), trust, Arc::clone(&stats));
+    let reach = PeerConnector { nconnect: 4, ..calls };
     let mut sums = DrainProgress::default();
     let mut moved = 0;
     let mut weight = None;
@@ -130,7 +120,11 @@ pub fn drain_node(
         for HeldObjects { source, extents } in &held.sources {
             let mut remote = None;
             let warm = |some: &[ObjectExtent]| -> Vec<RangeDone> {
-                match remote.get_or_insert_with(|| open_remaining_nodes(&reach, source, &after, &stats)) {
+                let open = || {
+                    let members = reach.group_members(source, &after);
+                    reach.open_group(source, members, DRAIN_REQUEST_TIMEOUT, DRAIN_SILENCE_LIMIT)
+                };
+                match remote.get_or_insert_with(open) {
                     Ok(remote) => remote.warm(some, Some(1), false),
                     Err(error) => {
                         let failed = RangeDone { error: Some(error.clone()), ..RangeDone::default() };
@@ -275,30 +269,6 @@ fn list_held(reach: &PeerConnector, node: &Member) -> Result<HeldList> {
 
 fn malformed_list(what: &str) -> Error {
     Error::new(ErrorKind::Protocol, format!("its list of cached blocks is malformed: {what}"))
-}
-
-/// The remaining nodes of the group, as a volume of `source`.
-fn open_remaining_nodes(
-    reach: &PeerConnector,
-    source: &str,
-    after: &[Arc<Member>],
-    stats: &Arc<Stats>,
-) -> Result<Arc<GroupVolume>> {
-    let reach = PeerConnector { source: source.to_owned(), ..reach.clone() };
-    let members = GroupMembers::new(after, move |member| reach.peer(member));
-    let config = GroupVolumeConfig {
-        patience: RequestPatience::new(DRAIN_REQUEST_TIMEOUT),
-        fetchers: 2,
-        metadata_age: Duration::from_secs(1),
-        copies: CopyCounts::default(),
-        standpoint: ReaderLocation { zone: String::new(), seed: 0 },
-        silence: DRAIN_SILENCE_LIMIT,
-        hedge_after: Duration::ZERO,
-    };
-    // No data arrives here; a volume requires some memory.
-    GroupVolume::connect(source, members, config, Arc::clone(stats), |block| {
-        Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?))
-    })
 }
 
 fn clear_weight(reach: &PeerConnector, node: &Member) -> Result<()> {

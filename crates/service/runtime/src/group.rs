@@ -165,10 +165,7 @@ pub fn join_group(
     let registry = spurline_membership::open_registry(&group.registry, &group.name, trust)?;
     let follower = start_follower(&registry, group.hold, stats)?;
     settings::compare_with_others(config, name, &follower.known_members(Instant::now() + FIRST_NODE_TIMEOUT), &reach)?;
-    let open = move |source: &str, members: &[Arc<Member>]| {
-        let reach = PeerConnector { source: source.to_owned(), ..reach.clone() };
-        GroupMembers::new(members, move |member| reach.peer(member))
-    };
+    let open = move |source: &str, members: &[Arc<Member>]| reach.group_members(source, members);
     let siblings = GroupPeerFetch::new(name, config.cache.block_size, MOVED_BLOCKS_TIME, Arc::clone(stats), open);
     shared.set_peer_fetch(Arc::clone(&siblings) as _);
     let share = Arc::clone(shared);

@@ -5,7 +5,6 @@ use crate::peers::PeerConnector;
 use crate::{group, setup};
 use spurline_config::{Fault, Registry, TrustConfig};
 use spurline_membership::{HoldTimes, RegistryFollower};
-use spurline_net_tcp::SocketOptions;
 use spurline_observe::documents::{NodeDescription, NodeStatus, ProcessRole};
 use spurline_proto::NodeRequest;
 use spurline_transport::{CallError, DemandPool};
@@ -67,42 +66,25 @@ pub fn query_group(registry: &Registry, name: &str, trust: &TrustConfig) -> Resu
         Fault::missing(format!("group {name}: {error}"), remedy)
     })?;
     members.sort_by(|a, b| (&a.zone, &a.name).cmp(&(&b.zone, &b.name)));
-    let reach = PeerConnector {
-        trust,
-        name: host,
-        source: String::new(),
-        locals: Vec::new(),
-        socket: SocketOptions::default(),
-        nconnect: 1,
-        stats,
-    };
-    Ok(query_all(&reach, members))
+    let reach = PeerConnector::for_calls(host, trust, stats);
+    Ok(query_members(&members, |member| NodeReport { member: Arc::clone(member), answer: query_node(&reach, member) }))
 }
 
-fn query_all(reach: &PeerConnector, members: Vec<Arc<Member>>) -> Vec<NodeReport> {
+/// Calls `query` with each node, up to 64 at the same time; the answers have the order of the nodes.
+pub fn query_members<T: Send>(members: &[Arc<Member>], query: impl Fn(&Arc<Member>) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
-    let next = &next;
-    let members = &members;
-    let mut lines: Vec<(usize, NodeReport)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..CONCURRENT_NODES.min(members.len()))
-            .map(|_| {
-                scope.spawn(|| {
-                    let mut done = Vec::new();
-                    loop {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        let Some(member) = members.get(index) else { return done };
-                        done.push((
-                            index,
-                            NodeReport { member: Arc::clone(member), answer: query_node(reach, member) },
-                        ));
-                    }
-                })
-            })
-            .collect();
+    let query_next = || {
+        let index = next.fetch_add(1, Ordering::Relaxed);
+        members.get(index).map(|member| (index, query(member)))
+    };
+    let mut answers: Vec<(usize, T)> = std::thread::scope(|scope| {
+        let threads = (0..CONCURRENT_NODES.min(members.len()))
+            .map(|_| scope.spawn(|| std::iter::from_fn(query_next).collect::<Vec<_>>()));
+        let threads: Vec<_> = threads.collect();
         threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
     });
-    lines.sort_by_key(|(index, _)| *index);
-    lines.into_iter().map(|(_, line)| line).collect()
+    answers.sort_by_key(|(index, _)| *index);
+    answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
 fn query_node(reach: &PeerConnector, member: &Member) -> Result<NodeFigures> {

@@ -1,7 +1,9 @@
 //! Connections to the nodes of a group over TCP, to the first of a node's addresses at which the node itself answers.
 
-use spurline_client::GroupPeer;
+use spurline_client::placement::{CopyCounts, ReaderLocation};
+use spurline_client::{GroupMembers, GroupPeer, GroupVolume, GroupVolumeConfig, RequestPatience};
 use spurline_config::NetConfig;
+use spurline_mem::{BufferPool, MemTier};
 use spurline_net_tcp::{SocketOptions, TcpConnector, group_addresses};
 use spurline_proto::{HelloRequest, WelcomeAnswer};
 use spurline_transport::{Channel, Connector, DemandConfig, DemandPool, TransportKind, first_handshake};
@@ -35,6 +37,45 @@ pub struct PeerConnector {
 }
 
 impl PeerConnector {
+    /// Connections for a few calls at a time, to no source.
+    pub fn for_calls(name: String, trust: Arc<Trust>, stats: Arc<Stats>) -> Self {
+        let source = String::new();
+        PeerConnector { name, source, locals: Vec::new(), socket: SocketOptions::default(), trust, nconnect: 1, stats }
+    }
+
+    /// The nodes of a group, connected to for `source`.
+    pub fn group_members(&self, source: &str, members: &[Arc<Member>]) -> Arc<GroupMembers> {
+        let reach = PeerConnector { source: source.to_owned(), ..self.clone() };
+        GroupMembers::new(members, move |member| reach.peer(member))
+    }
+
+    /// The nodes as a volume of `source`, for calls that return no blocks. A node gets `timeout` for an answer, and is left after
+    /// `silence`.
+    ///
+    /// # Errors
+    /// When no node answers.
+    pub fn open_group(
+        &self,
+        source: &str,
+        members: Arc<GroupMembers>,
+        timeout: Duration,
+        silence: Duration,
+    ) -> Result<Arc<GroupVolume>> {
+        let config = GroupVolumeConfig {
+            patience: RequestPatience::new(timeout),
+            fetchers: 2,
+            metadata_age: Duration::from_secs(1),
+            copies: CopyCounts::default(),
+            standpoint: ReaderLocation { zone: String::new(), seed: u64::from(std::process::id()) },
+            silence,
+            hedge_after: Duration::ZERO,
+        };
+        // No data arrives here; a volume requires some memory.
+        GroupVolume::connect(source, members, config, Arc::clone(&self.stats), |block| {
+            Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?))
+        })
+    }
+
     /// Connections by the network's settings, to read `source`.
     ///
     /// # Errors

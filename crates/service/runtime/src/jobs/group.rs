@@ -8,12 +8,8 @@ use crate::peers::PeerConnector;
 use parking_lot::{Condvar, Mutex};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde_json::Value;
-use spurline_client::placement::{CopyCounts, ReaderLocation};
-use spurline_client::{GroupMembers, GroupVolume, GroupVolumeConfig, RequestPatience};
 use spurline_jobs::{DirJobRecords, JobManager, JobRecords, JobTarget, JobTotals};
-use spurline_mem::{BufferPool, MemTier};
 use spurline_membership::{JobHandler, JobStore, Registry};
-use spurline_net_tcp::SocketOptions;
 use spurline_trust::Trust;
 use spurline_types::{Error, ErrorKind, IoContext, Result, Stats};
 use std::collections::{BTreeMap, BTreeSet};
@@ -231,30 +227,12 @@ impl NodeAccess {
         // The gauges of members count all groups of the coordinator.
         let (follower, members) = group::follow_group(&registry, group, SHARE_HOLD_TIME, &Arc::default())
             .map_err(|fault| Error::new(ErrorKind::Unavailable, fault.what))?;
-        let reach = PeerConnector {
-            name: format!("{}:coordinator", group::hostname()),
-            source: source.to_owned(),
-            locals: Vec::new(),
-            socket: SocketOptions::default(),
-            trust: Arc::clone(&self.trust),
-            nconnect: NODE_CONNECTIONS,
-            stats: Arc::clone(&self.stats),
-        };
-        let members = GroupMembers::new(&members, move |member| reach.peer(member));
+        let name = format!("{}:coordinator", group::hostname());
+        let calls = PeerConnector::for_calls(name, Arc::clone(&self.trust), Arc::clone(&self.stats));
+        let reach = PeerConnector { nconnect: NODE_CONNECTIONS, ..calls };
+        let members = reach.group_members(source, &members);
         group::update_members_from(&follower, &members);
-        let config = GroupVolumeConfig {
-            patience: RequestPatience::new(FETCH_TIMEOUT),
-            fetchers: 2,
-            metadata_age: Duration::from_secs(1),
-            copies: CopyCounts::default(),
-            standpoint: ReaderLocation { zone: String::new(), seed: u64::from(std::process::id()) },
-            silence: FETCH_SILENCE_LIMIT,
-            hedge_after: Duration::ZERO,
-        };
-        // No data arrives here; a volume requires some memory.
-        let remote = GroupVolume::connect(source, members, config, Arc::clone(&self.stats), |block| {
-            Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?))
-        })?;
+        let remote = reach.open_group(source, members, FETCH_TIMEOUT, FETCH_SILENCE_LIMIT)?;
         Ok(Arc::new(target::GroupTarget::with_follower(remote, follower)))
     }
 }

@@ -1,14 +1,12 @@
 //! The registry and the nodes of a group for `pin` and the like: the rules there, the size of a folder, and the application of
 //! the folder's rule to held blocks.
 
+use crate::group_nodes::query_members;
 use crate::peers::PeerConnector;
 use crate::{group, setup};
-use spurline_client::placement::{CopyCounts, ReaderLocation};
-use spurline_client::{GroupMembers, GroupVolume, GroupVolumeConfig, ObjectExtent, RequestPatience};
+use spurline_client::{GroupVolume, ObjectExtent};
 use spurline_config::{Fault, Registry, TrustConfig};
-use spurline_mem::{BufferPool, MemTier};
 use spurline_membership::{HoldTimes, RegistryFollower};
-use spurline_net_tcp::SocketOptions;
 use spurline_proto::NodeRequest;
 use spurline_rules::{NodeRules, RuleSet, RuleStore};
 use spurline_types::units::human_bytes;
@@ -24,8 +22,6 @@ const RULES_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const FOLDER_PAGE_NAMES: usize = 1000;
 /// Files per request to a node.
 const REQUEST_FILES: usize = 512;
-/// Nodes queried at the same time.
-const CONCURRENT_RULE_NODES: usize = 64;
 
 /// A node and the answer.
 pub struct NodeAnswer {
@@ -81,15 +77,7 @@ impl RuleNodes {
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(unreached(&error, "start the registry, or correct --registry")),
         };
-        let reach = PeerConnector {
-            trust,
-            name: format!("{host}:rules"),
-            source: String::new(),
-            locals: Vec::new(),
-            socket: SocketOptions::default(),
-            nconnect: 1,
-            stats,
-        };
+        let reach = PeerConnector::for_calls(format!("{host}:rules"), trust, stats);
         Ok((RuleNodes { name: name.to_owned(), rules, reach, members }, set))
     }
 
@@ -111,22 +99,10 @@ impl RuleNodes {
     /// Requests the rules of every node, or sends `set`.
     pub fn query_nodes(&self, set: Option<&RuleSet>) -> Vec<NodeAnswer> {
         let text = set.map_or_else(String::new, RuleSet::to_text);
-        let mut told = Vec::with_capacity(self.members.len());
-        for some in self.members.chunks(CONCURRENT_RULE_NODES) {
-            std::thread::scope(|scope| {
-                let asked: Vec<_> = some
-                    .iter()
-                    .map(|member| {
-                        scope.spawn(|| NodeAnswer {
-                            member: Arc::clone(member),
-                            answer: exchange_with_node(&self.reach, member, &text),
-                        })
-                    })
-                    .collect();
-                told.extend(asked.into_iter().filter_map(|thread| thread.join().ok()));
-            });
-        }
-        told
+        query_members(&self.members, |member| NodeAnswer {
+            member: Arc::clone(member),
+            answer: exchange_with_node(&self.reach, member, &text),
+        })
     }
 
     /// The bytes of all files at or below a URL.
@@ -212,21 +188,8 @@ impl RuleNodes {
     fn open_volume(&self, source: &str, told: &[NodeAnswer]) -> Result<Arc<GroupVolume>> {
         let up = told.iter().filter(|one| one.answer.is_ok());
         let members: Vec<Arc<Member>> = up.map(|one| one.member.clone()).collect();
-        let reach = PeerConnector { source: source.to_owned(), ..self.reach.clone() };
-        let members = GroupMembers::new(&members, move |member| reach.peer(member));
-        let config = GroupVolumeConfig {
-            patience: RequestPatience::new(RULES_ANSWER_TIMEOUT),
-            fetchers: 2,
-            metadata_age: Duration::from_secs(1),
-            copies: CopyCounts::default(),
-            standpoint: ReaderLocation::default(),
-            silence: RULES_ANSWER_TIMEOUT,
-            hedge_after: Duration::ZERO,
-        };
-        // No data comes here: this is what a volume has to have.
-        GroupVolume::connect(source, members, config, Arc::clone(&self.reach.stats), |block| {
-            Ok(MemTier::new(BufferPool::new(2 * block, block as usize)?))
-        })
+        let members = self.reach.group_members(source, &members);
+        self.reach.open_group(source, members, RULES_ANSWER_TIMEOUT, RULES_ANSWER_TIMEOUT)
     }
 }
 
