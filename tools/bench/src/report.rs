@@ -1,4 +1,4 @@
-//! The forms of a report: tables for a terminal and in Markdown, a page of HTML that needs neither network nor scripts, JSON.
+//! The forms of a report: tables for a terminal, a page of HTML that needs neither network nor scripts, JSON.
 //! Knows no figures.
 
 use crate::error::{BenchError, Result};
@@ -147,34 +147,6 @@ impl ReportSection {
             let _ = writeln!(out, "{}", line.trim_end());
         }
         out
-    }
-
-    /// In Markdown, without charts.
-    pub fn to_markdown(&self) -> String {
-        let mut out = format!("### {}\n\n", self.heading);
-        self.about.iter().for_each(|line| out += &format!("{line}\n\n"));
-        let mut columns = 0;
-        for row in &self.table {
-            if row.is_head {
-                columns = row.cells.len();
-                out.push('\n');
-            }
-            let mut line = String::from("|");
-            for cell in &row.cells {
-                let text = cell.text.replace('|', "\\|");
-                let _ = match cell.verdict {
-                    CellVerdict::Bad => write!(line, " **{text}** |"),
-                    _ => write!(line, " {text} |"),
-                };
-            }
-            line += &" |".repeat(columns.saturating_sub(row.cells.len()));
-            let _ = writeln!(out, "{line}");
-            if row.is_head {
-                let _ = writeln!(out, "|{}", "---|".repeat(columns));
-            }
-        }
-        self.notes.iter().for_each(|note| out += &format!("\n{note}\n"));
-        out + "\n"
     }
 
     fn to_html(&self) -> String {
@@ -362,17 +334,6 @@ mod tests {
         assert_eq!(
             plain,
             "\nParts  A & B\n  1 MiB  ratio\n  fast    10.5\n  low      0.5\n  no <disk> | here\n  note\n"
-        );
-    }
-
-    #[test]
-    fn tables_of_markdown_are_complete() {
-        let text = section().to_markdown();
-        let rows: Vec<&str> = text.lines().filter(|line| line.starts_with('|')).collect();
-        assert!(rows.iter().all(|row| row.replace("\\|", "").matches('|').count() == 3), "{text}");
-        assert!(
-            text.contains("| **0.5** |") && text.contains("no <disk> \\| here") && text.contains("|---|---|"),
-            "{text}"
         );
     }
 

@@ -17,7 +17,7 @@ mod writes;
 
 use crate::error::{BenchError, Result};
 use crate::machine;
-use crate::report::{self, ReportOutputs, ReportSection};
+use crate::report::{ReportOutputs, ReportSection};
 use crate::scratch::{self, ScratchDir};
 use crate::stop;
 use crate::terminal::show_progress;
@@ -47,9 +47,6 @@ pub struct SuiteArgs {
     /// Further forms of the report.
     #[command(flatten)]
     pub report: ReportOutputs,
-    /// Write the tables as Markdown
-    #[arg(long, value_name = "FILE")]
-    pub markdown: Option<PathBuf>,
     /// A directory in memory (tmpfs) to work in
     #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
     pub memory_dir: PathBuf,
@@ -112,7 +109,6 @@ pub struct SuiteOutcome {
 pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
     stop::catch_signals()?;
     args.report.check_places()?;
-    report::check_report_place("--markdown", args.markdown.as_deref())?;
     scratch::sweep_stale(&args.disk_dir);
     let suite = BenchSuite {
         quick: args.quick,
@@ -173,10 +169,6 @@ pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
         anstream::println!("Nothing was measured: see the reasons above.");
     }
     args.report.write_reports(&result, "Spurline bench", &pages)?;
-    report::write_report(args.markdown.as_deref(), || {
-        let tables: String = pages[1..].iter().map(ReportSection::to_markdown).collect();
-        format!("{summary}\n\nMedians of {} interleaved rounds.\n\n{tables}", suite.rounds)
-    })?;
     Ok(outcome)
 }
 

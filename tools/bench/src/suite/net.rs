@@ -8,11 +8,8 @@ use crate::error::{BenchError, Result};
 use crate::iperf;
 use crate::measure::{BenchCase, CaseSample, CeilingFloor, CeilingSpec, FigureUnit, best_of};
 use crate::netns::NamespacePair;
-use crate::numbers::gib;
 use crate::part::{BlockPart, BlockWire};
 use serde_json::Value;
-use std::cell::Cell;
-use std::rc::Rc;
 use std::time::Duration;
 
 const PROBE_PORT: u16 = 7111;
@@ -22,23 +19,30 @@ const ECHO_LOAD: FioLoad = FioLoad::random("64 B there and back", 64, 1, 0.9);
 /// A transfer pattern, the same for all programs.
 struct NetLoad {
     name: &'static str,
-    cpu: &'static str,
     streams: usize,
     read: bool,
 }
 
 const NET_LOADS: [NetLoad; 4] = [
-    NetLoad { name: "read, 1 stream", cpu: "CPU-s/GiB of both ends, read, 1 stream", streams: 1, read: true },
-    NetLoad { name: "read, 4 streams", cpu: "CPU-s/GiB of both ends, read, 4 streams", streams: 4, read: true },
-    NetLoad { name: "write, 1 stream", cpu: "CPU-s/GiB of both ends, write, 1 stream", streams: 1, read: false },
-    NetLoad { name: "write, 4 streams", cpu: "CPU-s/GiB of both ends, write, 4 streams", streams: 4, read: false },
+    NetLoad { name: "read, 1 stream", streams: 1, read: true },
+    NetLoad { name: "read, 4 streams", streams: 4, read: true },
+    NetLoad { name: "write, 1 stream", streams: 1, read: false },
+    NetLoad { name: "write, 4 streams", streams: 4, read: false },
 ];
 
 /// The programs; `system` is the host's congestion control, iperf3's default.
 const IPERF_PROGRAMS: [(&str, &str, &[&str]); 2] =
     [("iperf3", "iperf3", &[]), ("iperf3-cubic-1m", "iperf3 -C cubic -l 1M", &["-C", "cubic", "-l", "1M"])];
-const PROBE_PROGRAMS: [(&str, &str, &str); 2] =
-    [("own", "net bw", "auto"), ("own-system", "net bw --tcp-congestion system", "system")];
+const PROBE_PROGRAMS: [(&str, &str, &str, &[CeilingSpec]); 2] = [
+    ("own", "net bw", "auto", &[best_of("of iperf3", &["iperf3", "iperf3-cubic-1m"], CeilingFloor::At(1.0))]),
+    (
+        "own-system",
+        "net bw --tcp-congestion system",
+        "system",
+        // The same congestion control as plain iperf3.
+        &[best_of("of iperf3", &["iperf3"], CeilingFloor::None)],
+    ),
+];
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let pair = &NamespacePair::new()?;
@@ -52,13 +56,10 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let iperf = optional(&mut notes, "iperf3", iperf)?;
     let bare = suite.serve_blocks(pair.server_address(NET_BARE_PORT), BlockWire::Bare, &pair.server)?;
     let mut cases = Vec::new();
-    // Processor time is a separate row, with the figures of the previous run in the same round.
-    let mut costs = Vec::new();
     for load in &NET_LOADS {
-        let mut both = Vec::new();
         for (variant, label, more) in IPERF_PROGRAMS {
             let Some(daemon) = &iperf else { break };
-            both.push(both_directions(load, variant, label, move || {
+            cases.push(BenchCase::new(load.name, variant, label, FigureUnit::Bandwidth, move || {
                 let before = daemon.cpu()?;
                 let (got, used) =
                     iperf::run_client(&pair.client, pair.server_ip, load.streams, load.read, suite.time, more)?;
@@ -66,15 +67,11 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
                 Ok(CaseSample { value: got.bandwidth, bytes: got.bytes, ops: 0, cpu, latency_us: None })
             }));
         }
-        for (variant, label, congestion) in PROBE_PROGRAMS {
-            both.push(both_directions(load, variant, label, move || probe_rate(suite, pair, load, congestion, server)));
-        }
-        for (case, cost) in both {
-            cases.push(case);
-            costs.push(cost);
+        for (variant, label, congestion, ceilings) in PROBE_PROGRAMS {
+            let take = move || probe_rate(suite, pair, load, congestion, server);
+            cases.push(BenchCase::new(load.name, variant, label, FigureUnit::Bandwidth, take).below(ceilings));
         }
     }
-    cases.extend(costs);
     let part = BlockPart { addr: pair.server_address(NET_BARE_PORT), bytes: 64 << 20, ..BlockPart::default() };
     cases.push(suite.block_case(&ECHO_LOAD, "bare", "bare reader, 64 B", part, &pair.client, ("server", &bare)));
     let lat = BenchCase::new(ECHO_LOAD.name, "own", "net lat", FigureUnit::Rate, move || {
@@ -86,9 +83,6 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         Ok(CaseSample { value, bytes: 0, ops: ops as u64, cpu, latency_us })
     });
     cases.push(lat.against("of bare", &["bare"], Some(ECHO_LOAD.floor)));
-    notes.push(
-        "CPU-s/GiB rows are seconds of both ends together for one GiB, of the runs above; less is better.".into(),
-    );
     notes.push("net bw takes cubic where the host's own congestion control is BBR, as mounts and nodes do.".into());
     let title =
         "Point-to-point measurements over veth between two network namespaces, `net bw` and `net lat` beside iperf3.";
@@ -97,34 +91,6 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
 
 fn number_of(value: &Value) -> f64 {
     value.as_f64().unwrap_or(0.0)
-}
-
-/// A run as two cases: the rate, and the processor time of both ends per GiB.
-fn both_directions<'a>(
-    load: &NetLoad,
-    variant: &str,
-    label: &str,
-    mut take: impl FnMut() -> Result<CaseSample> + 'a,
-) -> (BenchCase<'a>, BenchCase<'a>) {
-    let spent = Rc::new(Cell::new(None));
-    let seen = Rc::clone(&spent);
-    let rate = BenchCase::new(load.name, variant, label, FigureUnit::Bandwidth, move || {
-        let sample = take()?;
-        let seconds: f64 = sample.cpu.iter().map(|(_, seconds)| seconds).sum();
-        seen.set(Some(seconds / gib(sample.bytes)));
-        Ok(sample)
-    });
-    let cost = BenchCase::new(load.cpu, variant, label, FigureUnit::Time, move || {
-        let value = spent.take().ok_or_else(|| BenchError::Failed("the run it belongs to failed".into()))?;
-        Ok(CaseSample { value, ..CaseSample::default() })
-    });
-    let ceilings: &[CeilingSpec] = match variant {
-        "own" => &[best_of("of iperf3", &["iperf3", "iperf3-cubic-1m"], CeilingFloor::At(1.0))],
-        // The same congestion control as plain iperf3.
-        "own-system" => &[best_of("of iperf3", &["iperf3"], CeilingFloor::None)],
-        _ => &[],
-    };
-    (rate.below(ceilings), cost.below(ceilings))
 }
 
 fn probe_rate(

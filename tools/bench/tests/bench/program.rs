@@ -6,7 +6,7 @@ use super::{bench, bench_command, names, path_in, refused, said, write_script};
 fn help_names_every_flag_and_says_how_it_is_called() {
     let text = super::passed(&bench(&["suite", "--help"]));
     assert!(text.contains("spurline bench suite"), "{text}");
-    for flag in ["--quick", "--only", "--json", "--html", "--plot", "--markdown", "--spurline", "--strict"] {
+    for flag in ["--quick", "--only", "--json", "--html", "--plot", "--spurline", "--strict"] {
         assert!(text.contains(flag), "{flag} is missing: {text}");
     }
     assert_eq!(bench(&["suite", "--no-such-flag"]).status.code(), Some(2));
@@ -27,7 +27,6 @@ fn folders_that_are_missing_stay_missing() {
     let suite = ["suite", "--only", "start", "--spurline", "/bin/false", "--memory-dir", &here];
     refused(&[&suite[..], &["--disk-dir", &absent]].concat(), "--disk-dir");
     refused(&[&suite[..], &["--disk-dir", &here, "--json", &report]].concat(), "--json");
-    refused(&[&suite[..], &["--disk-dir", &here, "--markdown", &report]].concat(), "--markdown");
     refused(&["train", "--model", "unet3d", "--spurline", "/bin/false", "--work-dir", &absent], "--work-dir");
     refused(&["checkpoint", "--spurline", "/bin/false", "--html", &report], "--html");
     assert!(names(dir.path()).is_empty(), "nothing is made");
