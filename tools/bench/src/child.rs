@@ -14,24 +14,18 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 /// A port of loopback at which no program listens.
-///
-/// # Errors
-/// When no port is free.
 pub fn free_port() -> std::io::Result<u16> {
     let listener = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))?;
     Ok(listener.local_addr()?.port())
 }
 
 /// Finds a program on the path.
-///
-/// # Errors
 /// `Missing`, naming the Debian package.
 pub fn require_program(program: &str, package: &str) -> Result<PathBuf> {
     find_program(program)
         .ok_or_else(|| BenchError::Missing(format!("{program} is not installed: apt install {package}")))
 }
 
-/// A program on the path.
 pub fn find_program(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")]).find_map(|dir| {
@@ -94,8 +88,6 @@ pub struct FinishedChild {
 
 impl FinishedChild {
     /// The child that succeeded.
-    ///
-    /// # Errors
     /// `Failed` with the first lines after a failure.
     pub fn into_success(self) -> Result<FinishedChild> {
         if self.status.success() {
@@ -108,17 +100,11 @@ impl FinishedChild {
 }
 
 /// Runs a command to the end. Only a single command may run at a time in this process for `cpu` to be right.
-///
-/// # Errors
-/// When the command can't be started, fails, or does not end within `limit`.
 pub fn run_to_end(command: Command, limit: Duration) -> Result<FinishedChild> {
     run_to_exit(command, limit)?.into_success()
 }
 
 /// The same, where a failure of the command is no error yet.
-///
-/// # Errors
-/// When the command can't be started, or does not end within `limit`.
 pub fn run_to_exit(command: Command, limit: Duration) -> Result<FinishedChild> {
     let name = describe_command(&command);
     let mut command = tie_to_parent(&command, "KILL");
@@ -163,18 +149,12 @@ pub struct ServerProcess {
 
 impl ServerProcess {
     /// Starts the process, with standard error and standard output written to `log`.
-    ///
-    /// # Errors
-    /// When the server can't be started.
     pub fn start(command: Command, name: &str, log: &Path) -> Result<Self> {
         Self::spawn(tie_to_parent(&command, "TERM"), name, log, false)
     }
 
     /// Starts a process whose standard input and output are pipes of this process, for [`ServerProcess::next_line`]. The
     /// process has to end with the input, also when this process dies.
-    ///
-    /// # Errors
-    /// When the server can't be started.
     pub fn start_piped(mut command: Command, name: &str, log: &Path) -> Result<Self> {
         // A Ctrl-C at the terminal ends this process only.
         command.process_group(0);
@@ -198,9 +178,6 @@ impl ServerProcess {
 
     /// Starts a server that announces itself on standard output, with a line for each word of `words` that starts with that word;
     /// returns the rest of each line.
-    ///
-    /// # Errors
-    /// When the server ends, prints another line, or does not print all lines within `limit`.
     pub fn start_announcing(
         command: Command,
         words: &[&str],
@@ -222,9 +199,6 @@ impl ServerProcess {
     }
 
     /// The next line of a piped process, if there is one already.
-    ///
-    /// # Errors
-    /// When the process has closed the output.
     pub fn next_line(&mut self) -> Result<Option<String>> {
         match self.lines.as_ref().map(Receiver::try_recv) {
             Some(Ok(line)) => Ok(Some(line)),
@@ -234,28 +208,20 @@ impl ServerProcess {
     }
 
     /// Writes a line to a piped process.
-    ///
-    /// # Errors
-    /// When the process has closed the input.
     pub fn send_line(&mut self, line: &str) -> Result<()> {
         let sent = self.child.stdin.as_mut().map(|pipe| writeln!(pipe, "{line}").and_then(|()| pipe.flush()));
         if matches!(sent, Some(Ok(()))) { Ok(()) } else { Err(self.why_gone("has ended")) }
     }
 
-    /// The process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The processor time used so far, in seconds.
-    ///
-    /// # Errors
-    /// When the process is gone.
+    /// The processor time used so far by the process and its descendants, in seconds.
     pub fn cpu(&self) -> Result<f64> {
-        cpu::of_process(self.pid()).map(cpu::CpuTime::total).map_err(|_| self.why_gone("is gone"))
+        cpu::of_tree(self.pid()).map_err(|_| self.why_gone("is gone"))
     }
 
-    /// # Errors
     /// When the process has ended, with the last lines of the log.
     pub fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait() {
@@ -263,6 +229,15 @@ impl ServerProcess {
             Ok(Some(status)) => Err(self.why_gone(&format!("ended ({status})"))),
             Err(e) => Err(BenchError::io(&self.name, &e)),
         }
+    }
+
+    /// Waits until the process accepts connections at `address`.
+    pub fn wait_for_listener(&mut self, address: &str) -> Result<()> {
+        let what = format!("{} to listen", self.name);
+        stop::wait_until(&what, Duration::from_secs(20), Duration::from_millis(20), || {
+            self.check_alive()?;
+            Ok(std::net::TcpStream::connect(address).is_ok().then_some(()))
+        })
     }
 
     /// The file of standard error.

@@ -7,7 +7,6 @@ use serde_json::{Map, Value, json};
 /// Counters by the role of a process; several processes may have the same role.
 pub type RoleCounters = Vec<(&'static str, CounterValues)>;
 
-/// The cost of a run.
 #[derive(Debug, Clone, Default)]
 pub struct RunCost {
     /// Processor seconds by role.

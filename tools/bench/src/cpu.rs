@@ -24,9 +24,6 @@ impl CpuTime {
 }
 
 /// The processor time that a process has used so far.
-///
-/// # Errors
-/// When the process is gone.
 pub fn of_process(pid: u32) -> Result<CpuTime> {
     let path = format!("/proc/{pid}/stat");
     let text = std::fs::read_to_string(Path::new(&path)).map_err(|e| BenchError::io(&path, &e))?;
@@ -34,10 +31,21 @@ pub fn of_process(pid: u32) -> Result<CpuTime> {
         .ok_or_else(|| BenchError::Failed(format!("{path} reads {text:?}")))
 }
 
+/// The processor time in seconds of a process and all its descendants.
+pub fn of_tree(pid: u32) -> Result<f64> {
+    let own = of_process(pid)?.total();
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let children = threads.map(|thread| std::fs::read_to_string(thread.path().join("children")).unwrap_or_default());
+    let children: Vec<u32> = children.flat_map(|text| numbers_of(&text)).collect();
+    // A child that has just ended counts with the process next time.
+    Ok(own + children.into_iter().filter_map(|child| of_tree(child).ok()).sum::<f64>())
+}
+
+fn numbers_of(text: &str) -> Vec<u32> {
+    text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
 /// The processor time of this process's reaped children; the growth over a child's life is the child's time.
-///
-/// # Errors
-/// When /proc is not mounted.
 pub fn of_children() -> Result<f64> {
     Ok(of_process(std::process::id())?.children)
 }
@@ -80,6 +88,7 @@ mod tests {
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
+        assert!(of_tree(std::process::id()).unwrap() >= own);
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(own >= 0.1, "{own}");

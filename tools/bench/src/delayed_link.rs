@@ -1,7 +1,8 @@
-//! A relay of TCP connections on loopback through which bytes arrive later: a link with a long round trip, also where the kernel has
-//! no netem. Knows no service.
+//! A relay of TCP connections on loopback through which bytes arrive later: a link with a long round trip and a rate, also where the
+//! kernel has no netem. Knows no service.
 
 use crate::error::{BenchError, Result};
+use parking_lot::Mutex;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -13,12 +14,24 @@ use std::time::{Duration, Instant};
 const PIECE_BYTES: usize = 128 << 10;
 /// Pieces of a connection on their way, at most: 128 MiB, more than a round trip needs.
 const PIECES_ON_THE_WAY: usize = 1024;
+/// Time that a link may have been idle and makes up for: more than a sleep is too long.
+const LINK_SLACK: Duration = Duration::from_millis(2);
 
 /// The relay, until a drop. A connection ends with the client or the server.
 #[derive(Debug)]
 pub struct DelayedLink {
     address: SocketAddr,
     stopping: Arc<AtomicBool>,
+}
+
+/// A direction of the link, which all connections share.
+#[derive(Debug)]
+struct LinkWay {
+    delay: Duration,
+    /// None without a limit.
+    bytes_per_second: Option<u64>,
+    /// When the bytes so far have left.
+    free: Mutex<Instant>,
 }
 
 /// Bytes on their way.
@@ -28,22 +41,20 @@ struct DelayedPiece {
 }
 
 impl DelayedLink {
-    /// Listens on a free port of loopback, and relays connections to `target`, with half of `round_trip` each way.
-    ///
-    /// # Errors
-    /// When no port is free, or no thread can be started.
-    pub fn start(target: SocketAddr, round_trip: Duration) -> Result<DelayedLink> {
+    /// Listens on a free port of loopback, and relays connections to `target`, with half of `round_trip` each way, and answers of
+    /// all connections together at `bytes_per_second`.
+    pub fn start(target: SocketAddr, round_trip: Duration, bytes_per_second: Option<u64>) -> Result<DelayedLink> {
         let failed = |error: std::io::Error| BenchError::io("can't start the relay of the delayed link", &error);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let stopping = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stopping);
-        let accept = move || accept_connections(&listener, target, round_trip / 2, &told);
+        let ways = [None, bytes_per_second].map(|rate| Arc::new(LinkWay::new(round_trip / 2, rate)));
+        let accept = move || accept_connections(&listener, target, &ways, &told);
         std::thread::Builder::new().name("delayed-link".to_owned()).spawn(accept).map_err(failed)?;
         Ok(DelayedLink { address, stopping })
     }
 
-    /// The address that stands for the target.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -57,39 +68,59 @@ impl Drop for DelayedLink {
     }
 }
 
-fn accept_connections(listener: &TcpListener, target: SocketAddr, delay: Duration, stopping: &AtomicBool) {
+impl LinkWay {
+    fn new(delay: Duration, bytes_per_second: Option<u64>) -> LinkWay {
+        LinkWay { delay, bytes_per_second, free: Mutex::new(Instant::now()) }
+    }
+
+    /// Waits until `len` bytes have left by this way; returns when the last arrives.
+    fn pass(&self, len: usize) -> Instant {
+        let now = Instant::now();
+        let Some(rate) = self.bytes_per_second else { return now + self.delay };
+        let left = {
+            let mut free = self.free.lock();
+            *free = (*free).max(now - LINK_SLACK) + Duration::from_secs_f64(len as f64 / rate as f64);
+            *free
+        };
+        std::thread::sleep(left.saturating_duration_since(now));
+        left.max(now) + self.delay
+    }
+}
+
+fn accept_connections(listener: &TcpListener, target: SocketAddr, ways: &[Arc<LinkWay>; 2], stopping: &AtomicBool) {
     for client in listener.incoming() {
         if stopping.load(Ordering::Acquire) {
             return;
         }
         // The client sees the failure of its connection.
-        let _ = client.and_then(|client| relay_connection(&client, target, delay));
+        let _ = client.and_then(|client| relay_connection(&client, target, ways));
     }
 }
 
-fn relay_connection(client: &TcpStream, target: SocketAddr, delay: Duration) -> std::io::Result<()> {
+fn relay_connection(client: &TcpStream, target: SocketAddr, ways: &[Arc<LinkWay>; 2]) -> std::io::Result<()> {
     let server = TcpStream::connect(target)?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
-    relay_bytes(client.try_clone()?, server.try_clone()?, delay)?;
-    relay_bytes(server, client.try_clone()?, delay)
+    relay_bytes(client.try_clone()?, server.try_clone()?, &ways[0])?;
+    relay_bytes(server, client.try_clone()?, &ways[1])
 }
 
 /// Relays bytes in one direction, until the sender ends it.
-fn relay_bytes(from: TcpStream, to: TcpStream, delay: Duration) -> std::io::Result<()> {
+fn relay_bytes(from: TcpStream, to: TcpStream, way: &Arc<LinkWay>) -> std::io::Result<()> {
+    let way = Arc::clone(way);
     let (sender, receiver) = sync_channel(PIECES_ON_THE_WAY);
     let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
-    named("delayed-in").spawn(move || take_pieces(from, &sender, delay))?;
+    named("delayed-in").spawn(move || take_pieces(from, &sender, &way))?;
     named("delayed-out").spawn(move || deliver_pieces(to, &receiver))?;
     Ok(())
 }
 
-fn take_pieces(mut from: TcpStream, sender: &SyncSender<DelayedPiece>, delay: Duration) {
+fn take_pieces(mut from: TcpStream, sender: &SyncSender<DelayedPiece>, way: &LinkWay) {
     let mut buffer = vec![0; PIECE_BYTES];
     while let Ok(len) = from.read(&mut buffer)
         && len > 0
     {
-        let piece = DelayedPiece { due: Instant::now() + delay, bytes: buffer[..len].to_vec() };
+        let piece = DelayedPiece { due: way.pass(len), bytes: buffer[..len].to_vec() };
         if sender.send(piece).is_err() {
             return;
         }
@@ -114,7 +145,7 @@ mod tests {
     #[test]
     fn bytes_arrive_whole_and_late() {
         let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let link = DelayedLink::start(server.local_addr().unwrap(), Duration::from_millis(60)).unwrap();
+        let link = DelayedLink::start(server.local_addr().unwrap(), Duration::from_millis(60), Some(20 << 20)).unwrap();
         let echo = std::thread::spawn(move || {
             let (mut stream, _) = server.accept().unwrap();
             let mut bytes = vec![0; 1 << 20];
@@ -127,7 +158,8 @@ mod tests {
         client.write_all(&sent).unwrap();
         let mut found = Vec::new();
         client.read_to_end(&mut found).unwrap();
-        assert!(began.elapsed() >= Duration::from_millis(60));
+        // A round trip, and a twentieth of a second for the answer.
+        assert!(began.elapsed() >= Duration::from_millis(100));
         assert!(found == sent);
         echo.join().unwrap();
     }

@@ -37,8 +37,6 @@ impl From<spurline_types::Error> for BenchError {
 /// The file of a failure of the operating system.
 pub trait FileContext<T> {
     /// The failure as [`BenchError::io`] has it.
-    ///
-    /// # Errors
     /// That of the operating system.
     fn in_file(self, path: &std::path::Path) -> Result<T>;
 }

@@ -114,10 +114,6 @@ impl FioJob {
         words
     }
 
-    /// Runs the job.
-    ///
-    /// # Errors
-    /// When fio is missing or fails.
     pub fn run(&self) -> Result<(FioFigures, FinishedChild)> {
         let fio = child::require_program("fio", "fio")?;
         let mut command = Command::new(fio);

@@ -20,9 +20,6 @@ pub struct IperfFigures {
 }
 
 /// Starts a server in namespace `net`.
-///
-/// # Errors
-/// When iperf3 is missing or does not start.
 pub fn start_server(net: &str, addr: &str, log: &Path) -> Result<ServerProcess> {
     let iperf = child::require_program("iperf3", "iperf3")?;
     let mut command = child::command_in(&iperf, Some(net));
@@ -37,18 +34,12 @@ pub fn start_server(net: &str, addr: &str, log: &Path) -> Result<ServerProcess> 
 }
 
 /// Receives from the server over `streams` connections, with the congestion control of mounts and nodes.
-///
-/// # Errors
-/// When iperf3 fails.
 pub fn receive(net: &str, addr: &str, streams: usize, runtime: Duration) -> Result<IperfFigures> {
     let more: &[&str] = if machine::paces_sends() { &["-l", "1M", "-C", "cubic"] } else { &["-l", "1M"] };
     run_client(net, addr, streams, true, runtime, more).map(|(measured, _)| measured)
 }
 
 /// Receives from the server or sends there, with additional arguments; also returns the client's processor seconds.
-///
-/// # Errors
-/// When iperf3 fails.
 pub fn run_client(
     net: &str,
     addr: &str,
@@ -67,9 +58,6 @@ pub fn run_client(
 }
 
 /// Parses the JSON of an iperf3 client that received.
-///
-/// # Errors
-/// When the text is not such JSON, or reports an error.
 pub fn parse_output(text: &str) -> Result<IperfFigures> {
     let json: Value = serde_json::from_str(text).map_err(|e| BenchError::Failed(format!("iperf3: no JSON: {e}")))?;
     if let Some(error) = json["error"].as_str() {

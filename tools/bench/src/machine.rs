@@ -14,7 +14,6 @@ fn find_field(text: &str, name: &str) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// A description of this machine.
 pub fn describe_machine(memory_dir: &Path, disk_dir: &Path) -> Value {
     let cpuinfo = read_line("/proc/cpuinfo").unwrap_or_default();
     let meminfo = read_line("/proc/meminfo").unwrap_or_default();

@@ -8,7 +8,6 @@ use crate::stop;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// The unit of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FigureUnit {
     /// Bytes per second; more is better.
@@ -59,7 +58,6 @@ pub struct CeilingSpec {
 /// The least acceptable ratio to a ceiling.
 #[derive(Debug, Clone, Copy)]
 pub enum CeilingFloor {
-    /// None.
     None,
     /// That of the case's load.
     OfLoad,
@@ -86,8 +84,6 @@ pub struct BenchCase<'a> {
     /// The floor of the load, for [`CeilingFloor::OfLoad`].
     pub floor: f64,
     ceilings: Vec<CeilingSpec>,
-    /// Greatest processor seconds per GB (10⁹ bytes) of a role.
-    limits: Vec<(&'static str, f64)>,
     pub take: Box<dyn FnMut() -> Result<CaseSample> + 'a>,
     /// The warm-up, run once before the rounds and not measured; returns the counters that grew.
     warm: Option<Box<dyn FnMut() -> Result<WarmUpResult> + 'a>>,
@@ -106,7 +102,7 @@ pub struct CaseName {
 }
 
 impl<'a> BenchCase<'a> {
-    /// A case `group/variant` with no ceilings, limits or warm-up yet.
+    /// A case `group/variant` with no ceilings or warm-up yet.
     pub fn new(
         group: &str,
         variant: &str,
@@ -116,7 +112,11 @@ impl<'a> BenchCase<'a> {
     ) -> Self {
         let id = format!("{group}/{variant}");
         let name = CaseName { id, group: group.to_owned(), label: label.to_owned(), unit };
-        BenchCase { name, floor: 0.0, ceilings: Vec::new(), limits: Vec::new(), take: Box::new(take), warm: None }
+        BenchCase { name, floor: 0.0, ceilings: Vec::new(), take: Box::new(take), warm: None }
+    }
+    /// A known figure, beside which others stand.
+    pub fn known(group: &str, variant: &str, label: &str, unit: FigureUnit, value: f64) -> Self {
+        BenchCase::new(group, variant, label, unit, move || Ok(CaseSample { value, ..CaseSample::default() }))
     }
     /// Compares with ceilings.
     #[must_use]
@@ -128,12 +128,6 @@ impl<'a> BenchCase<'a> {
     #[must_use]
     pub fn against(self, name: &'static str, variants: &'static [&'static str], floor: Option<f64>) -> Self {
         self.below(&[best_of(name, variants, floor.map_or(CeilingFloor::None, CeilingFloor::At))])
-    }
-    /// Limits a role's processor time.
-    #[must_use]
-    pub fn limit_cpu(mut self, role: &'static str, per_gb: f64) -> Self {
-        self.limits.push((role, per_gb));
-        self
     }
     /// Sets the warm-up.
     #[must_use]
@@ -173,8 +167,6 @@ pub struct ResultRow {
     pub samples: Vec<CaseSample>,
     /// A ratio for each measured ceiling.
     pub ratios: Vec<CeilingRatio>,
-    /// Role, seconds per GB, limit, for each limit.
-    pub limits: Vec<(&'static str, f64, f64)>,
     /// Counters that grew during the warm-up.
     pub carried: CounterValues,
     /// Why figures are missing or doubtful.
@@ -185,7 +177,6 @@ impl ResultRow {
     fn values(&self) -> Vec<f64> {
         self.samples.iter().map(|s| s.value).collect()
     }
-    /// The median value.
     pub fn median(&self) -> f64 {
         median_of(&self.samples, |sample| sample.value)
     }
@@ -212,13 +203,10 @@ impl ResultRow {
         let p50 = median_known(&self.samples, |sample| Some(sample.latency_us?.0))?;
         Some((p50, median_known(&self.samples, |sample| Some(sample.latency_us?.1))?))
     }
-    /// Whether this row keeps every floor and limit; `None` without any.
+    /// Whether this row keeps every floor; `None` without any.
     pub fn is_met(&self) -> Option<bool> {
-        let ratios = self.ratios.iter().filter_map(CeilingRatio::is_met);
-        let limits = self.limits.iter().map(|&(_, used, most)| used <= most);
-        ratios.chain(limits).reduce(|all, met| all && met)
+        self.ratios.iter().filter_map(CeilingRatio::is_met).reduce(|all, met| all && met)
     }
-    /// The whole as JSON.
     pub fn to_json(&self) -> Value {
         let (min, max) = self.spread();
         let latency = self.latency_us();
@@ -231,18 +219,12 @@ impl ResultRow {
                 "ceiling": r.name, "ceiling_id": r.id, "ratio": r.value, "min": r.spread.0, "max": r.spread.1,
                 "floor": r.floor, "met": r.is_met(),
             })).collect::<Vec<_>>(),
-            "cpu_limits": self.limits.iter().map(|&(role, used, most)| json!({
-                "role": role, "cpu_s_per_gb": used, "limit": most, "met": used <= most,
-            })).collect::<Vec<_>>(),
             "carried": self.carried, "problem": self.problem,
         })
     }
 }
 
 /// Takes `rounds` samples of every case in turns. A failed case stays in the result with the reason.
-///
-/// # Errors
-/// Only `Interrupted`.
 pub fn run_rounds(mut cases: Vec<BenchCase<'_>>, rounds: usize, mut tell: impl FnMut(&str)) -> Result<Vec<ResultRow>> {
     let mut rows: Vec<ResultRow> = cases.iter().map(empty_row).collect();
     for (case, row) in cases.iter_mut().zip(&mut rows) {
@@ -268,12 +250,6 @@ pub fn run_rounds(mut cases: Vec<BenchCase<'_>>, rounds: usize, mut tell: impl F
     let done = rows.clone();
     for (case, row) in cases.iter().zip(&mut rows) {
         row.ratios = case.ceilings.iter().filter_map(|ceiling| ceiling_ratio(case, row, ceiling, &done)).collect();
-        let cpu = row.cpu_per_gib();
-        row.limits = case
-            .limits
-            .iter()
-            .filter_map(|(role, most)| Some((*role, cpu.get(role).map(|s| s * 1e9 / f64::from(1u32 << 30))?, *most)))
-            .collect();
     }
     Ok(rows)
 }
@@ -295,7 +271,6 @@ fn empty_row(case: &BenchCase<'_>) -> ResultRow {
         name: case.name.clone(),
         samples: Vec::new(),
         ratios: Vec::new(),
-        limits: Vec::new(),
         carried: CounterValues::new(),
         problem: None,
     }
@@ -368,9 +343,7 @@ mod tests {
                 .below(&[
                     in_turn("both in turn", &["dev", "uring"], CeilingFloor::None),
                     in_turn("one of them is absent", &["dev", "absent"], CeilingFloor::OfLoad),
-                ])
-                .limit_cpu("mount", 0.25)
-                .limit_cpu("nobody", 0.1),
+                ]),
         ];
         let rows = run_rounds(cases, 3, |_| ()).unwrap();
         assert_eq!(*order.borrow(), ["dev", "uring", "own"].repeat(3));
@@ -382,8 +355,6 @@ mod tests {
         let ratio = &own.ratios[0];
         assert_eq!((ratio.id.as_str(), ratio.value, ratio.is_met()), ("g/uring", 0.9, Some(true)));
         assert_eq!(ratio.spread, (0.72, 4.0));
-        assert_eq!(own.limits.len(), 1);
-        assert!((own.limits[0].1 - 0.186).abs() < 0.001);
         assert_eq!(own.is_met(), Some(true));
         assert_eq!(rows[0].is_met(), None);
         assert_eq!(own.cpu_per_gib()["mount"], 0.2);

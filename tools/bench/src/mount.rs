@@ -28,8 +28,6 @@ pub struct MountUnderTest {
 
 impl MountUnderTest {
     /// Runs `command`, which mounts at `at`, and waits for a response. `program` queries the counters, from the namespace `net`.
-    ///
-    /// # Errors
     /// Without a response, with the end of the log.
     pub fn start(command: Command, program: &Path, at: &Path, net: Option<&str>, log: &Path) -> Result<Self> {
         std::fs::create_dir_all(at).map_err(|e| BenchError::io(at.display(), &e))?;
@@ -58,20 +56,14 @@ impl MountUnderTest {
         Ok(mounted)
     }
 
-    /// The mountpoint.
     pub fn at(&self) -> &Path {
         &self.at
     }
 
-    /// The process.
     pub fn daemon(&self) -> &ServerProcess {
         &self.daemon
     }
 
-    /// The counters.
-    ///
-    /// # Errors
-    /// When the query fails.
     pub fn counters(&self) -> Result<CounterValues> {
         query_counters(&self.program, &self.at.display().to_string(), self.net.as_deref())
     }
@@ -123,8 +115,6 @@ pub struct NodeUnderTest {
 
 impl NodeUnderTest {
     /// Runs `command` and waits until the node listens at `addr`. `program` queries the counters, from the namespace `net`.
-    ///
-    /// # Errors
     /// Without a listener, with the end of the log.
     pub fn start(command: Command, program: &Path, addr: &str, net: Option<&str>, log: &Path) -> Result<Self> {
         let daemon = ServerProcess::start(command, "the node", log)?;
@@ -138,15 +128,10 @@ impl NodeUnderTest {
         Ok(node)
     }
 
-    /// The process.
     pub fn daemon(&self) -> &ServerProcess {
         &self.daemon
     }
 
-    /// The counters.
-    ///
-    /// # Errors
-    /// When the query fails.
     pub fn counters(&self) -> Result<CounterValues> {
         query_counters(&self.program, &self.addr, self.net.as_deref())
     }
@@ -171,9 +156,6 @@ fn has_listener(pid: u32, addr: &str) -> bool {
 pub type CounterValues = BTreeMap<String, u64>;
 
 /// Queries the counters of a mount or node.
-///
-/// # Errors
-/// When the query fails.
 pub fn query_counters(spurline: &Path, target: &str, net: Option<&str>) -> Result<CounterValues> {
     let mut command = child::command_in(spurline, net);
     command.args(["stats", target, "--json", "-c", "1"]);
@@ -182,9 +164,6 @@ pub fn query_counters(spurline: &Path, target: &str, net: Option<&str>) -> Resul
 }
 
 /// Reads what `stats --json` printed.
-///
-/// # Errors
-/// When the text is no JSON.
 pub fn parse_counters(text: &str) -> Result<CounterValues> {
     let line = text.lines().find(|l| l.starts_with('{')).unwrap_or_default();
     let json: Value =

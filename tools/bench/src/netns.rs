@@ -4,6 +4,7 @@ use crate::child;
 use crate::error::{BenchError, Result};
 use crate::scratch;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::process::Command;
 use std::time::Duration;
 
@@ -24,8 +25,6 @@ pub struct NamespacePair {
 
 impl NamespacePair {
     /// Creates the pair.
-    ///
-    /// # Errors
     /// `Missing` without permission or without `ip`; `Failed` for other errors of the kernel.
     pub fn new() -> Result<Self> {
         require_namespaces()?;
@@ -55,18 +54,6 @@ impl NamespacePair {
     pub fn server_address(&self, port: u16) -> SocketAddr {
         SocketAddr::from((SERVER_IP, port))
     }
-
-    /// Limits the sending rate of the node's side to `gbit` Gbit/s.
-    ///
-    /// # Errors
-    /// `Missing` when the kernel has no token bucket filter.
-    pub fn limit_rate(&self, gbit: u32) -> Result<()> {
-        run_tc(&format!(
-            "-n {} qdisc add dev {} root tbf rate {gbit}gbit burst 1m latency 20ms",
-            self.server, self.interface
-        ))
-        .map_err(|e| not_available("a slower link is", e))
-    }
 }
 
 impl Drop for NamespacePair {
@@ -86,8 +73,6 @@ pub struct BridgedHosts {
 
 impl BridgedHosts {
     /// Creates `count` hosts.
-    ///
-    /// # Errors
     /// `Missing` without permission or without `ip`; `Failed` for other errors of the kernel.
     pub fn new(count: usize) -> Result<Self> {
         require_namespaces()?;
@@ -111,24 +96,21 @@ impl BridgedHosts {
         Ok(lan)
     }
 
-    /// The namespace of a host.
     pub fn namespace(&self, host: usize) -> &str {
         &self.hosts[host]
     }
 
-    /// The address of a host.
     pub fn address(&self, host: usize) -> String {
         format!("10.231.78.{}", host + 1)
     }
 
-    /// Limits each host's link to `megabits` per second, each way, and delays each packet by half of `round_trip`.
-    ///
-    /// # Errors
+    /// Limits the link of each of `hosts` to `megabits` per second, each way, and delays each packet by half of `round_trip`.
     /// `Missing` when the kernel has no token bucket filter, or no `netem` for a delay.
-    pub fn shape_links(&self, megabits: u32, round_trip: Duration) -> Result<()> {
+    pub fn shape_links(&self, hosts: Range<usize>, megabits: u32, round_trip: Duration) -> Result<()> {
         // Tokens of 8 ms: the kernel's timer may be as slow as 250 Hz.
         let burst_bytes = (u64::from(megabits) * 1000).max(64 << 10);
-        for (number, host) in self.hosts.iter().enumerate() {
+        for number in hosts {
+            let host = &self.hosts[number];
             for link in [format!("-n {host} qdisc add dev lan0"), format!("-n {} qdisc add dev p{number}", self.bridge)]
             {
                 run_tc(&format!("{link} root handle 1: tbf rate {megabits}mbit burst {burst_bytes} latency 50ms"))

@@ -27,7 +27,6 @@ pub enum PlaceKind {
     Node,
 }
 
-/// A place.
 pub struct BenchPlace {
     pub name: String,
     /// The folder that is written to.
@@ -45,8 +44,6 @@ pub struct BenchPlace {
 
 impl BenchPlace {
     /// A folder that the user names: `[NAME=]DIR[:DIR]`.
-    ///
-    /// # Errors
     /// `Usage` for any other text.
     pub fn parse(text: &str) -> Result<BenchPlace> {
         let (name, dirs) = split_name(text);
@@ -71,9 +68,6 @@ impl BenchPlace {
     }
 
     /// The counters of the mount that is read from, as far as one answers, and of the node.
-    ///
-    /// # Errors
-    /// When the node does not answer.
     pub fn counters(&self, spurline: &Path) -> Result<RoleCounters> {
         let at = mountpoint_of(&self.read).display().to_string();
         let mount = query_counters(spurline, &at, None).ok().map(|known| ("mount", known));
@@ -81,9 +75,6 @@ impl BenchPlace {
     }
 
     /// The counters of the node, where the place has one.
-    ///
-    /// # Errors
-    /// When the node does not answer.
     pub fn node_counters(&self) -> Result<RoleCounters> {
         self.node.iter().map(|node| Ok(("node", node.counters()?))).collect()
     }
@@ -108,8 +99,6 @@ pub struct PlaceBuilder<'a> {
 
 impl PlaceBuilder<'_> {
     /// Makes the places of these kinds, or of all kinds that this machine has the prerequisites for, with notes on the others.
-    ///
-    /// # Errors
     /// `Missing` when this machine lacks a prerequisite of a named kind; `Failed` when a mount or node does not start.
     pub fn open_all(&self, kinds: &[PlaceKind]) -> Result<(Vec<BenchPlace>, Vec<String>)> {
         let mut places = Vec::new();
@@ -155,7 +144,7 @@ impl PlaceBuilder<'_> {
         let mut registry = format!("static:{address}");
         if !self.round_trip.is_zero() {
             let target = address.parse().map_err(|_| BenchError::Failed(format!("'{address}' is no address")))?;
-            let link = place.link.insert(DelayedLink::start(target, self.round_trip)?);
+            let link = place.link.insert(DelayedLink::start(target, self.round_trip, None)?);
             registry = format!("static:{}", link.address());
         }
         let client = place.net.as_ref().map(|net| net.client.clone());

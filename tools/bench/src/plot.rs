@@ -20,7 +20,6 @@ impl ChartSeries {
     }
 }
 
-/// A chart.
 #[derive(Debug, Clone)]
 pub struct BenchChart {
     pub title: String,

@@ -44,7 +44,6 @@ impl CellVerdict {
     }
 }
 
-/// A cell of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableCell {
     /// The text, a single line.
@@ -54,7 +53,6 @@ pub struct TableCell {
 }
 
 impl TableCell {
-    /// A cell without a verdict.
     pub fn plain(text: impl Into<String>) -> Self {
         TableCell { text: text.into(), verdict: CellVerdict::Plain }
     }
@@ -64,7 +62,6 @@ impl TableCell {
     }
 }
 
-/// A row of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableRow {
     /// Whether the row has the heads of the columns below.
@@ -174,7 +171,6 @@ impl ReportSection {
     }
 }
 
-/// A page with all sections.
 pub fn page(title: &str, sections: &[ReportSection]) -> String {
     let body: String = sections.iter().map(ReportSection::to_html).collect();
     REPORT_PAGE.replace("{title}", &escape_html(title)).replacen("{body}", &body, 1)
@@ -201,8 +197,6 @@ pub struct ReportOutputs {
 
 impl ReportOutputs {
     /// Checks that the requested files have a folder, before anything is measured.
-    ///
-    /// # Errors
     /// `Missing` for a file without a directory.
     pub fn check_places(&self) -> Result<()> {
         check_report_place("--json", self.json.as_deref())?;
@@ -217,9 +211,6 @@ impl ReportOutputs {
     }
 
     /// Writes the requested files, and prints the names.
-    ///
-    /// # Errors
-    /// When a file can't be written.
     pub fn write_reports(&self, result: &Value, title: &str, sections: &[ReportSection]) -> Result<()> {
         write_report(self.json.as_deref(), || format!("{result:#}\n"))?;
         write_report(self.html.as_deref(), || page(title, sections))
@@ -245,9 +236,6 @@ pub struct CommandReport<'a> {
 impl CommandReport<'_> {
     /// Prints the table and the sentences, and writes the requested files; the JSON also gets the names of this program and of the
     /// format, the machine and the remarks.
-    ///
-    /// # Errors
-    /// When a file can't be written.
     pub fn finish(mut self, machine: Value) -> Result<()> {
         let mut section = ReportSection::of_table(self.table, self.charts);
         anstream::print!("\n{}", section.table_text());
@@ -265,9 +253,6 @@ impl CommandReport<'_> {
 }
 
 /// Writes a report and prints the name of the file, where a path is given.
-///
-/// # Errors
-/// When the file can't be written.
 pub fn write_report(path: Option<&Path>, text: impl FnOnce() -> String) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     std::fs::write(path, text()).map_err(|e| BenchError::io(path.display(), &e))?;
@@ -276,8 +261,6 @@ pub fn write_report(path: Option<&Path>, text: impl FnOnce() -> String) -> Resul
 }
 
 /// Checks that the file of a flag has a folder, where the flag is given.
-///
-/// # Errors
 /// `Missing` without the folder.
 pub fn check_report_place(flag: &str, path: Option<&Path>) -> Result<()> {
     let Some(path) = path else { return Ok(()) };

@@ -21,8 +21,6 @@ pub const PREFIX: &str = "spurbench";
 
 impl ScratchDir {
     /// Creates a directory of this run in `parent`, which `flag` names on the command line.
-    ///
-    /// # Errors
     /// `Missing` without `parent`; `Failed` when the directory can't be created.
     pub fn new(parent: &Path, purpose: &str, flag: &str) -> Result<Self> {
         if !parent.is_dir() {
@@ -36,15 +34,11 @@ impl ScratchDir {
         Ok(ScratchDir { root })
     }
 
-    /// The directory.
     pub fn path(&self) -> &Path {
         &self.root
     }
 
     /// A directory inside, created if absent.
-    ///
-    /// # Errors
-    /// When the directory can't be created.
     pub fn subdir(&self, name: &str) -> Result<PathBuf> {
         let dir = self.root.join(name);
         std::fs::create_dir_all(&dir).map_err(|e| BenchError::io(dir.display(), &e))?;
@@ -52,9 +46,6 @@ impl ScratchDir {
     }
 
     /// An empty directory inside.
-    ///
-    /// # Errors
-    /// When the directory can't be emptied or created.
     pub fn empty_subdir(&self, name: &str) -> Result<PathBuf> {
         let dir = self.root.join(name);
         if dir.exists() {
@@ -110,9 +101,6 @@ pub fn fill_pattern(seed: u64, offset: u64, bytes: &mut [u8]) {
 }
 
 /// Writes a file of `len` bytes with [`fill_pattern`].
-///
-/// # Errors
-/// When the file can't be written, or the user interrupts.
 pub fn write_file(path: &Path, seed: u64, len: u64) -> Result<()> {
     let mut file = File::create(path).map_err(|e| BenchError::io(path.display(), &e))?;
     let mut buffer = vec![0u8; (1 << 20).min(len as usize)];
@@ -128,8 +116,6 @@ pub fn write_file(path: &Path, seed: u64, len: u64) -> Result<()> {
 }
 
 /// Reads a whole file and checks for the contents of [`write_file`].
-///
-/// # Errors
 /// When the file can't be read or differs; the message has the position.
 pub fn check_file(path: &Path, seed: u64, len: u64) -> Result<()> {
     let mut file = File::open(path).map_err(|e| BenchError::io(path.display(), &e))?;
@@ -156,9 +142,6 @@ pub fn check_file(path: &Path, seed: u64, len: u64) -> Result<()> {
 }
 
 /// Reads the first `files` files of a source in a folder and checks every byte.
-///
-/// # Errors
-/// As [`check_file`].
 pub fn check_files(at: &Path, files: usize, len: u64) -> Result<()> {
     show_progress(&format!("checking {}", at.display()));
     (0..files).try_for_each(|i| check_file(&at.join(file_name(i)), i as u64, len))

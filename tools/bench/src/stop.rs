@@ -14,9 +14,6 @@ fn stop_flag() -> &'static Arc<AtomicBool> {
 }
 
 /// Catches SIGINT and SIGTERM from now on; a second signal ends the process at once.
-///
-/// # Errors
-/// When the system refuses handlers.
 pub fn catch_signals() -> Result<()> {
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         catch_signal(signal).map_err(|e| BenchError::io("can't catch signals", &e))?;
@@ -36,16 +33,11 @@ pub fn request_stop() {
     stop_flag().store(true, Ordering::Relaxed);
 }
 
-/// # Errors
-/// `Interrupted` once the user has interrupted.
 pub fn check_stop() -> Result<()> {
     if stop_flag().load(Ordering::Relaxed) { Err(BenchError::Interrupted) } else { Ok(()) }
 }
 
 /// Calls `ready` every `pause` until there is a value.
-///
-/// # Errors
-/// `Interrupted`, the error of `ready`, or `Failed` naming `what` after `limit`.
 pub fn wait_until<T>(
     what: &str,
     limit: Duration,

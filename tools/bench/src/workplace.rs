@@ -26,8 +26,6 @@ pub struct WorkArgs {
 
 impl WorkArgs {
     /// The place of a run with these flags.
-    ///
-    /// # Errors
     /// `Missing` without the folder; `Failed` when nothing can be made there.
     pub fn open(&self, purpose: &str) -> Result<Workplace> {
         Workplace::new(&self.work_dir, purpose, "--work-dir", self.spurline.as_deref())
@@ -35,8 +33,6 @@ impl WorkArgs {
 }
 
 /// The program under test: the given program, the program beside this one, or the first in PATH.
-///
-/// # Errors
 /// `Missing` when there is none.
 pub fn find_spurline(given: Option<&Path>) -> Result<PathBuf> {
     let beside = || Some(own_program().ok()?.with_file_name("spurline")).filter(|file| file.is_file());
@@ -45,10 +41,6 @@ pub fn find_spurline(given: Option<&Path>) -> Result<PathBuf> {
     })
 }
 
-/// The file of this program.
-///
-/// # Errors
-/// When the system does not tell.
 pub fn own_program() -> Result<PathBuf> {
     std::env::current_exe().map_err(|e| BenchError::io("can't find this program", &e))
 }
@@ -62,8 +54,6 @@ pub struct Workplace {
 
 impl Workplace {
     /// A place below `parent`, which `flag` names on the command line.
-    ///
-    /// # Errors
     /// `Missing` without the folder; `Failed` when nothing can be made there.
     pub fn new(parent: &Path, purpose: &str, flag: &str, spurline: Option<&Path>) -> Result<Workplace> {
         scratch::sweep_stale(parent);
@@ -72,14 +62,11 @@ impl Workplace {
     }
 
     /// The program under test.
-    ///
-    /// # Errors
     /// `Missing` without the program.
     pub fn spurline(&self) -> Result<&Path> {
         self.spurline.as_deref().map_err(Clone::clone)
     }
 
-    /// The machine, as JSON.
     pub fn describe_machine(&self) -> Value {
         machine::describe_machine(self.scratch.path(), self.scratch.path())
     }
@@ -94,25 +81,16 @@ impl Workplace {
         )
     }
 
-    /// The file of a log.
-    ///
-    /// # Errors
-    /// When there can't be a folder of logs.
     pub fn log(&self, name: &str) -> Result<PathBuf> {
         Ok(self.scratch.subdir("logs")?.join(format!("{name}.log")))
     }
 
     /// An empty folder, as a word of a command line.
-    ///
-    /// # Errors
-    /// When the folder can't be made.
     pub fn empty_dir(&self, name: &str) -> Result<String> {
         Ok(self.scratch.empty_subdir(name)?.display().to_string())
     }
 
     /// A mount of `source` with more arguments and variables, at `mnt-NAME`.
-    ///
-    /// # Errors
     /// When the mount does not answer, with the end of the log.
     pub fn mount(
         &self,
@@ -129,8 +107,6 @@ impl Workplace {
     }
 
     /// A node of `source` at `IP:PORT`, with an empty cache.
-    ///
-    /// # Errors
     /// When the node does not listen, with the end of the log.
     pub fn node(
         &self,

@@ -10,8 +10,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const TESTKIT_USAGE: &str = "\
-spurline-testkit s3-server DIR [--listen IP:PORT]   S3 over a directory of buckets
-spurline-testkit s3-memory BUCKET [--put-delay MS]  S3 in memory with one bucket; stores each object and part after MS
+spurline-testkit s3-server DIR                      S3 over a directory of buckets
+spurline-testkit s3-memory BUCKET IP:PORT           S3 in memory with one bucket
 spurline-testkit proxy HOST:PORT                    a proxy; commands on standard input, each with one line of output:
     slow-down|close|stall|html|cut-half N    do this to the next N requests
     cut-after|stall-after BYTES N            let BYTES of an answer's body pass
@@ -36,15 +36,12 @@ fn run(words: &[&str]) -> Result<(), String> {
             serve(&S3Server::start(Path::new(dir)).map_err(start_error)?);
             Ok(())
         }
-        ["s3-server", dir, "--listen", at] => {
+        ["s3-memory", bucket, at] => {
             let at = at.parse().map_err(|_| format!("'{at}' is not an IP:PORT"))?;
-            serve(&S3Server::start_on(Path::new(dir), at).map_err(start_error)?);
+            let server = S3Server::in_memory_on(at).map_err(start_error)?;
+            server.create_bucket(bucket);
+            serve(&server);
             Ok(())
-        }
-        ["s3-memory", bucket] => serve_memory(bucket, Duration::ZERO),
-        ["s3-memory", bucket, "--put-delay", ms] => {
-            let ms = ms.parse().map_err(|_| format!("'{ms}' is no number of milliseconds"))?;
-            serve_memory(bucket, Duration::from_millis(ms))
         }
         ["proxy", target] => {
             let target = target.parse().map_err(|_| format!("'{target}' is not a HOST:PORT"))?;
@@ -58,14 +55,6 @@ fn run(words: &[&str]) -> Result<(), String> {
         }
         _ => Err("usage error".into()),
     }
-}
-
-fn serve_memory(bucket: &str, put_delay: Duration) -> Result<(), String> {
-    let server = S3Server::in_memory().map_err(start_error)?;
-    server.create_bucket(bucket);
-    server.set_put_delay(put_delay);
-    serve(&server);
-    Ok(())
 }
 
 /// Serves until the end of the standard input.

@@ -60,7 +60,6 @@ struct MemoryState {
 #[derive(Clone, Default)]
 pub(crate) struct MemoryS3 {
     state: Arc<RwLock<MemoryState>>,
-    put_delay: Arc<RwLock<Duration>>,
     assembly: Arc<RwLock<PartAssembly>>,
     completes: Arc<AtomicUsize>,
     wants_encryption: Arc<AtomicBool>,
@@ -135,11 +134,6 @@ impl MemoryState {
 }
 
 impl MemoryS3 {
-    /// From now on each object and part is stored only after this long.
-    pub(crate) fn set_put_delay(&self, delay: Duration) {
-        *self.put_delay.write() = delay;
-    }
-
     /// From now on the times of objects are this far behind those of the host.
     pub(crate) fn set_clock_behind(&self, by: Duration) {
         self.state.write().clock_behind = by;
@@ -193,13 +187,6 @@ impl MemoryS3 {
             e_tag: Some(ETag::Strong(etag)),
             ..Default::default()
         })
-    }
-
-    async fn wait_as_a_far_store(&self) {
-        let delay = *self.put_delay.read();
-        if !delay.is_zero() {
-            tokio::time::sleep(delay).await;
-        }
     }
 
     pub(crate) fn create_bucket(&self, bucket: &str) {
@@ -368,7 +355,6 @@ impl S3 for MemoryS3 {
             return Err(s3_error!(AccessDenied));
         }
         let bytes = received(input.body, input.checksum_crc64nvme.as_deref()).await?;
-        self.wait_as_a_far_store().await;
         let mut state = self.state.write();
         state.check_conditions(&input.bucket, &input.key, input.if_match.as_ref(), input.if_none_match.as_ref())?;
         let attributes = StoredAttributes {
@@ -459,7 +445,6 @@ impl S3 for MemoryS3 {
     async fn upload_part(&self, req: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
         let input = req.input;
         let bytes = received(input.body, input.checksum_crc64nvme.as_deref()).await?;
-        self.wait_as_a_far_store().await;
         let mut state = self.state.write();
         let stored = state.new_object(bytes, StoredAttributes::default());
         let etag = stored.etag.clone();

@@ -55,15 +55,10 @@ impl S3Server {
     /// # Errors
     /// When the directory or the port can't be used.
     pub fn start(dir: &Path) -> io::Result<Self> {
-        Self::start_on(dir, ANY_PORT)
-    }
-
-    /// As [`S3Server::start`], at a given address.
-    pub fn start_on(dir: &Path, at: SocketAddr) -> io::Result<Self> {
         let mut builder = S3ServiceBuilder::new(DirS3::new(dir)?);
         let keys = AccessKeys::default();
         builder.set_auth(keys.clone());
-        Self::serve(builder, at, keys, None)
+        Self::serve(builder, ANY_PORT, keys, None)
     }
 
     /// Serves buckets in memory, where every valid key may exist.
@@ -112,14 +107,6 @@ impl S3Server {
         let address = listener.local_addr()?;
         runtime.spawn(accept_clients(listener, service));
         Ok(S3Server { address, keys, memory, runtime: Some(runtime) })
-    }
-
-    /// From now on a server in memory stores each object and part only after `delay`.
-    ///
-    /// # Panics
-    /// When the server serves a directory.
-    pub fn set_put_delay(&self, delay: Duration) {
-        self.memory.as_ref().expect("a server in memory").set_put_delay(delay);
     }
 
     /// From now on the times of objects in memory are this far behind those of the host.

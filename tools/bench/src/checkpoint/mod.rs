@@ -72,9 +72,6 @@ struct CheckpointBench<'a> {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// `Usage` and `Missing` for wrong arguments and missing prerequisites; `Failed` when a rank fails or a checksum differs.
 pub fn run(args: &CheckpointArgs) -> Result<()> {
     crate::stop::catch_signals()?;
     args.work.report.check_places()?;

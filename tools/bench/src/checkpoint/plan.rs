@@ -53,7 +53,6 @@ impl CheckpointModel {
 /// The files that a rank writes and reads: names and lengths, in the order of the writes.
 pub type RankFiles = Vec<(String, u64)>;
 
-/// The files of ranks in a folder, a list for each rank.
 pub fn lists_in(folder: &Path, ranks: &[&RankFiles]) -> Vec<FileList> {
     let list = |files: &&RankFiles| FileList::of_files(files.iter().map(|(name, len)| (folder.join(name), *len)));
     ranks.iter().map(list).collect()

@@ -181,7 +181,6 @@ fn cpu_of(runs: &[PhaseRun], role: &str) -> Option<f64> {
     median_known(runs, |run| run.cpu_per_gib(role))
 }
 
-/// A report.
 pub struct CheckpointReport<'a> {
     pub args: &'a CheckpointArgs,
     pub ranks: usize,
@@ -196,9 +195,6 @@ pub struct CheckpointReport<'a> {
 
 impl CheckpointReport<'_> {
     /// Prints the table and what was requested, and writes the files.
-    ///
-    /// # Errors
-    /// When a file can't be written.
     pub fn finish(self, machine: Value) -> Result<()> {
         let table = self.table();
         let charts = self.charts();

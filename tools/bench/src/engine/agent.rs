@@ -69,9 +69,6 @@ pub enum DropResult {
 }
 
 /// Runs an agent until the end of standard input.
-///
-/// # Errors
-/// When standard output is closed.
 pub fn serve_orders() -> Result<()> {
     stop::catch_signals()?;
     let (orders, next) = mpsc::channel();
@@ -203,9 +200,6 @@ fn run_pattern(pattern: &FilePattern) -> Result<HostRun> {
 }
 
 /// Processor seconds of this process so far.
-///
-/// # Errors
-/// When /proc is not mounted.
 pub fn own_cpu() -> Result<f64> {
     cpu::of_process(std::process::id()).map(|time| time.own)
 }

@@ -21,13 +21,11 @@ pub struct AgentCrew {
     agents: Vec<Agent>,
 }
 
-/// An agent.
 struct Agent {
     host: String,
     process: ServerProcess,
 }
 
-/// A line of an agent.
 enum AgentLine {
     Progress(u64),
     Done(Value),
@@ -35,8 +33,6 @@ enum AgentLine {
 
 impl AgentCrew {
     /// Starts an agent on each host, or an agent here where no host is named.
-    ///
-    /// # Errors
     /// `Missing` without ssh; a host that does not answer shows with the first order.
     pub fn start(place: &Workplace, hosts: &[AgentHost]) -> Result<AgentCrew> {
         let mut crew = AgentCrew { agents: Vec::new() };
@@ -59,20 +55,15 @@ impl AgentCrew {
         Ok(())
     }
 
-    /// Number of agents.
     pub fn len(&self) -> usize {
         self.agents.len()
     }
 
-    /// The names of the agents' hosts.
     pub fn hosts(&self) -> Vec<String> {
         self.agents.iter().map(|agent| agent.host.clone()).collect()
     }
 
     /// Sends an order to each agent, then waits for all answers. `progress` gets the bytes of all agents so far.
-    ///
-    /// # Errors
-    /// The first failure; `Interrupted` when the user ends the run.
     pub fn order_all<T: DeserializeOwned>(
         &mut self,
         order: impl Fn(usize) -> AgentOrder,

@@ -19,9 +19,6 @@ unsafe impl Sync for FileMapping {}
 
 impl FileMapping {
     /// Maps a whole file, which is not empty.
-    ///
-    /// # Errors
-    /// When the file can't be mapped.
     pub fn open(path: &Path) -> Result<FileMapping> {
         let file = File::open(path).map_err(|error| mapping_error(path, &error))?;
         let len = file.metadata().map_err(|error| mapping_error(path, &error))?.len() as usize;

@@ -29,12 +29,10 @@ pub struct ThreadCrew {
 }
 
 impl ThreadCrew {
-    /// Whether the threads are to end.
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// Ends all threads.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
     }
@@ -54,7 +52,6 @@ impl ThreadCrew {
         self.ready.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Accelerators that have computed once.
     pub fn ready(&self) -> usize {
         self.ready.load(Ordering::Relaxed)
     }
@@ -74,12 +71,10 @@ impl ThreadCrew {
         Some(self.next.fetch_add(1, Ordering::Relaxed)).filter(|next| *next < count && !self.is_stopped())
     }
 
-    /// Bytes that were moved so far.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Files, blocks or objects so far.
     pub fn items(&self) -> u64 {
         self.items.load(Ordering::Relaxed)
     }
@@ -110,9 +105,6 @@ impl Drop for PanicGuard<'_> {
 
 /// Runs `work` on each of `threads` threads at once. `watch` is called in between with the time since the start, and ends the
 /// threads by an answer of `false`.
-///
-/// # Errors
-/// The first failure of a thread or of `watch`; `Interrupted` by the user.
 pub fn run_threads<T: Send>(
     threads: usize,
     work: impl Fn(&ThreadCrew, usize) -> Result<T> + Sync,
@@ -180,9 +172,6 @@ pub fn run_threads<T: Send>(
 }
 
 /// For [`run_threads`]: until all work is done.
-///
-/// # Errors
-/// None.
 pub fn to_the_end(_: &ThreadCrew, _: Duration) -> Result<bool> {
     Ok(true)
 }

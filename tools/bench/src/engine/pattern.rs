@@ -62,7 +62,6 @@ impl FileList {
     }
 }
 
-/// A range of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRange {
     /// Number of the file in the list.
@@ -141,9 +140,6 @@ impl FilePattern {
 
     /// Runs all threads; `watch` as for [`run_threads`]. The figures are in the order of lists, then of threads, with
     /// accelerators behind all readers.
-    ///
-    /// # Errors
-    /// The first failure of a thread or of `watch`; `Interrupted` by the user.
     pub fn run(&self, watch: impl FnMut(&ThreadCrew, Duration) -> Result<bool>) -> Result<CrewRun<LaneFigures>> {
         let readers = self.lists.len() * self.threads;
         let mut content = Vec::new();

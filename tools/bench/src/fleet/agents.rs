@@ -25,8 +25,6 @@ pub struct AgentHost {
 
 impl AgentHost {
     /// Parses `HOST` or `HOST:PORT`.
-    ///
-    /// # Errors
     /// `Usage` for any other text.
     pub fn parse(text: &str) -> Result<AgentHost> {
         let (host, port) = match text.rsplit_once(':') {
@@ -48,8 +46,6 @@ impl AgentHost {
     }
 
     /// Checks that something listens.
-    ///
-    /// # Errors
     /// `Missing`, with the ways to start a server.
     pub fn check_listens(&self) -> Result<()> {
         let missing = |why: String| {
@@ -70,16 +66,12 @@ impl AgentHost {
     }
 
     /// A command on this host over ssh. `-tt`: when the connection ends, the remote process is hung up too.
-    ///
-    /// # Errors
     /// `Missing` without ssh.
     pub fn ssh_command(&self, words: &[&str]) -> Result<Command> {
         self.over_ssh("-tt", words)
     }
 
     /// A command on this host over ssh, whose standard input and output are this process's pipes.
-    ///
-    /// # Errors
     /// `Missing` without ssh.
     pub fn piped_command(&self, words: &[&str]) -> Result<Command> {
         self.over_ssh("-T", words)
@@ -97,8 +89,6 @@ impl AgentHost {
     }
 
     /// Starts a server on this machine, and waits for the listener.
-    ///
-    /// # Errors
     /// `Missing` without fio.
     pub fn start_here(&self, logs: &Path) -> Result<ServerProcess> {
         let mut command = Command::new(child::require_program("fio", "fio")?);
@@ -113,8 +103,6 @@ impl AgentHost {
     }
 
     /// Starts a server over ssh, and waits for the listener.
-    ///
-    /// # Errors
     /// `Missing` without ssh or fio, with what ssh said.
     pub fn start_over_ssh(&self, logs: &Path) -> Result<ServerProcess> {
         let log = logs.join(format!("agent-{}-{}.log", self.host, self.port));

@@ -29,8 +29,6 @@ fn shipped_job(name: &str) -> Option<String> {
 }
 
 /// The text of a shipped job file, or of a file.
-///
-/// # Errors
 /// `Missing` when there is neither.
 pub fn load_job(name: &str) -> Result<String> {
     if let Some(text) = shipped_job(name) {
@@ -64,8 +62,6 @@ pub fn list_jobs() -> String {
 /// Replaces `${NAME}` by the value, and adds the lines that record the throughput over time.
 ///
 /// fio itself would take variables from the environment of each server.
-///
-/// # Errors
 /// `Usage` for a variable without a value.
 pub fn fill_job(text: &str, values: &[(String, String)]) -> Result<String> {
     let mut out = String::from("[global]\n");

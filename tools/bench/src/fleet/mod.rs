@@ -181,9 +181,6 @@ struct FleetBench<'a> {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// `Usage` and `Missing` for wrong arguments and missing prerequisites; `Failed` when a host's job fails.
 pub fn run(args: &FleetArgs) -> Result<()> {
     if args.list_jobs {
         anstream::print!("{}", job_file::list_jobs());

@@ -26,7 +26,6 @@ enum Connections {
     Addresses,
 }
 
-/// A case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NfsCase {
     /// The name on the command line and in reports.
@@ -40,7 +39,6 @@ const fn case(name: &'static str, version: &'static str, rdma: bool, connections
     NfsCase { name, version, rdma, connections }
 }
 
-/// All cases.
 pub const NFS_CASES: [NfsCase; 10] = [
     case("v3-tcp", "3", false, Connections::One),
     case("v3-tcp-nconnect", "3", false, Connections::Nconnect),
@@ -56,8 +54,6 @@ pub const NFS_CASES: [NfsCase; 10] = [
 
 impl NfsCase {
     /// The cases of these names; all when none is given.
-    ///
-    /// # Errors
     /// `Usage` for a name that is none.
     pub fn parse_all(names: &[String]) -> Result<Vec<NfsCase>> {
         if names.is_empty() {
@@ -114,8 +110,6 @@ pub struct NfsExport {
 
 impl NfsExport {
     /// Parses the command line's form.
-    ///
-    /// # Errors
     /// `Usage` for any other text.
     pub fn parse(text: &str) -> Result<NfsExport> {
         let (name, place) = split_name(text);
@@ -163,8 +157,6 @@ pub struct NfsMounts<'a> {
 
 impl<'a> NfsMounts<'a> {
     /// Mounts on all hosts, at a folder below `at`; returns the mountpoint as well.
-    ///
-    /// # Errors
     /// `Missing` with what mount said.
     pub fn mount(
         hosts: &'a [AgentHost],
@@ -194,9 +186,6 @@ impl<'a> NfsMounts<'a> {
     }
 
     /// The connections that the kernel made, by transport: the `xprt:` lines of `/proc/self/mountstats` at `dir`, on the first host.
-    ///
-    /// # Errors
-    /// When the statistics can't be read.
     pub fn connections(&self, dir: &Path) -> Result<BTreeMap<String, usize>> {
         let text = run_on(&self.hosts[0], self.ssh, &["cat", "/proc/self/mountstats"])?;
         Ok(count_connections(&text, &dir.display().to_string()))
@@ -255,8 +244,6 @@ fn count_connections(text: &str, dir: &str) -> BTreeMap<String, usize> {
 }
 
 /// Processor seconds that hosts have been busy, in all.
-///
-/// # Errors
 /// `Missing` for a host whose `/proc/stat` can't be read.
 pub fn busy_of(hosts: &[AgentHost], ssh: bool) -> Result<f64> {
     let ticks = rustix::param::clock_ticks_per_second() as f64;
@@ -289,8 +276,6 @@ pub fn perftest_program(writes: bool) -> &'static str {
 }
 
 /// Runs both ends of a test of perftest, the server's at `address` (here, or over ssh), and returns bytes per second.
-///
-/// # Errors
 /// `Missing` without perftest or RDMA; the message has the last lines.
 pub fn run_perftest(program: &str, client: &AgentHost, ssh: bool, address: &str, log: &Path) -> Result<f64> {
     let options = ["-F", "-R", "-s", "1048576", "-n", "256", "-t", "16", "-p", "18611"];

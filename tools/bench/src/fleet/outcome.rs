@@ -7,7 +7,6 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The figures of a host, or of all.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct HostFigures {
     /// The host as named; empty for all.
@@ -28,8 +27,6 @@ pub struct FleetFigures {
 }
 
 /// Parses what `fio --client … --output-format=json` wrote.
-///
-/// # Errors
 /// `Failed` when the text is no such report, or a host failed; the message has fio's lines.
 pub fn parse_fleet(text: &str) -> Result<FleetFigures> {
     let start = text.find("\n{\n").map(|at| at + 1).or_else(|| text.find('{')).unwrap_or(text.len());

@@ -55,7 +55,6 @@ impl LoadCase {
     }
 }
 
-/// The figures of a load.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoadFigures {
     pub bytes: u64,
@@ -75,9 +74,6 @@ pub fn drop_pages(model: &ModelFiles) {
 }
 
 /// Loads models at the same moment, each by threads of its own.
-///
-/// # Errors
-/// When a file can't be read; `Interrupted` by the user.
 pub fn run_load(models: &[ModelFiles], case: LoadCase, threads: usize, round: u32, work: &Path) -> Result<LoadFigures> {
     let faults = fault_count()?;
     let own = std::process::id();

@@ -64,7 +64,7 @@ struct HostGroup {
 impl HostGroup {
     fn start(args: &LoadArgs, hosts: usize, source: &HostSource, work: &Workplace) -> Result<HostGroup> {
         let net = BridgedHosts::new(hosts)?;
-        net.shape_links(args.link, args.delay)?;
+        net.shape_links(0..hosts, args.link, args.delay)?;
         let memory = Size(2 * args.size.0 / hosts as u64 + NODE_EXTRA_BYTES).to_string();
         let addresses: Vec<String> = (0..hosts).map(|host| format!("{}:{HOST_NODE_PORT}", net.address(host))).collect();
         let registry = format!("static:{}", addresses.join(","));
@@ -155,8 +155,6 @@ fn cases_of(args: &LoadArgs) -> Vec<HostCase> {
 }
 
 /// Runs all rounds.
-///
-/// # Errors
 /// `Missing` without network namespaces or a shaped link; `Failed` when a node, a mount or a read fails.
 pub(super) fn run_hosts(args: &LoadArgs, hosts: usize, work: &Workplace) -> Result<LoadResult> {
     let mut cases = cases_of(args);

@@ -32,9 +32,6 @@ pub struct KvFigures {
 }
 
 /// Writes blocks into `write`, and reads every second one in `read`, the same folder of another mount.
-///
-/// # Errors
-/// When a call fails, a block is not whole, or an absent name is found.
 pub fn run_blocks(plan: &KvPlan, write: &Path, read: &Path, round: u32) -> Result<KvFigures> {
     let len = plan.block_bytes as u64;
     let piece = plan.block_bytes;

@@ -104,9 +104,6 @@ struct LoadResult {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// `Usage` and `Missing` for wrong arguments and missing prerequisites; `Failed` when a read fails.
 pub fn run(args: &LoadArgs) -> Result<()> {
     crate::stop::catch_signals()?;
     args.work.report.check_places()?;

@@ -17,7 +17,6 @@ const MOST_HEADER_BYTES: u64 = 100_000_000;
 /// Bytes of a model from which the layers have the shapes of Llama 3 8B.
 const WHOLE_LAYERS_FROM: u64 = 4 << 30;
 
-/// The files of a model.
 #[derive(Debug, Clone)]
 pub struct ModelFiles {
     pub paths: Vec<PathBuf>,
@@ -27,7 +26,6 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
-    /// Bytes of all files.
     pub fn bytes(&self) -> u64 {
         self.lens.iter().sum()
     }
@@ -99,9 +97,6 @@ fn plan_tensors(bytes: u64) -> Vec<TensorPlan> {
 }
 
 /// Writes a model of about `bytes` bytes in `files` files into `dir`.
-///
-/// # Errors
-/// When a file can't be written, or the user interrupts.
 pub fn write_model(dir: &Path, bytes: u64, files: usize) -> Result<()> {
     std::fs::create_dir_all(dir).in_file(dir)?;
     let entries = std::fs::read_dir(dir).in_file(dir)?;
@@ -154,8 +149,6 @@ fn write_file(path: &Path, tensors: &[TensorPlan], seed: u64) -> Result<()> {
 }
 
 /// The safetensors files of a folder, and all tensors.
-///
-/// # Errors
 /// `Usage` for a folder without any, and for a file that is not safetensors.
 pub fn find_model(dir: &Path) -> Result<ModelFiles> {
     let entries = std::fs::read_dir(dir).in_file(dir)?;

@@ -10,12 +10,17 @@ mod transport;
 use crate::engine::pattern::{FileAccess, FileList, FilePattern, UNKNOWN_LEN};
 use crate::engine::{CrewRun, to_the_end};
 use crate::error::{BenchError, FileContext as _, Result};
-use crate::scratch::fill_pattern;
+use crate::scratch::{file_name, fill_pattern};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use std::fs::File;
+use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+/// Bytes that are read of a file of [`FolderPass::Open`].
+const OPENED_BYTES: usize = 4096;
 
 /// What a part is ordered to do.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -40,13 +45,13 @@ pub enum PartOrder {
     Fetch(FetchPart),
     /// Write objects to a bucket, without a file system; the environment names the server and the key.
     Put(PutPart),
-    /// Read or stat every file of a folder.
+    /// Read, open or stat every file of a folder.
     ReadFolder {
         dir: PathBuf,
         threads: usize,
-        stat: bool,
-        /// Passes over the folder; the last counts.
-        passes: usize,
+        pass: FolderPass,
+        /// Files that are known by name, without a listing.
+        named: Option<usize>,
     },
     /// Make files: create, write, close.
     MakeFiles {
@@ -56,6 +61,24 @@ pub enum PartOrder {
         files: usize,
         bytes: u64,
     },
+    /// Append to a new file, by O_APPEND.
+    Append {
+        path: PathBuf,
+        appends: u64,
+        /// Bytes of each.
+        bytes: u64,
+    },
+}
+
+/// What happens with each file of a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FolderPass {
+    /// Looked up.
+    Stat,
+    /// Opened, and 4 KiB read.
+    Open,
+    /// Read to the end.
+    Read,
 }
 
 /// The empty file system.
@@ -164,9 +187,6 @@ impl<T> From<CrewRun<T>> for PartFigures {
 }
 
 /// Runs a part until the end; servers and mounts run until this process is ended.
-///
-/// # Errors
-/// Whatever makes it fail.
 pub fn run(order: &str) -> Result<()> {
     let order = serde_json::from_str(order).map_err(|e| BenchError::Usage(format!("the order of a part: {e}")))?;
     let figures = match order {
@@ -177,14 +197,9 @@ pub fn run(order: &str) -> Result<()> {
         PartOrder::Store { dir, reads } => store::run(&dir, &reads)?,
         PartOrder::Fetch(part) => objects::fetch(&part)?,
         PartOrder::Put(part) => objects::put(&part)?,
-        PartOrder::ReadFolder { dir, threads, stat, passes } => {
-            let mut figures = read_folder(&dir, threads, stat)?;
-            for _ in 1..passes {
-                figures = read_folder(&dir, threads, stat)?;
-            }
-            figures
-        }
+        PartOrder::ReadFolder { dir, threads, pass, named } => read_folder(&dir, threads, pass, named)?,
         PartOrder::MakeFiles { prefix, threads, files, bytes } => make_files(&prefix, threads, files, bytes)?,
+        PartOrder::Append { path, appends, bytes } => append(&path, appends, bytes)?,
     };
     println!("{}", json!(figures));
     Ok(())
@@ -202,14 +217,24 @@ fn serve_for_ever() -> ! {
     }
 }
 
-/// Lists a folder, then reads or stats each file; the time is that of both.
-fn read_folder(dir: &Path, threads: usize, stat: bool) -> Result<PartFigures> {
+/// Lists a folder, unless the names are known, then passes over the files; the time is that of both.
+fn read_folder(dir: &Path, threads: usize, pass: FolderPass, named: Option<usize>) -> Result<PartFigures> {
     let start = Instant::now();
-    let names = std::fs::read_dir(dir).in_file(dir)?.map(|entry| Ok((entry.in_file(dir)?.path(), UNKNOWN_LEN)));
-    let list = FileList::of_files(names.collect::<Result<Vec<_>>>()?);
+    let paths = match named {
+        Some(count) => (0..count).map(|number| dir.join(file_name(number))).collect(),
+        None => {
+            let listed = std::fs::read_dir(dir).in_file(dir)?.map(|entry| Ok(entry.in_file(dir)?.path()));
+            listed.collect::<Result<Vec<_>>>()?
+        }
+    };
     let listed = start.elapsed().as_secs_f64();
-    let read = FileAccess::Read { piece: 1 << 20, cold: false, to_end: true };
-    let access = if stat { FileAccess::Stat { present: true } } else { read };
+    let access = match pass {
+        FolderPass::Stat => FileAccess::Stat { present: true },
+        FolderPass::Open => FileAccess::Read { piece: OPENED_BYTES, cold: false, to_end: false },
+        FolderPass::Read => FileAccess::Read { piece: 1 << 20, cold: false, to_end: true },
+    };
+    let len = if pass == FolderPass::Open { OPENED_BYTES as u64 } else { UNKNOWN_LEN };
+    let list = FileList::of_files(paths.into_iter().map(|path| (path, len)));
     let figures = PartFigures::from(FilePattern::of_list(list, threads, access).run(to_the_end)?);
     Ok(PartFigures { seconds: listed + figures.seconds, ..figures })
 }
@@ -218,6 +243,15 @@ fn make_files(prefix: &Path, threads: usize, files: usize, bytes: u64) -> Result
     let list = FileList::of_files((0..files).map(|number| (numbered_path(prefix, number), bytes)));
     let access = FileAccess::Write { piece: bytes as usize, sync: false, rename: false };
     Ok(FilePattern::of_list(list, threads, access).run(to_the_end)?.into())
+}
+
+fn append(path: &Path, appends: u64, bytes: u64) -> Result<PartFigures> {
+    let piece = made_content(bytes);
+    let start = Instant::now();
+    let mut file = File::options().append(true).create_new(true).open(path).in_file(path)?;
+    (0..appends).try_for_each(|_| file.write_all(&piece)).in_file(path)?;
+    drop(file);
+    Ok(PartFigures { seconds: start.elapsed().as_secs_f64(), ops: appends, bytes: appends * bytes })
 }
 
 /// The path of a file of [`PartOrder::MakeFiles`], or the key of an object of [`PutPart`].
@@ -246,11 +280,18 @@ mod tests {
         assert_eq!((made.ops, made.bytes), (50, 250_000));
         assert_eq!(std::fs::read(numbered_path(&prefix, 49)).unwrap(), made_content(5000));
         assert!(make_files(&prefix, 1, 1, 10).is_err(), "it is there");
-        for stat in [false, true] {
-            let read = read_folder(dir.path(), 4, stat).unwrap();
-            assert_eq!((read.ops, read.bytes), (50, 250_000));
+        let other = tempfile::tempdir().unwrap();
+        let appended = other.path().join("a");
+        assert_eq!(append(&appended, 30, 4).unwrap().ops, 30);
+        assert_eq!(std::fs::read(&appended).unwrap(), made_content(4).repeat(30));
+        for (pass, bytes) in [(FolderPass::Read, 5000), (FolderPass::Stat, 5000), (FolderPass::Open, 4096)] {
+            let read = read_folder(dir.path(), 4, pass, None).unwrap();
+            assert_eq!((read.ops, read.bytes), (50, 50 * bytes));
         }
-        assert!(read_folder(Path::new("/no/such/dir"), 1, false).is_err());
+        std::fs::rename(numbered_path(&prefix, 0), dir.path().join(file_name(0))).unwrap();
+        assert_eq!(read_folder(dir.path(), 1, FolderPass::Stat, Some(1)).unwrap().ops, 1);
+        assert!(read_folder(dir.path(), 1, FolderPass::Stat, Some(2)).is_err());
+        assert!(read_folder(Path::new("/no/such/dir"), 1, FolderPass::Read, None).is_err());
         assert!(run("{\"do\":\"nothing\"}").unwrap_err().to_string().contains("read-folder"));
     }
 }

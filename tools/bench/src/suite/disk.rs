@@ -46,9 +46,11 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
         let order = store_order(&cache, load, len, suite.time);
         let take = move || suite.part_sample(&order, None, load.unit, "reader", &[]);
         let floor = (load.unit == FigureUnit::Bandwidth).then_some(load.floor);
-        let case =
-            BenchCase::new(load.name, "store", "block store", load.unit, take).against("of fio", &["fio"], floor);
-        cases.push(if load.block == 1 << 20 { case.limit_cpu("reader", 0.05) } else { case });
+        cases.push(BenchCase::new(load.name, "store", "block store", load.unit, take).against(
+            "of fio",
+            &["fio"],
+            floor,
+        ));
     }
     let title =
         "Reads of blocks on the disk, past the page cache, each checked against its checksum; no network, no FUSE.";

@@ -1,4 +1,4 @@
-//! Many small files after a fresh mount of a warm cache: read, stat, `ls -l`; alone and from a node.
+//! Many small files after a fresh mount of a warm cache: read, open, stat, `ls`; alone and from a node.
 
 use super::section::SuiteSection;
 use super::setup::{BenchSuite, CpuRole, optional, with_cpu};
@@ -7,7 +7,7 @@ use crate::error::{BenchError, Result};
 use crate::measure::{BenchCase, CaseSample, FigureUnit};
 use crate::mount::{MountUnderTest, NodeUnderTest};
 use crate::netns::NamespacePair;
-use crate::part::PartOrder;
+use crate::part::{FolderPass, PartOrder};
 use crate::scratch::{self, file_name};
 use crate::terminal::show_progress;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,17 @@ use std::time::Duration;
 
 const FILES_LEN: u64 = 100 << 10;
 const FILES_NODE_PORT: u16 = 7100;
+
+/// Passes over all files: name, what happens, threads, and whether names are known without a listing.
+const FILE_PASSES: [(&str, FolderPass, usize, bool); 7] = [
+    ("read all, 1 thread", FolderPass::Read, 1, false),
+    ("read all, 8 threads", FolderPass::Read, 8, false),
+    ("open + read 4 KiB, 1 thread", FolderPass::Open, 1, false),
+    ("open + read 4 KiB, 8 threads", FolderPass::Open, 8, false),
+    ("stat after a listing, 1 thread", FolderPass::Stat, 1, false),
+    ("stat by name, 1 thread", FolderPass::Stat, 1, true),
+    ("stat by name, 8 threads", FolderPass::Stat, 8, true),
+];
 
 /// The file system under test: the source itself, or mounts of the source.
 struct FilesPlace<'a> {
@@ -31,10 +42,9 @@ struct FilesPlace<'a> {
 }
 
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
-    let count = if suite.quick { 2_000 } else { 10_000 };
+    let count = if suite.quick { 5_000 } else { 10_000 };
     let source = &suite.make_source("source-files", count, FILES_LEN)?;
-    let mut notes =
-        vec![format!("{count} files of 100 KiB in one folder; cold is right after mounting, hot the same again.")];
+    let mut notes = vec![format!("{count} files of 100 KiB in one folder, each time right after mounting.")];
     let plain =
         FilesPlace { suite, variant: "tmpfs", label: "tmpfs", source, count, words: None, net: None, node: None };
     let cache = suite.memory.empty_dir("cache-files")?;
@@ -44,46 +54,50 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     lone.warm_up()?;
     let pair = NamespacePair::new();
     let node = pair.as_ref().map_err(Clone::clone).and_then(|pair| {
-        let words = ["--buffer-size", "300M", "--cache-size", "4G", "--free-space-ratio", "0"];
+        let words = ["--writable", "--buffer-size", "300M", "--cache-size", "4G", "--free-space-ratio", "0"];
         suite.node(pair, FILES_NODE_PORT, source, &words)
     });
     let node = optional(&mut notes, "mount of a node", node)?;
-    let remote = node.as_ref().map(|node| FilesPlace {
-        suite,
-        variant: "remote",
-        label: "mount of a node over veth",
-        source,
-        count,
-        words: Some(vec!["--registry".into(), format!("static:{}", node.addr)]),
-        net: pair.as_ref().ok().map(|pair| pair.client.as_str()),
-        node: Some(node),
-    });
+    let net = pair.as_ref().ok().map(|pair| pair.client.as_str());
     let mut places = vec![plain, lone];
-    if let Some(place) = remote {
-        places.extend(optional(&mut notes, "mount of a node", place.warm_up().map(|()| place))?);
+    if let Some(node) = &node {
+        let words = vec!["--registry".to_owned(), format!("static:{}", node.addr)];
+        let of_node = |variant, label, words| FilesPlace {
+            suite,
+            variant,
+            label,
+            source,
+            count,
+            words: Some(words),
+            net,
+            node: Some(node),
+        };
+        let remote = of_node("remote", "mount of a node over veth", words.clone());
+        let remote = optional(&mut notes, "mount of a node", remote.warm_up().map(|()| remote))?;
+        places.extend(remote);
+        let words = [words, vec!["--rw".to_owned()]].concat();
+        places.push(of_node("writable", "the same with --rw", words));
     }
     let mut cases = Vec::new();
-    for (threads, group) in [(1, "read all, 1 thread"), (8, "read all, 8 threads")] {
-        for place in &places {
-            let case = place.case(group, FigureUnit::Rate, move || place.read_sample(threads, false, 0));
-            cases.push(if place.words.is_none() { case } else { case.against("of tmpfs", &["tmpfs"], None) });
-        }
+    for (group, pass, threads, named) in FILE_PASSES {
+        let named = named.then_some(count);
+        cases.extend(places.iter().map(|place| place.case(group, move || place.read_sample(threads, pass, named))));
     }
-    for (pass, group) in [(0, "stat all, 1 thread, cold"), (1, "stat all, 1 thread, hot")] {
-        let case = |place| FilesPlace::case(place, group, FigureUnit::Rate, move || place.read_sample(1, true, pass));
-        cases.extend(places.iter().map(case));
-    }
-    for (pass, group) in [(0, "ls -l, cold"), (1, "ls -l, hot")] {
-        let case = |place| FilesPlace::case(place, group, FigureUnit::Time, move || place.list_sample(pass));
-        cases.extend(places.iter().map(case));
+    for (group, word) in [("ls", "-U1"), ("ls -l", "-Uln")] {
+        cases.extend(places.iter().map(|place| place.case(group, move || place.list_sample(word))));
     }
     let title = "Many small files after a fresh mount of a warm cache, cache on tmpfs.";
     suite.measure("files", title, cases, notes)
 }
 
 impl<'a> FilesPlace<'a> {
-    fn case(&'a self, group: &str, unit: FigureUnit, take: impl FnMut() -> Result<CaseSample> + 'a) -> BenchCase<'a> {
-        BenchCase::new(group, self.variant, self.label, unit, take)
+    fn case(&'a self, group: &str, take: impl FnMut() -> Result<CaseSample> + 'a) -> BenchCase<'a> {
+        let case = BenchCase::new(group, self.variant, self.label, FigureUnit::Rate, take);
+        match self.variant {
+            "tmpfs" => case,
+            "writable" => case.against("of the mount that only reads", &["remote"], Some(0.95)),
+            _ => case.against("of tmpfs", &["tmpfs"], None),
+        }
     }
 
     /// The folder to read, and the mount to remove afterwards.
@@ -99,52 +113,42 @@ impl<'a> FilesPlace<'a> {
         mount.chain(self.node.map(|node| ("node", node.daemon()))).collect()
     }
 
-    fn order(&self, dir: PathBuf, threads: usize, stat: bool, passes: usize) -> PartOrder {
-        PartOrder::ReadFolder { dir, threads, stat, passes }
-    }
-
     /// Reads everything once and compares a part.
     fn warm_up(&self) -> Result<()> {
         show_progress("files  filling the cache");
         let (dir, _mounted) = self.open()?;
-        let command = self.suite.part_command(&self.order(dir.clone(), 4, false, 1), None)?;
+        let order = PartOrder::ReadFolder { dir: dir.clone(), threads: 4, pass: FolderPass::Read, named: None };
+        let command = self.suite.part_command(&order, None)?;
         child::run_to_end(command, Duration::from_secs(300))?;
         (0..self.count).step_by(97).try_for_each(|i| scratch::check_file(&dir.join(file_name(i)), i as u64, FILES_LEN))
     }
 
-    /// The last of `pass + 1` passes over the folder of a fresh mount, as a sample.
-    fn read_sample(&self, threads: usize, stat: bool, pass: usize) -> Result<CaseSample> {
+    /// A pass over the folder of a fresh mount.
+    fn read_sample(&self, threads: usize, pass: FolderPass, named: Option<usize>) -> Result<CaseSample> {
         let (dir, mounted) = self.open()?;
-        let order = self.order(dir, threads, stat, pass + 1);
+        let order = PartOrder::ReadFolder { dir, threads, pass, named };
         let roles: Vec<CpuRole<'_>> = self.roles(&mounted);
         let sample = self.suite.part_sample(&order, None, FigureUnit::Rate, "reader", &roles)?;
-        if sample.ops != self.count as u64 || sample.bytes != self.count as u64 * FILES_LEN {
-            return Err(BenchError::Failed(format!("{} files with {} bytes were read", sample.ops, sample.bytes)));
+        if sample.ops != self.count as u64 {
+            return Err(BenchError::Failed(format!("{} files of {} were found", sample.ops, self.count)));
         }
-        // The processor time covers all passes, although only the first read anything.
-        let bytes = if stat { 0 } else { sample.bytes };
-        Ok(CaseSample { bytes, ops: sample.ops * (pass as u64 + 1), ..sample })
+        // Bytes are of interest only where all are read.
+        let bytes = if pass == FolderPass::Read { sample.bytes } else { 0 };
+        Ok(CaseSample { bytes, ..sample })
     }
 
-    /// The last of `pass + 1` runs of `ls -l` on a fresh mount.
-    fn list_sample(&self, pass: usize) -> Result<CaseSample> {
+    /// A run of `ls` on a fresh mount, as names per second.
+    fn list_sample(&self, word: &str) -> Result<CaseSample> {
         let (dir, mounted) = self.open()?;
-        let roles: Vec<CpuRole<'_>> = self.roles(&mounted);
-        let list = || {
-            let mut command = Command::new("ls");
-            // Numeric, so that no name service is measured.
-            command.arg("-ln").arg(&dir).env("LC_ALL", "C");
-            child::run_to_end(command, Duration::from_secs(120))
-        };
-        for _ in 0..pass {
-            list()?;
-        }
-        let (done, mut cpu) = with_cpu(&roles, list)?;
+        let mut command = Command::new("ls");
+        command.arg(word).arg(&dir).env("LC_ALL", "C");
+        let listed = with_cpu(&self.roles(&mounted), || child::run_to_end(command, Duration::from_secs(120)));
+        let (done, mut cpu) = listed?;
         cpu.push(("reader", done.cpu));
-        let lines = done.out.lines().count();
-        if lines != self.count + 1 {
-            return Err(BenchError::Failed(format!("ls printed {lines} lines for {} files", self.count)));
+        let names = done.out.lines().filter(|line| line.ends_with(".bin")).count();
+        if names != self.count {
+            return Err(BenchError::Failed(format!("ls printed {names} names of {} files", self.count)));
         }
-        Ok(CaseSample { value: done.elapsed, bytes: 0, ops: self.count as u64, cpu, latency_us: None })
+        Ok(CaseSample { value: names as f64 / done.elapsed, bytes: 0, ops: names as u64, cpu, latency_us: None })
     }
 }

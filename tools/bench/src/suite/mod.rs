@@ -2,13 +2,15 @@
 
 mod buffered;
 mod disk;
+mod far;
 mod files;
 mod group;
-mod load;
 mod local;
 mod net;
+mod peers;
 mod remote;
 mod s3;
+mod s3_server;
 mod section;
 mod setup;
 mod start;
@@ -72,7 +74,6 @@ const SECTION_MEMORY_BYTES: u64 = 10 << 30;
 
 type SectionRun = fn(&BenchSuite) -> Result<SuiteSection>;
 
-/// All sections.
 const SECTIONS: [(&str, SectionRun); 12] = [
     ("local", local::run),
     ("remote", remote::run),
@@ -82,7 +83,7 @@ const SECTIONS: [(&str, SectionRun); 12] = [
     ("disk", disk::run),
     ("files", files::run),
     ("s3", s3::run),
-    ("load", load::run),
+    ("far", far::run),
     ("start", start::run),
     ("writes", writes::run),
     ("uploads", uploads::run),
@@ -102,10 +103,6 @@ pub struct SuiteOutcome {
     pub strict: bool,
 }
 
-/// Runs the suite.
-///
-/// # Errors
-/// When nothing could be measured, or the user interrupts; sections that can't run are skipped with the reason.
 pub fn run(args: &SuiteArgs) -> Result<SuiteOutcome> {
     stop::catch_signals()?;
     args.report.check_places()?;

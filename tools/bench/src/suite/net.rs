@@ -68,8 +68,10 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             }));
         }
         for (variant, label, congestion, ceilings) in PROBE_PROGRAMS {
-            let take = move || probe_rate(suite, pair, load, congestion, server);
-            cases.push(BenchCase::new(load.name, variant, label, FigureUnit::Bandwidth, take).below(ceilings));
+            let case = BenchCase::new(load.name, variant, label, FigureUnit::Bandwidth, move || {
+                probe_rate(suite, pair, load, congestion, server)
+            });
+            cases.push(case.below(ceilings));
         }
     }
     let part = BlockPart { addr: pair.server_address(NET_BARE_PORT), bytes: 64 << 20, ..BlockPart::default() };

@@ -78,9 +78,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             cases.push(iperf_case(suite, load, &pair));
         }
         for place in &places {
-            let case = suite.fio_case(load, place, suite.new_job(place.files(REMOTE_FILES), load, len));
-            let is_limited = load.block == 1 << 20 && !place.nodes.is_empty();
-            cases.push(if is_limited { case.limit_cpu("client", 0.25).limit_cpu("node", 0.20) } else { case });
+            cases.push(suite.fio_case(load, place, suite.new_job(place.files(REMOTE_FILES), load, len)));
         }
     }
     notes.push(

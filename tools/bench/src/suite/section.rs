@@ -1,6 +1,6 @@
 //! The result of a section of the suite, and the rows as a table with charts. Knows only the rows of a measurement.
 
-use crate::measure::{CeilingRatio, FigureUnit, ResultRow};
+use crate::measure::{FigureUnit, ResultRow};
 use crate::numbers::{short_count, three_digits};
 use crate::plot::BenchChart;
 use crate::report::{CellVerdict, ReportSection, TableCell, TableRow};
@@ -43,7 +43,6 @@ impl SuiteSection {
         ReportSection { heading: self.name.to_owned(), about, table, charts, notes: self.notes.clone() }
     }
 
-    /// The whole as JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "name": self.name, "title": self.title, "skipped": self.skipped, "notes": self.notes,
@@ -52,7 +51,6 @@ impl SuiteSection {
     }
 }
 
-/// A value with the unit.
 fn show_value(unit: FigureUnit, value: f64) -> String {
     match unit {
         FigureUnit::Bandwidth if value < 9.995e7 => format!("{} MB/s", three_digits(value / 1e6)),
@@ -87,16 +85,12 @@ fn row_cells(row: &ResultRow) -> Vec<TableCell> {
     let spread = format!("{} – {}", show_value(row.name.unit, min), show_value(row.name.unit, max));
     cells.push(TableCell { text: spread, verdict: CellVerdict::Dim });
     let cpu: Vec<String> = row.cpu_per_gib().iter().map(|(role, s)| format!("{role} {}", three_digits(*s))).collect();
-    let is_above_limit = row.limits.iter().any(|limit| limit.1 > limit.2);
-    let cpu_verdict = if is_above_limit { CellVerdict::Bad } else { CellVerdict::Plain };
-    cells.push(TableCell { text: cpu.join(", "), verdict: cpu_verdict });
+    cells.push(TableCell::plain(cpu.join(", ")));
     let latency = row.latency_us().map(|(p50, p99)| format!("{} / {}", time_us(p50), time_us(p99)));
     cells.push(TableCell::plain(latency.unwrap_or_default()));
     let ratios: Vec<String> = row.ratios.iter().map(|r| format!("{:.2} {}", r.value, r.name)).collect();
-    let ratio_met = row.ratios.iter().filter_map(CeilingRatio::is_met).reduce(|a, b| a && b);
-    cells.push(TableCell { text: ratios.join(", "), verdict: verdict(ratio_met) });
-    let mut floors: Vec<String> = row.ratios.iter().filter_map(|r| r.floor).map(|f| format!("{f:.2}")).collect();
-    floors.extend(row.limits.iter().map(|(role, used, most)| format!("{role} {used:.3} ≤ {most:.2}/GB")));
+    cells.push(TableCell { text: ratios.join(", "), verdict: verdict(row.is_met()) });
+    let floors: Vec<String> = row.ratios.iter().filter_map(|r| r.floor).map(|f| format!("{f:.2}")).collect();
     cells.push(TableCell { text: floors.join(", "), verdict: verdict(row.is_met()) });
     cells
 }
@@ -127,7 +121,7 @@ fn bar_chart(title: String, rows: &[&ResultRow]) -> Option<BenchChart> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::{CaseName, CaseSample};
+    use crate::measure::{CaseName, CaseSample, CeilingRatio};
     use anstyle::AnsiColor;
 
     fn row(label: &str, group: &str, value: f64, ratio: Option<f64>) -> ResultRow {
@@ -154,7 +148,6 @@ mod tests {
             },
             samples: vec![sample],
             ratios: ratios.into_iter().collect(),
-            limits: Vec::new(),
             carried: Default::default(),
             problem: None,
         }

@@ -111,7 +111,6 @@ pub struct SuitePlace<'a> {
 }
 
 impl<'a> SuitePlace<'a> {
-    /// A plain folder.
     pub fn plain(variant: &'static str, label: &'static str, at: PathBuf) -> Self {
         let nodes = Vec::new();
         SuitePlace { variant, label, at, mount: None, nodes, roles: Vec::new(), path: None, ceilings: &[] }
@@ -159,9 +158,6 @@ impl<'a> SuitePlace<'a> {
 }
 
 /// The mount, or a note with the reason why there is none.
-///
-/// # Errors
-/// `Interrupted` by the user.
 pub fn optional<T>(notes: &mut Vec<String>, what: &str, started: Result<T>) -> Result<Option<T>> {
     match started {
         Ok(started) => Ok(Some(started)),
@@ -232,9 +228,6 @@ pub fn wrong_path(path: BytePath, bytes: u64, grown: &CounterValues) -> Option<S
 
 impl BenchSuite {
     /// Runs all cases, and returns the section.
-    ///
-    /// # Errors
-    /// `Interrupted` by the user.
     pub fn measure(
         &self,
         name: &'static str,
@@ -252,9 +245,6 @@ impl BenchSuite {
     }
 
     /// The command of a part of this program, in `net`.
-    ///
-    /// # Errors
-    /// When this program is not found.
     pub fn part_command(&self, order: &PartOrder, net: Option<&str>) -> Result<Command> {
         let mut command = child::command_in(&own_program()?, net);
         command.arg("part").arg(json!(order).to_string());
@@ -262,9 +252,6 @@ impl BenchSuite {
     }
 
     /// Starts a part that serves.
-    ///
-    /// # Errors
-    /// When the part does not announce itself.
     pub fn start_part(&self, name: &str, order: &PartOrder, net: &str) -> Result<ServerProcess> {
         let command = self.part_command(order, Some(net))?;
         let log = self.memory.log(name)?;
@@ -272,34 +259,22 @@ impl BenchSuite {
     }
 
     /// Starts a server of blocks.
-    ///
-    /// # Errors
-    /// When the server does not announce itself.
     pub fn serve_blocks(&self, addr: SocketAddr, wire: BlockWire, net: &str) -> Result<ServerProcess> {
         let order = PartOrder::Serve { addr, bytes: SERVED_BYTES, wire };
         self.start_part(&format!("blocks-{}", addr.port()), &order, net)
     }
 
     /// A mount of `source` with more arguments.
-    ///
-    /// # Errors
-    /// When the mount does not answer.
     pub fn mount(&self, name: &str, source: &Path, net: Option<&str>, words: &[&str]) -> Result<MountUnderTest> {
         self.memory.mount(name, source, net, words, &[])
     }
 
     /// A node of `source` in the server's namespace.
-    ///
-    /// # Errors
-    /// When the node does not listen.
     pub fn node(&self, pair: &NamespacePair, port: u16, source: &Path, words: &[&str]) -> Result<NodeUnderTest> {
         self.memory.node(source, &pair.server_address(port).to_string(), Some(&pair.server), words, &[])
     }
 
     /// The empty file system, which has a file of `len` bytes and answers from `held` bytes of memory.
-    ///
-    /// # Errors
-    /// When the mount does not answer.
     pub fn mount_empty(&self, io: &str, len: u64, held: u64, writable: bool) -> Result<MountUnderTest> {
         let name = format!("{}-{io}-{held}", if writable { "sink" } else { "null" });
         let at = self.memory.scratch.subdir(&format!("mnt-{name}"))?;
@@ -309,9 +284,6 @@ impl BenchSuite {
     }
 
     /// Empty file systems that are only read, without those that can't be mounted.
-    ///
-    /// # Errors
-    /// `Interrupted` by the user.
     pub fn mount_empties(
         &self,
         notes: &mut Vec<String>,
@@ -327,8 +299,6 @@ impl BenchSuite {
     }
 
     /// `N` files of `len` bytes in a directory in memory, made once.
-    ///
-    /// # Errors
     /// `Missing` without room.
     pub fn make_source(&self, name: &str, files: usize, len: u64) -> Result<PathBuf> {
         let root = self.memory.scratch.path();
@@ -367,9 +337,6 @@ impl BenchSuite {
     }
 
     /// Runs a job once at a mount, unmeasured; returns the counters that grew and whether the bytes took the path of the place.
-    ///
-    /// # Errors
-    /// When fio fails or a process does not answer.
     pub fn warm_up(&self, place: &SuitePlace<'_>, job: &FioJob) -> Result<WarmUpResult> {
         let runtime = job.runtime.map(|_| Duration::from_millis(300));
         let job = FioJob { runtime, ..job.clone() };
@@ -391,9 +358,6 @@ impl BenchSuite {
     }
 
     /// A run of a part as a sample; the processor time of the part has the role `user`.
-    ///
-    /// # Errors
-    /// When the part fails or measures nothing.
     pub fn part_sample(
         &self,
         order: &PartOrder,
@@ -406,9 +370,6 @@ impl BenchSuite {
     }
 
     /// The same of the command of a part.
-    ///
-    /// # Errors
-    /// When the part fails or measures nothing.
     pub fn command_sample(
         &self,
         command: Command,

@@ -19,8 +19,11 @@ use std::time::Duration;
 /// Length of each long file.
 const WRITE_FILE_BYTES: u64 = 256 << 20;
 const SMALL_FILE_BYTES: u64 = 4096;
-/// Small files per second through a node.
-const SMALL_FILES_AIM: f64 = 5_000.0;
+/// Small files: group, threads, and the aim of a node per second.
+const SMALL_FILES: [(&str, usize, f64); 2] =
+    [("create + write 4 KiB + close, 1 thread", 1, 8_000.0), ("create + write 4 KiB + close, 8 threads", 8, 20_000.0)];
+/// Lengths of appends.
+const APPENDS: [(&str, u64); 2] = [("append 1 byte", 1), ("append 4 bytes", 4)];
 const WRITE_TIMEOUT: Duration = Duration::from_secs(600);
 const SINK_PORT: u16 = 7103;
 const WRITE_NODE_PORT: u16 = 7104;
@@ -151,10 +154,11 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             cases.extend(of_load);
         }
     }
-    for (group, threads) in
-        [("create + write 4 KiB + close, 1 thread", 1), ("create + write 4 KiB + close, 8 threads", 8)]
-    {
-        cases.extend(places.small_file_cases(group, threads));
+    for (group, threads, aim) in SMALL_FILES {
+        cases.extend(places.small_file_cases(group, threads, aim));
+    }
+    for (group, bytes) in APPENDS {
+        cases.extend(places.append_cases(group, bytes));
     }
     cases.extend(places.unpack_cases(&archive));
     if let (Some(servers), Some(synced)) = (servers, &synced) {
@@ -256,7 +260,7 @@ impl<'a> WritePlaces<'a> {
         Ok((place.at.join(name), FreshFolder(folder)))
     }
 
-    fn small_file_cases(&self, group: &str, threads: usize) -> Vec<BenchCase<'_>> {
+    fn small_file_cases(&self, group: &str, threads: usize, aim: f64) -> Vec<BenchCase<'_>> {
         let mut cases = vec![self.small_files(group, &self.bare, threads)];
         cases.extend(self.sinks.last().map(|sink| self.small_files_sink(group, sink, threads)));
         cases.extend(self.default_mount().map(|place| {
@@ -267,9 +271,7 @@ impl<'a> WritePlaces<'a> {
             )
         }));
         if let Some(place) = &self.remote {
-            cases.push(BenchCase::new(group, "aim", "the aim of a node", FigureUnit::Rate, || {
-                Ok(CaseSample { value: SMALL_FILES_AIM, ..CaseSample::default() })
-            }));
+            cases.push(BenchCase::known(group, "aim", "the aim of a node", FigureUnit::Rate, aim));
             let case = self.small_files(group, place, threads);
             cases.push(case.against("of the aim", &["aim"], Some(1.0)).against("of tmpfs", &["tmpfs"], None));
         }
@@ -301,6 +303,27 @@ impl<'a> WritePlaces<'a> {
             let order = self.make_order(prefix, threads);
             self.suite.part_sample(&order, None, FigureUnit::Rate, "writer", &sink.roles)
         })
+    }
+
+    fn append_cases<'b>(&'b self, group: &str, bytes: u64) -> Vec<BenchCase<'b>> {
+        let places = [Some(&self.bare), self.default_mount(), self.remote.as_ref()];
+        let case = |place: &'b SuitePlace<'a>| {
+            let case =
+                BenchCase::new(group, place.variant, place.label, FigureUnit::Rate, move || self.append(place, bytes));
+            if place.variant == "tmpfs" { case } else { case.against("of tmpfs", &["tmpfs"], None) }
+        };
+        places.into_iter().flatten().map(case).collect()
+    }
+
+    fn append(&self, place: &SuitePlace<'_>, bytes: u64) -> Result<CaseSample> {
+        let (folder, made) = self.new_folder(place)?;
+        let appends = if self.suite.quick { 20_000 } else { 100_000 };
+        let order = PartOrder::Append { path: folder.join("a"), appends, bytes };
+        let sample = self.suite.part_sample(&order, None, FigureUnit::Rate, "writer", &place.roles)?;
+        if std::fs::read(made.0.join("a")).unwrap_or_default() != made_content(bytes).repeat(appends as usize) {
+            return Err(BenchError::Failed("the appended bytes are not all in the source".into()));
+        }
+        Ok(sample)
     }
 
     fn unpack_cases<'b>(&'b self, archive: &'b Path) -> Vec<BenchCase<'b>> {

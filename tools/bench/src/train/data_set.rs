@@ -31,9 +31,6 @@ pub fn plan_files(load: &TrainLoad, bytes: u64) -> Vec<DataFile> {
 }
 
 /// Writes the files into `dir`, or keeps existing files of the right length.
-///
-/// # Errors
-/// When there is too little room, or a file can't be written.
 pub fn make_files(dir: &Path, files: &[DataFile]) -> Result<()> {
     let all: Vec<(usize, &DataFile)> = files.iter().enumerate().collect();
     let wanted: Vec<&(usize, &DataFile)> = all
@@ -54,17 +51,11 @@ pub fn make_files(dir: &Path, files: &[DataFile]) -> Result<()> {
 }
 
 /// Compares every byte of the files below `dir` with what was written.
-///
-/// # Errors
-/// When a file differs, with the position.
 pub fn check_files(dir: &Path, files: &[DataFile]) -> Result<()> {
     files.iter().enumerate().try_for_each(|(i, file)| scratch::check_file(&dir.join(&file.name), i as u64, file.len))
 }
 
 /// The regular files of a folder, by name.
-///
-/// # Errors
-/// When the folder can't be listed, or has fewer than two.
 pub fn list_files(dir: &Path) -> Result<Vec<DataFile>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(|e| listing_error(dir, &e))? {

@@ -153,9 +153,6 @@ impl FeedOutcome {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// `Usage` and `Missing` for wrong arguments and missing prerequisites; `Failed` when a feed does not work.
 pub fn run(args: &TrainArgs) -> Result<()> {
     crate::stop::catch_signals()?;
     args.work.report.check_places()?;

@@ -110,8 +110,6 @@ const TRAIN_LOADS: [TrainLoad; 6] = [
 
 impl TrainLoad {
     /// The published load of a model on an accelerator.
-    ///
-    /// # Errors
     /// `Missing` where MLPerf Storage has none; the message names the existing loads.
     pub fn find(model: ModelName, accelerator: AcceleratorName) -> Result<TrainLoad> {
         let known = TRAIN_LOADS.iter().find(|load| (load.model, load.accelerator) == (model, accelerator)).copied();
