@@ -371,7 +371,7 @@ impl OpenObject {
     fn note_lost_write(&self, offset: u64, error: Error) -> Error {
         let mut facts = self.facts.lock();
         if facts.apply(ObjectEvent::WriteLost(LostWrite { offset, error: error.clone() })) {
-            let path = String::from_utf8_lossy(&facts.path);
+            let path = facts.shown_path();
             tracing::error!("a write to '/{path}' failed, and nothing of its changes is published: {error}");
         }
         error
@@ -414,7 +414,7 @@ impl OpenObject {
         changes.sent_before = None;
         let mut facts = self.facts.lock();
         facts.apply(ObjectEvent::Written);
-        facts.failure_reported = false;
+        facts.reported_failure = None;
         facts.changed_at = SystemTime::now();
         if self.context.options.object_attrs {
             facts.file_attrs.mtime = Some(file_time(facts.changed_at));
@@ -532,21 +532,41 @@ impl OpenObject {
         self.publish()
     }
 
-    /// Makes the file's bytes the object's, for a program that learns the outcome. Nothing of them is visible before, and all of
-    /// them are when this returns.
+    /// Makes the file's bytes the object's, for the program that writes them and learns the outcome. Nothing of them is visible
+    /// before, and all of them are when this returns. After a failure the next call tries again, and the end of the file does not.
     ///
     /// # Errors
     /// `Stale` when another writer has changed the object, now and at every later call; the store's.
     pub fn publish(&self) -> Result<()> {
         let published = self.publish_changes();
-        let was_reported = std::mem::replace(&mut self.facts.lock().failure_reported, published.is_err());
-        if was_reported || published.is_err() {
+        let mut facts = self.facts.lock();
+        let reported_before = std::mem::replace(&mut facts.reported_failure, published.as_ref().err().cloned());
+        let may_succeed = facts.publication().is_ok();
+        let is_kept = reported_before.is_some() || published.is_err();
+        let path = facts.shown_path();
+        let len = facts.len;
+        drop(facts);
+        if let Err(error) = &published
+            && reported_before.is_none()
+        {
+            self.context.requests.count_failed_publication();
+            if may_succeed {
+                tracing::error!(
+                    "the changes of '/{path}' ({len} bytes) are not published: {error}; fsync and close try again while the file is open"
+                );
+            }
+        }
+        if is_kept {
             self.keep_state_now();
         }
         published
     }
 
-    fn publish_changes(&self) -> Result<()> {
+    /// As [`OpenObject::publish`], for a call that may be of another program than the writer of the bytes.
+    ///
+    /// # Errors
+    /// As [`OpenObject::publish`].
+    pub fn publish_changes(&self) -> Result<()> {
         let mut changes = self.changes.lock();
         let publication = self.facts.lock().publication()?;
         if publication == Publication::Nothing {
@@ -747,21 +767,23 @@ impl OpenObject {
         self.facts.lock().publication() != Ok(Publication::Nothing)
     }
 
-    /// Publishes the changes of a file that no program has open. A failure that no call has reported is one of the mount.
+    /// Publishes the changes of a file that no program has open; a failure is one of the mount. After a failure that a call has
+    /// reported the changes are dropped: the program knows that they are not in the store, and may have written something else since.
     fn publish_at_end(&self) {
         let facts = self.facts.lock();
-        let path = String::from_utf8_lossy(&facts.path).into_owned();
+        let path = facts.shown_path();
         let len = facts.len;
+        let reported = facts.reported_failure.clone();
         drop(facts);
+        if let Some(error) = reported {
+            return tracing::error!("the changes of '/{path}' ({len} bytes) are lost: {error}");
+        }
         let sent_bytes = Arc::clone(&self.sent_bytes);
         let number = self.context.ending.begin(EndingFile { path: path.clone(), bytes: len, sent_bytes });
         let Err(error) = self.publish_changes() else { return self.context.ending.end(number) };
         tracing::error!("the changes of '/{path}' ({len} bytes) are lost: {error}");
-        if self.facts.lock().failure_reported {
-            self.context.ending.end(number);
-        } else {
-            self.context.ending.end_lost(number);
-        }
+        self.context.requests.count_failed_publication();
+        self.context.ending.end_lost(number);
     }
 
     fn abort(&self, upload: Option<PartUpload>) {

@@ -357,6 +357,11 @@ impl BucketRequests {
         Some(Error::new(ErrorKind::Stale, why))
     }
 
+    /// The changes of a file could not be published.
+    pub fn count_failed_publication(&self) {
+        self.bucket.stats.writes.failures.add(1);
+    }
+
     fn count_put(&self, len: u64) {
         self.bucket.stats.object.put_ops.add(1);
         self.bucket.stats.object.put_bytes.add(len);

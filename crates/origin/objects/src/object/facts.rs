@@ -4,7 +4,7 @@ use super::state::{ObjectEvent, ObjectState, Publication};
 use crate::file_attrs::FileAttrs;
 use spurline_object_store::bare_etag;
 use spurline_origin::object_attr;
-use spurline_types::{ObjectAttr, Result};
+use spurline_types::{Error, ObjectAttr, Result};
 use std::time::SystemTime;
 
 pub(super) struct ObjectFacts {
@@ -24,8 +24,8 @@ pub(super) struct ObjectFacts {
     pub attrs_changed: bool,
     /// The time of the last change was set since the last write.
     pub mtime_is_set: bool,
-    /// A program's call has reported that the changes until now could not be published.
-    pub failure_reported: bool,
+    /// Why the changes until now could not be published, as a call of the program that writes them has reported.
+    pub reported_failure: Option<Error>,
 }
 
 impl ObjectFacts {
@@ -40,7 +40,7 @@ impl ObjectFacts {
             file_attrs,
             attrs_changed: false,
             mtime_is_set: false,
-            failure_reported: false,
+            reported_failure: None,
         }
     }
 
@@ -56,6 +56,11 @@ impl ObjectFacts {
     /// As [`ObjectState::publication`].
     pub fn publication(&self) -> Result<Publication> {
         self.state.publication(self.attrs_changed)
+    }
+
+    /// The path as messages have it.
+    pub fn shown_path(&self) -> String {
+        String::from_utf8_lossy(&self.path).into_owned()
     }
 
     fn mtime(&self) -> SystemTime {

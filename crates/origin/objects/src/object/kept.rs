@@ -227,6 +227,11 @@ impl KeptState {
     }
 }
 
+/// The failure of a publication that the process before has reported.
+fn reported_before() -> Error {
+    Error::new(ErrorKind::Io(libc::EIO), "the mount's process before this one has logged the reason")
+}
+
 /// An open file of a process that has ended.
 pub(crate) struct KeptFile {
     log: ChangeLog,
@@ -273,7 +278,7 @@ impl ObjectFacts {
             changed_at: state.changed_at,
             attrs_changed: state.attrs_changed,
             mtime_is_set: state.mtime_is_set,
-            failure_reported: state.failure_reported,
+            reported_failure: state.failure_reported.then(reported_before),
             ..ObjectFacts::new(state.path.clone().into_bytes(), published, state.file_attrs.clone())
         }
     }
@@ -407,7 +412,7 @@ impl OpenObject {
             conflict: facts.state.check_write().err().as_ref().map(KeptError::of),
             lost_write_at: lost.map_or(0, |lost| lost.offset),
             lost_write: lost.map(|lost| KeptError::of(&lost.error)),
-            failure_reported: facts.failure_reported,
+            failure_reported: facts.reported_failure.is_some(),
             bytes,
             failed_marks: changes.failed_marks.clone(),
             upload,
