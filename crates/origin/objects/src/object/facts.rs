@@ -2,10 +2,10 @@
 
 use super::state::{ObjectEvent, ObjectState, Publication};
 use crate::file_attrs::FileAttrs;
-use spurline_object_store::bare_etag;
+use spurline_object_store::{WriteCondition, bare_etag};
 use spurline_origin::object_attr;
-use spurline_types::{Error, ObjectAttr, Result};
-use std::time::SystemTime;
+use spurline_types::{Error, ErrorKind, ObjectAttr, Result};
+use std::time::{Duration, Instant, SystemTime};
 
 pub(super) struct ObjectFacts {
     pub path: Vec<u8>,
@@ -25,7 +25,26 @@ pub(super) struct ObjectFacts {
     /// The time of the last change was set since the last write.
     pub mtime_is_set: bool,
     /// Why the changes until now could not be published, as a call of the program that writes them has reported.
-    pub reported_failure: Option<Error>,
+    pub reported_failure: Option<ReportedFailure>,
+}
+
+/// A failure of a publication that a program knows.
+#[derive(Clone)]
+pub(super) struct ReportedFailure {
+    pub error: Error,
+    at: Instant,
+}
+
+impl ReportedFailure {
+    /// A failure that is reported now.
+    pub fn now(error: Error) -> ReportedFailure {
+        ReportedFailure { error, at: Instant::now() }
+    }
+
+    /// Whether a call got no answer of the store, less than `time` ago.
+    pub fn is_recent_timeout(&self, time: Duration) -> bool {
+        self.error.kind() == ErrorKind::Timeout && self.at.elapsed() < time
+    }
 }
 
 impl ObjectFacts {
@@ -56,6 +75,18 @@ impl ObjectFacts {
     /// As [`ObjectState::publication`].
     pub fn publication(&self) -> Result<Publication> {
         self.state.publication(self.attrs_changed)
+    }
+
+    /// What must be true of the object when the file is published.
+    pub fn condition(&self, last_writer_wins: bool) -> WriteCondition {
+        if last_writer_wins {
+            return WriteCondition::None;
+        }
+        match (&self.published, self.published_etag()) {
+            (None, _) => WriteCondition::Absent,
+            (Some(_), Some(etag)) => WriteCondition::Version(etag.to_owned()),
+            (Some(_), None) => WriteCondition::None,
+        }
     }
 
     /// The path as messages have it.

@@ -26,6 +26,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const URL: &str = "s3://bucket";
+/// Length of a part.
+const PART: usize = 8 << 20;
 /// Where the lines of a log begin.
 const FIRST_LINE: u64 = 4096;
 
@@ -105,6 +107,7 @@ struct KeptRig {
     proxy: ChaosProxy,
     keeper: Arc<Keeper>,
     options: BucketWriteOptions,
+    timeout: Duration,
     /// Of all processes.
     stats: Arc<Stats>,
 }
@@ -116,7 +119,14 @@ impl KeptRig {
         let proxy = ChaosProxy::start(server.address()).unwrap();
         let mut options = BucketWriteOptions::new(0, 0);
         options.object_attrs = true;
-        KeptRig { server, proxy, keeper: Arc::default(), options, stats: Arc::default() }
+        KeptRig {
+            server,
+            proxy,
+            keeper: Arc::default(),
+            options,
+            timeout: Duration::from_secs(20),
+            stats: Arc::default(),
+        }
     }
 
     fn start_process(&self) -> Arc<WritableBucket> {
@@ -128,7 +138,7 @@ impl KeptRig {
                 session_token: None,
             }),
             env: EnvironmentSource::fixed([]),
-            timeout: Duration::from_secs(20),
+            timeout: self.timeout,
             ..OriginOptions::default()
         };
         let stats = Arc::clone(&self.stats);
@@ -155,6 +165,14 @@ impl KeptRig {
         log.read_exact_at(&mut bytes, FIRST_LINE).unwrap();
         let all: Vec<&[u8]> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
         log_of(&all[..all.len() - lines].concat())
+    }
+
+    /// Whether the log has an upload of the file.
+    fn has_upload(&self, file: &dyn WritableFile) -> bool {
+        let log = File::from(self.log_before(file, 0));
+        let mut lines = vec![0; (log.metadata().unwrap().len() - FIRST_LINE) as usize];
+        log.read_exact_at(&mut lines, FIRST_LINE).unwrap();
+        String::from_utf8(lines).unwrap().contains("{\"Upload\"")
     }
 
     /// The next process, with the file of this log.
@@ -218,6 +236,8 @@ fn changes_that_were_not_published_are_published_by_the_next_process() {
         for (number, piece) in text.chunks(1 << 20).enumerate() {
             write(&*file, (number << 20) as u64, piece);
         }
+        // The upload begins beside the writes.
+        eventually(|| len < PART || rig.has_upload(&*file));
         let log = rig.log_before(&*file, 0);
         end_process(file, process);
         assert!(rig.object("f").is_none());
@@ -368,6 +388,51 @@ fn changes_whose_failure_was_reported_are_published_by_a_further_close() {
     assert_eq!(rig.object("f").unwrap(), b"bytes");
     assert_eq!(process.losses().first_files, [("f".to_owned(), 16)]);
     assert_eq!(rig.stats.writes.failures.get(), 3);
+}
+
+/// A store that does not answer, or refuses the upload, is found by fsync and close alone.
+#[test]
+fn writes_do_not_wait_for_the_store() {
+    for fault in [ProxyFault::Stall, ProxyFault::Error(403, "AccessDenied", "no")] {
+        let rig = KeptRig::new();
+        let process = rig.start_process();
+        let file = create(&process, b"f");
+        rig.proxy.inject_on(Some("POST"), "uploads", fault, u32::MAX);
+        let text = pattern(10 * PART + 5, 3);
+        let begun = std::time::Instant::now();
+        for (number, piece) in text.chunks(1 << 20).enumerate() {
+            write(&*file, (number << 20) as u64, piece);
+        }
+        assert!(begun.elapsed() < rig.timeout);
+        rig.proxy.clear_faults();
+        // Stalled connections end.
+        rig.proxy.refuse_connections(true);
+        rig.proxy.refuse_connections(false);
+        file.flush().unwrap();
+        assert!(rig.object("f").unwrap() == text);
+        drop(file);
+        eventually(|| rig.server.open_uploads() == 0);
+    }
+}
+
+#[test]
+fn a_close_after_a_timeout_does_not_wait_again() {
+    for len in [10, 2 * PART] {
+        let rig = KeptRig { timeout: Duration::from_secs(1), ..KeptRig::new() };
+        let process = rig.start_process();
+        let file = create(&process, b"f");
+        let methods = ["PUT", "POST"];
+        methods.iter().for_each(|method| rig.proxy.inject_on(Some(method), "/bucket/f", ProxyFault::Stall, u32::MAX));
+        write(&*file, 0, &pattern(len, 3));
+        let failed = file.sync(false).unwrap_err();
+        assert_eq!(failed.kind(), ErrorKind::Timeout);
+        let sent = methods.map(|method| rig.proxy.count_requests(method, "/bucket/f"));
+        assert_eq!(file.flush().unwrap_err(), failed);
+        assert_eq!(methods.map(|method| rig.proxy.count_requests(method, "/bucket/f")), sent);
+        rig.proxy.clear_faults();
+        file.sync(false).unwrap();
+        assert!(rig.object("f").is_some());
+    }
 }
 
 #[test]
