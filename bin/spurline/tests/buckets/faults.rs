@@ -214,7 +214,12 @@ fn a_full_disk_publishes_nothing() {
     assert_eq!(failed.raw_os_error(), Some(libc::ENOSPC));
     assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     drop(file);
-    assert!(mount.process().log().contains("nothing of its changes is published"));
+    mount.process().wait_for(" are lost: ");
+    let log = mount.process().log();
+    let lines = ["bytes at 5000), and nothing of its changes is published: ", "free space there"];
+    lines.iter().for_each(|line| assert!(log.contains(line), "{line}: {log}"));
+    assert!(!log.contains("(5000 bytes) are lost"), "the bytes of the write count: {log}");
+    assert_eq!(mount.count("writes", "failures"), 1);
     assert!(rig.object("p/cut").is_none());
     // A file that is cut off before the lost bytes is published again.
     let mut file = File::create(mount.path("again")).unwrap();

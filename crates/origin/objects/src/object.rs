@@ -373,18 +373,21 @@ impl OpenObject {
             drop(changes);
             let error = match self.make_room_elsewhere(error) {
                 None => continue,
-                Some(error) => self.note_lost_write(offset, error),
+                Some(error) => self.note_lost_write(LostWrite { offset, len: data.len() as u64, error }),
             };
             self.keep_state_now();
             return Err(error);
         }
     }
 
-    fn note_lost_write(&self, offset: u64, error: Error) -> Error {
+    fn note_lost_write(&self, lost: LostWrite) -> Error {
+        let LostWrite { offset, len, error } = lost.clone();
         let mut facts = self.facts.lock();
-        if facts.apply(ObjectEvent::WriteLost(LostWrite { offset, error: error.clone() })) {
+        if facts.apply(ObjectEvent::WriteLost(lost)) {
             let path = facts.shown_path();
-            tracing::error!("a write to '/{path}' failed, and nothing of its changes is published: {error}");
+            tracing::error!(
+                "a write to '/{path}' failed ({len} bytes at {offset}), and nothing of its changes is published: {error}"
+            );
         }
         error
     }
@@ -473,22 +476,21 @@ impl OpenObject {
         let mut facts = self.facts.lock();
         let reported = published.as_ref().err().cloned().map(ReportedFailure::now);
         let reported_before = std::mem::replace(&mut facts.reported_failure, reported);
-        let may_succeed = facts.publication().is_ok();
-        let is_kept = reported_before.is_some() || published.is_err();
-        let path = facts.shown_path();
-        let len = facts.len;
-        drop(facts);
         if let Err(error) = &published
             && reported_before.is_none()
         {
             self.context.requests.count_failed_publication();
-            if may_succeed {
+            // All other failures were logged when the file got into their state.
+            if facts.publication().is_ok() {
+                let path = facts.shown_path();
+                let len = facts.len;
                 tracing::error!(
                     "the changes of '/{path}' ({len} bytes) are not published: {error}; fsync and close try again while the file is open"
                 );
             }
         }
-        if is_kept {
+        drop(facts);
+        if reported_before.is_some() || published.is_err() {
             self.keep_state_now();
         }
         published
@@ -718,7 +720,7 @@ impl OpenObject {
     fn publish_at_end(&self) {
         let facts = self.facts.lock();
         let path = facts.shown_path();
-        let len = facts.len;
+        let len = facts.changed_len();
         let reported = facts.reported_failure.clone();
         drop(facts);
         if let Some(ReportedFailure { error, .. }) = reported {

@@ -89,6 +89,14 @@ impl ObjectFacts {
         }
     }
 
+    /// The length with the changes, a write without space included.
+    pub fn changed_len(&self) -> u64 {
+        match &self.state {
+            ObjectState::Lost(lost) => self.len.max(lost.offset + lost.len),
+            _ => self.len,
+        }
+    }
+
     /// The path as messages have it.
     pub fn shown_path(&self) -> String {
         String::from_utf8_lossy(&self.path).into_owned()

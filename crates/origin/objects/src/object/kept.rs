@@ -214,7 +214,7 @@ impl KeptState {
             Some(refusal) if refusal == dropped_error() => ObjectState::Dropped { had_changes: self.changed },
             Some(conflict) => ObjectState::Conflict(conflict),
             None => match &self.lost_write {
-                Some(lost) => ObjectState::Lost(LostWrite { offset: self.lost_write_at, error: lost.error() }),
+                Some(lost) => ObjectState::Lost(LostWrite { offset: self.lost_write_at, len: 0, error: lost.error() }),
                 None if self.changed => ObjectState::Changed,
                 None => ObjectState::Clean,
             },
