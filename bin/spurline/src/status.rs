@@ -341,16 +341,18 @@ fn mount_writes_line(writes: &MountWrites, stats: &Stats) -> Option<String> {
     let unpublished = unpublished
         .map(|unsent| format!("; not published yet: {}", printable(unsent.bytes.as_bytes())))
         .unwrap_or_default();
+    let publishes = writes.behind.as_ref().is_some_and(|behind| behind.publishes);
+    let failed = match stats.writes.failures.get() {
+        0 => String::new(),
+        n if publishes => format!("; {RED}changes of files not published {n} times, see the log{RED:#}"),
+        n => format!("; {RED}{n} writes refused by the source after close or write had returned{RED:#}"),
+    };
     if !writes.through_nodes {
-        return Some(format!("straight to the source; {done}{unpublished}{lost}"));
+        return Some(format!("straight to the source; {done}{unpublished}{failed}{lost}"));
     }
     let dirty = human_bytes(stats.writes.dirty_bytes.get());
     let memory = human_bytes(stats.writes.memory_bytes.get());
     let limit = human_bytes(stats.writes.memory_limit_bytes.get());
-    let failed = match stats.writes.failures.get() {
-        0 => String::new(),
-        n => format!("; {RED}{n} writes refused by the source after close or write had returned{RED:#}"),
-    };
     Some(format!(
         "through nodes; {done}; {dirty} on the way, {memory} of {limit} held until durable{unpublished}{failed}{lost}"
     ))
@@ -553,6 +555,11 @@ mod tests {
         let alone = MountWrites { writable: true, ..MountWrites::default() };
         let line = mount_writes_line(&alone, &stats).unwrap();
         assert_eq!(line, "straight to the source; 7 changes made, 3.00 MiB written by requests");
+        stats.writes.failures.add(2);
+        let publishes = WritesBehind { publishes: true, ..WritesBehind::default() };
+        let line = mount_writes_line(&MountWrites { behind: Some(publishes), ..alone.clone() }, &stats).unwrap();
+        assert!(line.contains("changes of files not published 2 times"), "{line}");
+        stats.writes.failures.set(0);
         let through_nodes = MountWrites { through_nodes: true, ..alone };
         let line = mount_writes_line(&through_nodes, &stats).unwrap();
         assert_eq!(

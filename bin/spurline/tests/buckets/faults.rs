@@ -23,7 +23,7 @@ fn uploads_that_were_left_behind_are_aborted() {
     let mut killed = rig.mount("killed", &[]);
     let file = File::create(killed.path("lost")).unwrap();
     file.write_all_at(&bytes(2, 20 * MIB), 0).unwrap();
-    eventually("parts are uploaded", || rig.server.open_uploads() == 2);
+    eventually("an upload is begun", || (rig.server.open_uploads(), records(&rig)) == (2, 1));
     killed.process_mut().kill();
     drop(file);
     detach(&killed.at);
@@ -36,7 +36,7 @@ fn uploads_that_were_left_behind_are_aborted() {
     let written = bytes(3, 20 * MIB);
     let open = File::create(live.path("open")).unwrap();
     open.write_all_at(&written[..17 * MIB], 0).unwrap();
-    eventually("parts are uploaded", || rig.server.open_uploads() == 3);
+    eventually("an upload is begun", || (rig.server.open_uploads(), records(&rig)) == (3, 2));
     let next = rig.mount("next", &["--abort-uploads-after", "0s"]);
     assert_eq!((rig.server.open_uploads(), records(&rig)), (1, 0), "that of the other program stays");
     open.write_all_at(&written[17 * MIB..], 17 * MIB as u64).unwrap();
@@ -214,7 +214,12 @@ fn a_full_disk_publishes_nothing() {
     assert_eq!(failed.raw_os_error(), Some(libc::ENOSPC));
     assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     drop(file);
-    assert!(mount.process().log().contains("nothing of its changes is published"));
+    mount.process().wait_for(" are lost: ");
+    let log = mount.process().log();
+    let lines = ["bytes at 5000), and nothing of its changes is published: ", "free space there"];
+    lines.iter().for_each(|line| assert!(log.contains(line), "{line}: {log}"));
+    assert!(!log.contains("(5000 bytes) are lost"), "the bytes of the write count: {log}");
+    assert_eq!(mount.count("writes", "failures"), 1);
     assert!(rig.object("p/cut").is_none());
     // A file that is cut off before the lost bytes is published again.
     let mut file = File::create(mount.path("again")).unwrap();

@@ -148,7 +148,7 @@ sections! {
         sync_ops: Counter "operations" "Syncs of files by nodes.",
         sync_us: Counter "microseconds" "Time spent on them, summed.",
         room_syncs: Counter "operations" "Those that were made because the memory for these bytes was full, or half full.",
-        failures: Counter "operations" "Writes that the source refused after the program had gone on; reported at fsync and at close.",
+        failures: Counter "operations" "Writes that the source refused after the program had gone on, and changes of a bucket's files that were not published; reported at fsync and at close.",
         served_ops: Counter "operations" "Requests of writing mounts that this node answered.",
         served_bytes: Counter "bytes" "Bytes that these brought.",
         served_us: Counter "microseconds" "Time spent on these, summed.",

@@ -1,7 +1,7 @@
 //! The checks before a bucket is changed: the store keeps the conditions of writes, and what other mounts left behind is completed
 //! or removed. Knows no open file.
 
-use crate::probe::{find_ignored_condition, unguarded};
+use crate::probe::{describe_unguarded, find_ignored_condition};
 use crate::rename_folder::complete_renames;
 use crate::requests::BucketRequests;
 use crate::spilled::remove_leftovers;
@@ -9,7 +9,7 @@ use crate::upload_record::abort_leftovers;
 use crate::write_options::BucketWriteOptions;
 use spurline_object_store::{OriginOptions, SourceLocation};
 use spurline_origin::ObjectOrigin;
-use spurline_types::{Result, Stats};
+use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::sync::Arc;
 
 /// A bucket whose store was tried, without renames that were left behind.
@@ -38,11 +38,12 @@ impl CheckedBucket {
         let is_known = options.conditions_known && !options.allow_unguarded_writes;
         let ignored = if is_known { None } else { requests.run(find_ignored_condition(&requests, root))? };
         if let Some(ignored) = ignored {
-            let error = unguarded(&requests.describe(), ignored);
+            let why = describe_unguarded(&requests.describe(), ignored);
             if !options.allow_unguarded_writes {
-                return Err(error);
+                let remedy = "if no other program writes there, give --allow-unguarded-writes";
+                return Err(Error::new(ErrorKind::Unsupported, format!("{why}; {remedy}")));
             }
-            tracing::warn!("--allow-unguarded-writes: {error}");
+            tracing::warn!("--allow-unguarded-writes: {why}");
         }
         let is_guarded = ignored.is_none();
         let mut rules = options.rename_rules();

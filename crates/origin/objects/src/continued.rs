@@ -22,7 +22,7 @@ impl BucketFiles {
         match self.requests.run(self.requests.head(&key_of(&self.options.root, &path)?)) {
             Ok(stored) => object.note_found(self.shown_object(&path, found_object(stored)), step),
             // Another mount that has made the file too, and does not get the lock, finds this object when it closes the file.
-            Err(error) if error.kind() == ErrorKind::NotFound && object.is_new() => object.publish()?,
+            Err(error) if error.kind() == ErrorKind::NotFound && object.is_new() => object.publish_changes()?,
             // Programs that have it open read the object that others have removed, while the cache has its bytes.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error),

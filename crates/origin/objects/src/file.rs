@@ -193,7 +193,7 @@ impl WritableFile for BucketFile {
     }
 
     fn flush(&self) -> Result<()> {
-        self.object.publish()
+        self.object.publish_at_close()
     }
 
     fn test_lock(&self, lock: &FileLock) -> Result<Option<LockConflict>> {

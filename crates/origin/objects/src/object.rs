@@ -18,10 +18,11 @@ mod kept;
 mod locked;
 mod spill;
 mod state;
+mod upload;
 
-use facts::ObjectFacts;
+use facts::{ObjectFacts, ReportedFailure};
 pub(crate) use kept::KeptFile;
-use kept::KeptObject;
+use kept::{KeptBeginning, KeptObject};
 use locked::ObjectLocks;
 use spill::Spilling;
 use state::{LostWrite, ObjectEvent, ObjectState, Publication};
@@ -32,7 +33,7 @@ use crate::found::{FoundObject, OpenedNode};
 use crate::last_known::LastKnown;
 use crate::names::{file_number, identity_of, key_of, random_identity};
 use crate::open_table::OpenTable;
-use crate::part_upload::{PartBuffers, PartState, PartUpload};
+use crate::part_upload::{PartState, PartUpload};
 use crate::published::{PublishedBytes, PublishedTimes};
 use crate::requests::{BucketRequests, NewObject};
 use crate::staged::{StagedBytes, StagingSpace};
@@ -40,7 +41,7 @@ use crate::unpublished::{EndingFile, EndingFiles};
 use crate::write_options::BucketWriteOptions;
 use bytes::Bytes;
 use parking_lot::Mutex;
-use spurline_object_store::{CopySource, ObjectAttributes, UploadedPart, WriteCondition};
+use spurline_object_store::{ObjectAttributes, UploadedPart, WriteCondition};
 use spurline_origin::object_attr;
 use spurline_types::{Error, ErrorKind, ObjectAttr, ObjectRef, Result};
 use spurline_volume::Volume;
@@ -48,11 +49,12 @@ use spurline_volume::kept_files::KeptFiles;
 use spurline_volume::path_locks::PathLocks;
 use spurline_volume::repeated::ChangeMark;
 use spurline_volume::writes::FileIdentity;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
+use tokio::task::JoinHandle;
 
 /// Least length of a part that is copied, as S3 has it for all parts but the last.
 const LEAST_COPY: u64 = 5 << 20;
@@ -76,11 +78,21 @@ enum PartBody {
     },
 }
 
+/// An upload that begins.
+struct UploadBeginning {
+    begun: JoinHandle<Result<PartUpload>>,
+    kept: KeptBeginning,
+}
+
 /// The changed bytes of a file and their upload. Requests are sent while they are locked.
 #[derive(Default)]
 struct ObjectChanges {
     staged: Option<StagedBytes>,
     upload: Option<PartUpload>,
+    /// The upload, until it has begun.
+    beginning: Option<UploadBeginning>,
+    /// Parts that writes have filled, and that could not be sent without a wait.
+    waiting_parts: BTreeSet<u32>,
     spilling: Spilling,
     /// The attributes of the published object, once they are known.
     attributes: Option<ObjectAttributes>,
@@ -271,10 +283,10 @@ impl OpenObject {
     pub fn note_removed(&self) {
         self.facts.lock().apply(ObjectEvent::NameRemoved);
         let mut changes = self.changes.lock();
-        let upload = changes.upload.take();
+        let abandoned = changes.abandon_upload();
         self.keep_state(&changes);
         drop(changes);
-        self.abort(upload);
+        abandoned.abort(&self.context.requests);
         self.give_up_name();
     }
 
@@ -282,7 +294,7 @@ impl OpenObject {
     pub fn note_renamed(&self, path: Vec<u8>, found: FoundObject) {
         let mut changes = self.changes.lock();
         // It is of the old name.
-        let upload = changes.upload.take();
+        let abandoned = changes.abandon_upload();
         let mut facts = self.facts.lock();
         facts.path = path.clone();
         if !facts.attrs_changed {
@@ -294,7 +306,7 @@ impl OpenObject {
         drop(facts);
         self.keep_state(&changes);
         drop(changes);
-        self.abort(upload);
+        abandoned.abort(&self.context.requests);
         self.follow_locks(&path);
     }
 
@@ -361,18 +373,21 @@ impl OpenObject {
             drop(changes);
             let error = match self.make_room_elsewhere(error) {
                 None => continue,
-                Some(error) => self.note_lost_write(offset, error),
+                Some(error) => self.note_lost_write(LostWrite { offset, len: data.len() as u64, error }),
             };
             self.keep_state_now();
             return Err(error);
         }
     }
 
-    fn note_lost_write(&self, offset: u64, error: Error) -> Error {
+    fn note_lost_write(&self, lost: LostWrite) -> Error {
+        let LostWrite { offset, len, error } = lost.clone();
         let mut facts = self.facts.lock();
-        if facts.apply(ObjectEvent::WriteLost(LostWrite { offset, error: error.clone() })) {
-            let path = String::from_utf8_lossy(&facts.path);
-            tracing::error!("a write to '/{path}' failed, and nothing of its changes is published: {error}");
+        if facts.apply(ObjectEvent::WriteLost(lost)) {
+            let path = facts.shown_path();
+            tracing::error!(
+                "a write to '/{path}' failed ({len} bytes at {offset}), and nothing of its changes is published: {error}"
+            );
         }
         error
     }
@@ -414,7 +429,7 @@ impl OpenObject {
         changes.sent_before = None;
         let mut facts = self.facts.lock();
         facts.apply(ObjectEvent::Written);
-        facts.failure_reported = false;
+        facts.reported_failure = None;
         facts.changed_at = SystemTime::now();
         if self.context.options.object_attrs {
             facts.file_attrs.mtime = Some(file_time(facts.changed_at));
@@ -428,87 +443,6 @@ impl OpenObject {
         if let Some(upload) = &mut changes.upload {
             upload.note_changed(range);
         }
-    }
-
-    /// Sends the parts that a write has filled.
-    fn send_full_parts(&self, changes: &mut ObjectChanges, written: Range<u64>) -> Result<()> {
-        let lengths = self.context.options.part_lengths();
-        // Most writes do not reach the end of a part.
-        if lengths.at(written.start) == lengths.at(written.end) || self.is_removed() {
-            return Ok(());
-        }
-        for number in lengths.at(written.start)..lengths.at(written.end) {
-            let range = lengths.range(number);
-            let is_full = changes.staged.as_ref().is_some_and(|staged| staged.is_changed(range.clone()));
-            let is_sent = changes.upload.as_ref().is_some_and(|upload| upload.parts.contains_key(&number));
-            if is_full && !is_sent {
-                self.context.requests.run(async {
-                    if self.spill_full_part(changes, number, range.clone()).await? {
-                        return Ok(());
-                    }
-                    self.send_part(changes, number, range).await
-                })?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn begin_upload(&self, changes: &mut ObjectChanges) -> Result<()> {
-        if changes.upload.is_none() {
-            let key = self.key()?;
-            let file_attrs = self.file_attrs();
-            let attributes = self.next_attributes(changes, &key).await?;
-            let upload = self.context.requests.begin_upload(&key, &attributes).await?;
-            self.keep_upload(&key, &upload);
-            changes.upload = Some(PartUpload {
-                upload,
-                is_gone: false,
-                attributes,
-                file_attrs,
-                key,
-                lengths: self.context.options.part_lengths(),
-                buffers: PartBuffers::default(),
-                parts: BTreeMap::new(),
-                failure: None,
-            });
-        }
-        Ok(())
-    }
-
-    /// Sends a part, which goes on after this call.
-    async fn send_part(&self, changes: &mut ObjectChanges, number: u32, range: Range<u64>) -> Result<()> {
-        self.begin_upload(changes).await?;
-        if let Some(upload) = &mut changes.upload {
-            upload.wait_for_parts(PARTS_IN_FLIGHT).await;
-            self.sent_bytes.store(upload.sent_bytes(), Ordering::Relaxed);
-        }
-        let reserved = self.context.requests.reserve_body(range.end - range.start).await?;
-        let key = self.key()?;
-        let copied = self.copied_body(changes, &key, &range);
-        let Some(upload) = &changes.upload else { return Ok(()) };
-        let body = match copied {
-            Some(copied) => copied,
-            None => {
-                let mut buffer = upload.buffers.take((range.end - range.start) as usize);
-                let count = self.read_staged(changes, range.start, buffer.spare())?;
-                PartBody::Bytes(buffer.into_bytes(count))
-            }
-        };
-        let Some(upload) = &mut changes.upload else { return Ok(()) };
-        let requests = Arc::clone(&self.context.requests);
-        let id = upload.upload.id.clone();
-        let sent = self.context.requests.spawn(async move {
-            let _reserved = reserved;
-            match body {
-                PartBody::Bytes(bytes) => requests.upload_part(&key, &id, number, bytes).await,
-                PartBody::Copied { key: from, etag, range } => {
-                    let from = CopySource { key: &from, etag: Some(&etag) };
-                    requests.copy_part(&key, &id, number, from, range).await
-                }
-            }
-        })?;
-        upload.parts.insert(number, PartState::Sending { sent, changed: false });
-        Ok(())
     }
 
     /// The bytes of a range of the file.
@@ -532,21 +466,54 @@ impl OpenObject {
         self.publish()
     }
 
-    /// Makes the file's bytes the object's, for a program that learns the outcome. Nothing of them is visible before, and all of
-    /// them are when this returns.
+    /// Makes the file's bytes the object's, for the program that writes them and learns the outcome. Nothing of them is visible
+    /// before, and all of them are when this returns. After a failure the next call tries again, and the end of the file does not.
     ///
     /// # Errors
     /// `Stale` when another writer has changed the object, now and at every later call; the store's.
     pub fn publish(&self) -> Result<()> {
         let published = self.publish_changes();
-        let was_reported = std::mem::replace(&mut self.facts.lock().failure_reported, published.is_err());
-        if was_reported || published.is_err() {
+        let mut facts = self.facts.lock();
+        let reported = published.as_ref().err().cloned().map(ReportedFailure::now);
+        let reported_before = std::mem::replace(&mut facts.reported_failure, reported);
+        if let Err(error) = &published
+            && reported_before.is_none()
+        {
+            self.context.requests.count_failed_publication();
+            // All other failures were logged when the file got into their state.
+            if facts.publication().is_ok() {
+                let path = facts.shown_path();
+                let len = facts.len;
+                tracing::error!(
+                    "the changes of '/{path}' ({len} bytes) are not published: {error}; fsync and close try again while the file is open"
+                );
+            }
+        }
+        drop(facts);
+        if reported_before.is_some() || published.is_err() {
             self.keep_state_now();
         }
         published
     }
 
-    fn publish_changes(&self) -> Result<()> {
+    /// As [`OpenObject::publish`], for a close: soon after a call without an answer of the store, the same failure is reported without another
+    /// wait.
+    ///
+    /// # Errors
+    /// As [`OpenObject::publish`].
+    pub fn publish_at_close(&self) -> Result<()> {
+        let reported = self.facts.lock().reported_failure.clone();
+        match reported.filter(|reported| reported.is_recent_timeout(self.context.requests.timeout())) {
+            Some(reported) => Err(reported.error),
+            None => self.publish(),
+        }
+    }
+
+    /// As [`OpenObject::publish`], for a call that may be of another program than the writer of the bytes.
+    ///
+    /// # Errors
+    /// As [`OpenObject::publish`].
+    pub fn publish_changes(&self) -> Result<()> {
         let mut changes = self.changes.lock();
         let publication = self.facts.lock().publication()?;
         if publication == Publication::Nothing {
@@ -561,6 +528,10 @@ impl OpenObject {
             return Ok(());
         }
         let Err(error) = self.send_all(&mut changes) else { return Ok(()) };
+        // A store without an answer would not answer a look at the object either.
+        if error.kind() == ErrorKind::Timeout {
+            return Err(error);
+        }
         let Some(conflict) = self.find_conflict() else { return Err(error) };
         if self.join_published(&mut changes) {
             return Ok(());
@@ -570,9 +541,9 @@ impl OpenObject {
         }
         tracing::error!("{conflict}");
         self.facts.lock().apply(ObjectEvent::ConflictFound(conflict.clone()));
-        let upload = changes.upload.take();
+        let abandoned = changes.abandon_upload();
         drop(changes);
-        self.abort(upload);
+        abandoned.abort(&self.context.requests);
         Err(conflict)
     }
 
@@ -580,7 +551,7 @@ impl OpenObject {
     /// before it looks at any condition.
     fn find_conflict(&self) -> Option<Error> {
         let key = self.key().ok()?;
-        let condition = self.condition();
+        let condition = self.facts.lock().condition(self.context.options.last_writer_wins);
         self.context
             .requests
             .run(async { Ok(self.context.requests.find_conflict(&key, &condition).await) })
@@ -588,28 +559,17 @@ impl OpenObject {
             .flatten()
     }
 
-    /// What must be true of the object when the file is published.
-    fn condition(&self) -> WriteCondition {
-        let facts = self.facts.lock();
-        if self.context.options.last_writer_wins {
-            return WriteCondition::None;
-        }
-        match (&facts.published, facts.published_etag()) {
-            (None, _) => WriteCondition::Absent,
-            (Some(_), Some(etag)) => WriteCondition::Version(etag.to_owned()),
-            (Some(_), None) => WriteCondition::None,
-        }
-    }
-
     fn send_all(&self, changes: &mut ObjectChanges) -> Result<()> {
         let len = changes.staged.as_ref().map_or(0, StagedBytes::len);
-        let condition = self.condition();
+        let condition = self.facts.lock().condition(self.context.options.last_writer_wins);
         let requests = &self.context.requests;
         requests.run(async {
             self.settle_spills(changes, 1).await;
+            changes.take_begun().await;
             Ok(())
         })?;
-        let (etag, attributes) = if changes.upload.is_none() && len <= self.context.options.part_len {
+        let has_upload = changes.upload.is_some() || changes.beginning.is_some();
+        let (etag, attributes) = if !has_upload && len <= self.context.options.part_len {
             self.send_whole(changes, len, &condition)?
         } else {
             let sent = requests.run(self.send_parts(changes, len, &condition));
@@ -690,13 +650,15 @@ impl OpenObject {
         len: u64,
         condition: &WriteCondition,
     ) -> Result<(String, ObjectAttributes)> {
-        self.begin_upload(changes).await?;
+        self.await_upload(changes).await?;
+        changes.waiting_parts.clear();
         let lengths = self.context.options.part_lengths();
         let count = lengths.at(len.saturating_sub(1));
         // Parts behind the end belong to bytes that were cut off.
         if let Some(upload) = &mut changes.upload {
             upload.wait_for_parts(1).await;
             upload.parts.retain(|number, _| *number <= count);
+            upload.failure = None;
         }
         for _ in 0..PART_ROUNDS {
             let open = changes.upload.as_ref().filter(|upload| !upload.is_gone);
@@ -704,9 +666,15 @@ impl OpenObject {
             for number in missing {
                 let range = lengths.range(number);
                 self.send_part(changes, number, range.start..range.end.min(len)).await?;
+                if changes.upload.as_ref().is_some_and(PartUpload::has_timed_out) {
+                    break;
+                }
             }
             if let Some(upload) = &mut changes.upload {
                 upload.wait_for_parts(1).await;
+                if upload.has_timed_out() {
+                    break;
+                }
             }
         }
         let Some(upload) = &mut changes.upload else {
@@ -747,33 +715,23 @@ impl OpenObject {
         self.facts.lock().publication() != Ok(Publication::Nothing)
     }
 
-    /// Publishes the changes of a file that no program has open. A failure that no call has reported is one of the mount.
+    /// Publishes the changes of a file that no program has open; a failure is one of the mount. After a failure that a call has
+    /// reported the changes are dropped: the program knows that they are not in the store, and may have written something else since.
     fn publish_at_end(&self) {
         let facts = self.facts.lock();
-        let path = String::from_utf8_lossy(&facts.path).into_owned();
-        let len = facts.len;
+        let path = facts.shown_path();
+        let len = facts.changed_len();
+        let reported = facts.reported_failure.clone();
         drop(facts);
+        if let Some(ReportedFailure { error, .. }) = reported {
+            return tracing::error!("the changes of '/{path}' ({len} bytes) are lost: {error}");
+        }
         let sent_bytes = Arc::clone(&self.sent_bytes);
         let number = self.context.ending.begin(EndingFile { path: path.clone(), bytes: len, sent_bytes });
         let Err(error) = self.publish_changes() else { return self.context.ending.end(number) };
         tracing::error!("the changes of '/{path}' ({len} bytes) are lost: {error}");
-        if self.facts.lock().failure_reported {
-            self.context.ending.end(number);
-        } else {
-            self.context.ending.end_lost(number);
-        }
-    }
-
-    fn abort(&self, upload: Option<PartUpload>) {
-        let Some(mut upload) = upload else { return };
-        let aborted = async {
-            upload.wait_for_parts(1).await;
-            self.context.requests.abort(&upload.key, &upload.upload).await;
-            Ok(())
-        };
-        if let Err(error) = self.context.requests.run(aborted) {
-            tracing::warn!("an upload was not aborted: {error}");
-        }
+        self.context.requests.count_failed_publication();
+        self.context.ending.end_lost(number);
     }
 }
 
@@ -783,8 +741,9 @@ impl Drop for OpenObject {
         if self.has_unpublished() {
             self.publish_at_end();
         }
-        let ObjectChanges { upload, staged, spilling, .. } = std::mem::take(&mut *self.changes.lock());
-        self.abort(upload);
+        let mut changes = std::mem::take(&mut *self.changes.lock());
+        changes.abandon_upload().abort(&self.context.requests);
+        let ObjectChanges { staged, spilling, .. } = changes;
         if let Some(removed) = spilling.end(staged)
             && let Err(error) = self.context.requests.run(removed)
         {

@@ -131,6 +131,66 @@ pub(crate) struct PartUpload {
 }
 
 impl PartUpload {
+    /// An upload without parts.
+    pub fn new(
+        key: String,
+        upload: OpenUpload,
+        attributes: ObjectAttributes,
+        file_attrs: FileAttrs,
+        lengths: PartLengths,
+    ) -> PartUpload {
+        PartUpload {
+            upload,
+            is_gone: false,
+            attributes,
+            file_attrs,
+            key,
+            lengths,
+            buffers: PartBuffers::default(),
+            parts: BTreeMap::new(),
+            failure: None,
+        }
+    }
+
+    /// Whether a part found no answer in all its time: others would wait as long.
+    pub fn has_timed_out(&self) -> bool {
+        self.failure.as_ref().is_some_and(|failure| failure.kind() == ErrorKind::Timeout)
+    }
+
+    /// Whether fewer than `limit` parts are on their way to a store that knows the upload.
+    pub fn has_place(&self, limit: usize) -> bool {
+        !self.is_gone && self.parts.values().filter(|part| is_sending(part)).count() < limit
+    }
+
+    /// Notes the parts whose requests have ended, without a wait.
+    pub fn note_ended_parts(&mut self) {
+        let underway = self.parts.iter_mut().filter_map(|(number, part)| match part {
+            PartState::Sending { sent, .. } => {
+                sent.now_or_never().map(|outcome| EndedPart { number: *number, outcome })
+            }
+            PartState::Sent { .. } => None,
+        });
+        let ended: Vec<EndedPart> = underway.collect();
+        ended.into_iter().for_each(|part| self.note_ended(part));
+    }
+
+    fn note_ended(&mut self, EndedPart { number, outcome }: EndedPart) {
+        let Some(PartState::Sending { changed, .. }) = self.parts.remove(&number) else { return };
+        match outcome {
+            Ok(Ok(etag)) if !changed => {
+                self.parts.insert(number, PartState::Sent { etag });
+            }
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
+                // What a changed part was copied from may be removed.
+                self.is_gone |= error.kind() == ErrorKind::NotFound && !changed;
+                tracing::debug!("part {number} of '{}' is sent again: {error}", self.key);
+                self.failure = Some(error);
+            }
+            Err(error) => tracing::debug!("part {number} of '{}' is sent again: {error}", self.key),
+        }
+    }
+
     /// Bytes of these parts were changed.
     pub fn note_changed(&mut self, range: Range<u64>) {
         if range.is_empty() {
@@ -168,21 +228,8 @@ impl PartUpload {
                 PartState::Sending { sent, .. } => Some(sent.map(|outcome| EndedPart { number: *number, outcome })),
                 PartState::Sent { .. } => None,
             });
-            let EndedPart { number, outcome } = select_all(underway).await.0;
-            let Some(PartState::Sending { changed, .. }) = self.parts.remove(&number) else { return };
-            match outcome {
-                Ok(Ok(etag)) if !changed => {
-                    self.parts.insert(number, PartState::Sent { etag });
-                }
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => {
-                    // What a changed part was copied from may be removed.
-                    self.is_gone |= error.kind() == ErrorKind::NotFound && !changed;
-                    tracing::debug!("part {number} of '{}' is sent again: {error}", self.key);
-                    self.failure = Some(error);
-                }
-                Err(error) => tracing::debug!("part {number} of '{}' is sent again: {error}", self.key),
-            }
+            let ended = select_all(underway).await.0;
+            self.note_ended(ended);
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::requests::{BucketRequests, NewObject, marked};
 use bytes::Bytes;
 use spurline_object_store::{HIDDEN_NAME, ObjectAttributes, UploadedPart, WriteCondition};
 use spurline_sys::random;
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_types::{ErrorKind, Result};
 use std::time::SystemTime;
 
 /// An etag that no object has.
@@ -79,11 +79,7 @@ fn is_taken(written: Result<String>) -> Result<bool> {
     }
 }
 
-/// The error of a store that ignores a condition.
-pub(crate) fn unguarded(server: &str, ignored: &str) -> Error {
-    let why = format!(
-        "{server} ignores the condition of {ignored}: this mount could replace changes of others without a word; if no other program \
-         writes there, give --allow-unguarded-writes"
-    );
-    Error::new(ErrorKind::Unsupported, why)
+/// What a store that ignores a condition means, in words.
+pub(crate) fn describe_unguarded(server: &str, ignored: &str) -> String {
+    format!("{server} ignores the condition of {ignored}: this mount could replace changes of others without a word")
 }

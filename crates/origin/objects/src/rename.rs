@@ -64,7 +64,7 @@ impl BucketFiles {
             Some(FoundNode::Object(found)) => self.version_condition(found.attr.etag),
         };
         if let FoundNode::Changed(object) = old {
-            object.publish()?;
+            object.publish_changes()?;
         }
         self.rename_file(&old_path, &new_path, &condition, &mark)
     }
@@ -234,7 +234,7 @@ impl BucketFiles {
         let open = self.open.lock().all();
         for object in open.iter().filter(|object| object.is_changed()) {
             if object.path().strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/")) {
-                object.publish()?;
+                object.publish_changes()?;
             }
         }
         Ok(())

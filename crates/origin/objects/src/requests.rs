@@ -150,9 +150,13 @@ impl BucketRequests {
     /// # Errors
     /// `Unavailable` after the end of the bucket.
     pub async fn reserve_body(&self, len: u64) -> Result<OwnedSemaphorePermit> {
-        let units = len.div_ceil(BODY_UNIT).clamp(1, BODY_BYTES / BODY_UNIT);
-        let permit = Arc::clone(&self.body_units).acquire_many_owned(units as u32).await;
+        let permit = Arc::clone(&self.body_units).acquire_many_owned(body_units(len)).await;
         permit.map_err(|_| closed())
+    }
+
+    /// As [`Self::reserve_body`], without a wait.
+    pub fn try_reserve_body(&self, len: u64) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.body_units).try_acquire_many_owned(body_units(len)).ok()
     }
 
     /// Runs requests on this thread.
@@ -182,9 +186,14 @@ impl BucketRequests {
         self.bucket.backend.describe()
     }
 
+    /// The time for an answer of the store, with all repetitions.
+    pub fn timeout(&self) -> Duration {
+        self.bucket.config.timeout
+    }
+
     /// The deadline of a read that begins now.
     pub fn read_deadline(&self) -> Instant {
-        Instant::now() + self.bucket.config.timeout
+        Instant::now() + self.timeout()
     }
 
     /// The time of a request with `len` bytes that the store answers at once.
@@ -357,6 +366,11 @@ impl BucketRequests {
         Some(Error::new(ErrorKind::Stale, why))
     }
 
+    /// The changes of a file could not be published.
+    pub fn count_failed_publication(&self) {
+        self.bucket.stats.writes.failures.add(1);
+    }
+
     fn count_put(&self, len: u64) {
         self.bucket.stats.object.put_ops.add(1);
         self.bucket.stats.object.put_bytes.add(len);
@@ -368,6 +382,19 @@ impl BucketRequests {
     /// `NotFound`; the store's.
     pub async fn head(&self, key: &str) -> Result<StoredObject> {
         self.head_over(&*self.bucket.backend, key).await
+    }
+
+    /// The attributes of an object that is about to be replaced, as they are in the store. The condition of the replacement finds out
+    /// that there is none.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn attributes_of(&self, key: &str) -> Result<ObjectAttributes> {
+        match self.head(key).await {
+            Ok(found) => Ok(found.attributes),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(ObjectAttributes::default()),
+            Err(error) => Err(error),
+        }
     }
 
     async fn head_over(&self, backend: &dyn ObjectBackend, key: &str) -> Result<StoredObject> {
@@ -592,6 +619,11 @@ impl BucketRequests {
             _ => Ok(()),
         }
     }
+}
+
+/// The units for the body of a request.
+fn body_units(len: u64) -> u32 {
+    len.div_ceil(BODY_UNIT).clamp(1, BODY_BYTES / BODY_UNIT) as u32
 }
 
 /// Why a change has no result.

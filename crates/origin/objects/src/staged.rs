@@ -368,7 +368,12 @@ impl StagedBytes {
 }
 
 fn staging_error(error: &std::io::Error) -> Error {
-    Error::io("writing the changed bytes of a file into the cache directory", error)
+    let error = Error::io("writing the changed bytes of a file into the cache directory", error);
+    if error.kind() != ErrorKind::NoSpace {
+        return error;
+    }
+    let remedy = "free space there, or give the mount a larger disk as the first --cache-dir";
+    Error::new(ErrorKind::NoSpace, format!("{}: {remedy}", error.message()))
 }
 
 #[cfg(test)]

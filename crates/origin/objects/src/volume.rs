@@ -868,7 +868,7 @@ impl WritableVolume for WritableBucket {
         let open = self.files.open.lock().all();
         let mut result = Ok(());
         for object in open {
-            result = result.and(object.publish());
+            result = result.and(object.publish_changes());
         }
         result
     }

@@ -8,7 +8,7 @@ use super::locks::MountLocks;
 use super::lookup_opens::{LookupOpen, LookupOpens};
 use super::names::{MountNames, NodeEntry, has_lost_name};
 use super::open_nodes::{OpenNodeDirectory, OpenNodeFile, OpenNodeState, OpenNodes, bypasses_pages, may_write};
-use super::opener::FileOpener;
+use super::opener::{FileOpener, has_other_writer};
 use super::removed::RemovedDirectory;
 use super::version_reads::VersionReads;
 use crate::attr::LookupOutcome;
@@ -612,15 +612,25 @@ impl MountOpens {
     /// Reports failures of earlier writes, at each `close(2)`, and releases the locks of the process `owner`.
     pub fn flush(&self, ino: u64, fh: u64, owner: u64, caller: &FsCaller<'_>) -> FsResult<()> {
         let file = self.open_nodes.file(ino, fh)?;
-        let is_close = file.opener.as_ref().is_none_or(|opener| opener.counts_close_of(caller.pid));
         // The bytes first: the next owner of the lock reads them.
-        let flushed = if file.writes() && is_close { file.file.flush() } else { Ok(()) };
+        let flushed = if file.writes() && self.is_close(&file, caller) { file.file.flush() } else { Ok(()) };
         self.names.follow_identity(&file);
         // Of a process that has ended, the locks end with the file; the kernel gives the number of the owner to others.
         if !spurline_sys::is_call_left() {
             self.locks.release_process_locks(HandleRef { ino, fh }, owner);
         }
         Ok(flushed?)
+    }
+
+    /// Whether a close by this caller counts as the close of the file, where that shows the bytes to others: it is the opener's, and
+    /// not that of a redirection which is being set up.
+    fn is_close(&self, file: &OpenNodeFile, caller: &FsCaller<'_>) -> bool {
+        let Some(opener) = &file.opener else { return true };
+        if !opener.counts_close_of(caller.pid) {
+            return false;
+        }
+        let empty = file.file.stat().ok().filter(|attr| attr.size == 0);
+        empty.is_none_or(|attr| !has_other_writer(caller.pid, self.names.shown_number(file.ino, &attr)))
     }
 
     /// Makes a file's changes durable, or its bytes only.

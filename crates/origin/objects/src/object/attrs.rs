@@ -1,14 +1,56 @@
 //! Owner, mode, times and extended attributes of an open file: published with the bytes, or by a copy of the object within the store.
 //! Knows no bytes.
 
-use super::{ObjectChanges, OpenObject};
+use super::{ObjectChanges, ObjectFacts, OpenObject};
 use crate::file_attrs::{FileAttrs, check_space, file_time, forget_old_bytes};
 use crate::names::content_type_of;
 use crate::requests::{NewObject, mark_of, marked, new_mark};
 use spurline_object_store::{CopySource, ObjectAttributes, WriteCondition, marked_as};
 use spurline_origin::object_attr;
-use spurline_types::{ErrorKind, FileKind, ObjectAttr, Result};
+use spurline_types::{FileKind, ObjectAttr, Result};
 use std::time::SystemTime;
+
+/// The attributes of new bytes, as far as these are not those of the object before.
+pub(super) struct NextMetadata {
+    changed_at: SystemTime,
+    file_attrs: FileAttrs,
+    keeps_attrs: bool,
+    mark: String,
+}
+
+impl ObjectChanges {
+    /// The attributes of the object as it is, and of a new one a content type by the name; `None` if only the store knows.
+    pub(super) fn known_attributes(&self, is_new: bool, key: &str) -> Option<ObjectAttributes> {
+        if is_new {
+            return Some(ObjectAttributes::with_content_type(content_type_of(key.as_bytes())));
+        }
+        self.attributes.clone()
+    }
+}
+
+impl NextMetadata {
+    /// Those of the next publication of the bytes as they are now.
+    pub fn of(facts: &ObjectFacts, changes: &mut ObjectChanges, keeps_attrs: bool) -> NextMetadata {
+        NextMetadata {
+            changed_at: facts.changed_at,
+            file_attrs: facts.file_attrs.clone(),
+            keeps_attrs,
+            mark: mark_of(changes.mark.take()),
+        }
+    }
+
+    /// The attributes of the next object, after those of the last one.
+    pub fn over(self, last: ObjectAttributes) -> ObjectAttributes {
+        let mut attributes = last;
+        forget_old_bytes(&mut attributes, file_time(self.changed_at));
+        if self.keeps_attrs {
+            self.file_attrs.store(&mut attributes);
+        } else {
+            self.file_attrs.store_headers(&mut attributes);
+        }
+        marked_as(attributes, &self.mark)
+    }
+}
 
 impl OpenObject {
     /// A write by a caller without the right to keep them takes the file's set-user-ID and set-group-ID bits away.
@@ -22,34 +64,19 @@ impl OpenObject {
         }
     }
 
-    /// The attributes of the object as it is, and of a new one a content type by the name.
     async fn last_attributes(&self, changes: &mut ObjectChanges, key: &str) -> Result<ObjectAttributes> {
-        if self.object().is_none() {
-            return Ok(ObjectAttributes::with_content_type(content_type_of(key.as_bytes())));
+        if let Some(known) = changes.known_attributes(self.is_new(), key) {
+            return Ok(known);
         }
-        if let Some(attributes) = &changes.attributes {
-            return Ok(attributes.clone());
-        }
-        match self.context.requests.head(key).await {
-            Ok(found) => Ok(changes.attributes.insert(found.attributes).clone()),
-            // The condition of the change finds that out.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(ObjectAttributes::default()),
-            Err(error) => Err(error),
-        }
+        let found = self.context.requests.attributes_of(key).await?;
+        Ok(changes.attributes.insert(found).clone())
     }
 
     /// The attributes of an object with the bytes as they are now: those of the last one, those of the file, and the mark of a
     /// change.
     pub(super) async fn next_attributes(&self, changes: &mut ObjectChanges, key: &str) -> Result<ObjectAttributes> {
-        let mut attributes = self.last_attributes(changes, key).await?;
-        let facts = self.facts.lock();
-        forget_old_bytes(&mut attributes, file_time(facts.changed_at));
-        if self.context.options.object_attrs {
-            facts.file_attrs.store(&mut attributes);
-        } else {
-            facts.file_attrs.store_headers(&mut attributes);
-        }
-        Ok(marked_as(attributes, &mark_of(changes.mark.take())))
+        let last = self.last_attributes(changes, key).await?;
+        Ok(NextMetadata::of(&self.facts.lock(), changes, self.context.options.object_attrs).over(last))
     }
 
     /// Changes owner, mode, times or extended attributes: those of bytes that are not published go with them, others are changed

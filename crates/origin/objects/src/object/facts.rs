@@ -2,10 +2,10 @@
 
 use super::state::{ObjectEvent, ObjectState, Publication};
 use crate::file_attrs::FileAttrs;
-use spurline_object_store::bare_etag;
+use spurline_object_store::{WriteCondition, bare_etag};
 use spurline_origin::object_attr;
-use spurline_types::{ObjectAttr, Result};
-use std::time::SystemTime;
+use spurline_types::{Error, ErrorKind, ObjectAttr, Result};
+use std::time::{Duration, Instant, SystemTime};
 
 pub(super) struct ObjectFacts {
     pub path: Vec<u8>,
@@ -24,8 +24,27 @@ pub(super) struct ObjectFacts {
     pub attrs_changed: bool,
     /// The time of the last change was set since the last write.
     pub mtime_is_set: bool,
-    /// A program's call has reported that the changes until now could not be published.
-    pub failure_reported: bool,
+    /// Why the changes until now could not be published, as a call of the program that writes them has reported.
+    pub reported_failure: Option<ReportedFailure>,
+}
+
+/// A failure of a publication that a program knows.
+#[derive(Clone)]
+pub(super) struct ReportedFailure {
+    pub error: Error,
+    at: Instant,
+}
+
+impl ReportedFailure {
+    /// A failure that is reported now.
+    pub fn now(error: Error) -> ReportedFailure {
+        ReportedFailure { error, at: Instant::now() }
+    }
+
+    /// Whether a call got no answer of the store, less than `time` ago.
+    pub fn is_recent_timeout(&self, time: Duration) -> bool {
+        self.error.kind() == ErrorKind::Timeout && self.at.elapsed() < time
+    }
 }
 
 impl ObjectFacts {
@@ -40,7 +59,7 @@ impl ObjectFacts {
             file_attrs,
             attrs_changed: false,
             mtime_is_set: false,
-            failure_reported: false,
+            reported_failure: None,
         }
     }
 
@@ -56,6 +75,31 @@ impl ObjectFacts {
     /// As [`ObjectState::publication`].
     pub fn publication(&self) -> Result<Publication> {
         self.state.publication(self.attrs_changed)
+    }
+
+    /// What must be true of the object when the file is published.
+    pub fn condition(&self, last_writer_wins: bool) -> WriteCondition {
+        if last_writer_wins {
+            return WriteCondition::None;
+        }
+        match (&self.published, self.published_etag()) {
+            (None, _) => WriteCondition::Absent,
+            (Some(_), Some(etag)) => WriteCondition::Version(etag.to_owned()),
+            (Some(_), None) => WriteCondition::None,
+        }
+    }
+
+    /// The length with the changes, a write without space included.
+    pub fn changed_len(&self) -> u64 {
+        match &self.state {
+            ObjectState::Lost(lost) => self.len.max(lost.offset + lost.len),
+            _ => self.len,
+        }
+    }
+
+    /// The path as messages have it.
+    pub fn shown_path(&self) -> String {
+        String::from_utf8_lossy(&self.path).into_owned()
     }
 
     fn mtime(&self) -> SystemTime {

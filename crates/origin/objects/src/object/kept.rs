@@ -7,6 +7,7 @@
 //! | the mark of a publication | looks first whether the object has the mark: then that publication was executed |
 //! | the mark, and later writes | publishes; an object with the mark is no conflict |
 
+use super::facts::ReportedFailure;
 use super::state::{LostWrite, ObjectState, dropped_error};
 use super::{FileAttrs, ObjectChanges, ObjectContext, ObjectFacts, OpenObject, Spilling, file_number};
 use crate::byte_ranges::ByteRanges;
@@ -24,8 +25,8 @@ use spurline_volume::path_locks::KeepPlace;
 use spurline_volume::writes::FileIdentity;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 /// The place of an open file's changes, where they outlive this process.
@@ -62,6 +63,28 @@ impl KeptObject {
     fn drop_bytes(&self) {
         if self.has_bytes.swap(false, Ordering::Relaxed) {
             self.files.drop_file(self.bytes_key());
+        }
+    }
+}
+
+/// What is kept of an upload that begins beside the calls of programs.
+#[derive(Clone)]
+pub(super) struct KeptBeginning {
+    log: Option<Arc<ChangeLog>>,
+    /// For the states that are kept from then on.
+    begun: Arc<OnceLock<KeptUpload>>,
+}
+
+impl KeptBeginning {
+    /// For an upload of this file.
+    pub fn of(kept: Option<&KeptObject>) -> KeptBeginning {
+        KeptBeginning { log: kept.map(|kept| Arc::clone(&kept.log)), begun: Arc::default() }
+    }
+
+    pub fn keep_upload(&self, key: &str, upload: &OpenUpload) {
+        let upload = KeptUpload::of(key, upload);
+        if self.begun.set(upload.clone()).is_ok() {
+            self.log.iter().for_each(|log| log.append(&LogEntry::Upload(upload.clone())));
         }
     }
 }
@@ -191,7 +214,7 @@ impl KeptState {
             Some(refusal) if refusal == dropped_error() => ObjectState::Dropped { had_changes: self.changed },
             Some(conflict) => ObjectState::Conflict(conflict),
             None => match &self.lost_write {
-                Some(lost) => ObjectState::Lost(LostWrite { offset: self.lost_write_at, error: lost.error() }),
+                Some(lost) => ObjectState::Lost(LostWrite { offset: self.lost_write_at, len: 0, error: lost.error() }),
                 None if self.changed => ObjectState::Changed,
                 None => ObjectState::Clean,
             },
@@ -225,6 +248,11 @@ impl KeptState {
             }
         }
     }
+}
+
+/// The failure of a publication that the process before has reported.
+fn reported_before() -> Error {
+    Error::new(ErrorKind::Io(libc::EIO), "the mount's process before this one has logged the reason")
 }
 
 /// An open file of a process that has ended.
@@ -273,7 +301,7 @@ impl ObjectFacts {
             changed_at: state.changed_at,
             attrs_changed: state.attrs_changed,
             mtime_is_set: state.mtime_is_set,
-            failure_reported: state.failure_reported,
+            reported_failure: state.failure_reported.then(reported_before).map(ReportedFailure::now),
             ..ObjectFacts::new(state.path.clone().into_bytes(), published, state.file_attrs.clone())
         }
     }
@@ -391,7 +419,8 @@ impl OpenObject {
             changed: staged.changed_ranges().clone(),
             spilled: staged.spilled_parts().iter().map(|(at, part)| (*at, part.kept())).collect(),
         });
-        let upload = changes.upload.as_ref().map(|upload| KeptUpload::of(&upload.key, &upload.upload));
+        let begun = changes.beginning.as_ref().and_then(|beginning| beginning.kept.begun.get().cloned());
+        let upload = changes.upload.as_ref().map(|upload| KeptUpload::of(&upload.key, &upload.upload)).or(begun);
         KeptState {
             identity: *self.unpublished.bytes(),
             is_exclusive: self.is_exclusive,
@@ -407,7 +436,7 @@ impl OpenObject {
             conflict: facts.state.check_write().err().as_ref().map(KeptError::of),
             lost_write_at: lost.map_or(0, |lost| lost.offset),
             lost_write: lost.map(|lost| KeptError::of(&lost.error)),
-            failure_reported: facts.failure_reported,
+            failure_reported: facts.reported_failure.is_some(),
             bytes,
             failed_marks: changes.failed_marks.clone(),
             upload,
@@ -438,11 +467,6 @@ impl OpenObject {
         if let (Some(kept), Some(mark)) = (&self.kept, mark_in(attributes)) {
             kept.log.append(&LogEntry::Sending { mark: mark.to_owned() });
         }
-    }
-
-    pub(super) fn keep_upload(&self, key: &str, upload: &OpenUpload) {
-        let Some(kept) = &self.kept else { return };
-        kept.log.append(&LogEntry::Upload(KeptUpload::of(key, upload)));
     }
 
     /// Whether the process before has published the changes without learning of it.

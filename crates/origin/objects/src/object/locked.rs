@@ -48,7 +48,7 @@ impl OpenObject {
             None => self.open_path()?,
         };
         let lets_others_in = lock.lets_others_in(&locked.locks_of(lock.owner()));
-        let published = if lets_others_in { self.publish() } else { Ok(()) };
+        let published = if lets_others_in { self.publish_changes() } else { Ok(()) };
         if published.is_err() && self.facts.lock().publication().is_ok() {
             return published;
         }
@@ -66,7 +66,7 @@ impl OpenObject {
         if held.is_empty() {
             return;
         }
-        let published = if lock.lets_others_in(&held) { self.publish() } else { Ok(()) };
+        let published = if lock.lets_others_in(&held) { self.publish_changes() } else { Ok(()) };
         if let Err(error) = locked.remove(lock).and(published) {
             tracing::debug!("a lock of an open file that has ended: {error}");
         }

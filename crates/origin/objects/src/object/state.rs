@@ -32,6 +32,8 @@ pub(super) const CHANGES_DROPPED: &str =
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LostWrite {
     pub offset: u64,
+    /// The bytes; 0 if a process before has tried the write.
+    pub len: u64,
     pub error: Error,
 }
 
@@ -159,7 +161,7 @@ mod tests {
     const LOST_AT: u64 = 8;
 
     fn lost_write() -> LostWrite {
-        LostWrite { offset: LOST_AT, error: Error::new(ErrorKind::NoSpace, "the disk is full") }
+        LostWrite { offset: LOST_AT, len: 1, error: Error::new(ErrorKind::NoSpace, "the disk is full") }
     }
 
     fn conflict() -> Error {

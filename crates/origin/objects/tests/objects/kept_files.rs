@@ -7,8 +7,9 @@ use serde_json::Value;
 use spurline_object_store::{AwsCredentials, EnvironmentSource, OriginOptions};
 use spurline_objects::{BucketWriteOptions, PublishedBytes, WritableBucket};
 use spurline_origin::{OriginStore, open};
-use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
+use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
 use spurline_types::{Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result, Stats};
+use spurline_volume::delayed::DelayedWrites as _;
 use spurline_volume::hand_over::{LeftOpen, OpenHold};
 use spurline_volume::info::FileInfo;
 use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
@@ -25,6 +26,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const URL: &str = "s3://bucket";
+/// Length of a part.
+const PART: usize = 8 << 20;
 /// Where the lines of a log begin.
 const FIRST_LINE: u64 = 4096;
 
@@ -101,8 +104,10 @@ impl KeptFiles for Keeper {
 /// A bucket, and the processes of a mount that changes it.
 struct KeptRig {
     server: S3Server,
+    proxy: ChaosProxy,
     keeper: Arc<Keeper>,
     options: BucketWriteOptions,
+    timeout: Duration,
     /// Of all processes.
     stats: Arc<Stats>,
 }
@@ -111,21 +116,29 @@ impl KeptRig {
     fn new() -> KeptRig {
         let server = S3Server::in_memory().unwrap();
         server.create_bucket("bucket");
+        let proxy = ChaosProxy::start(server.address()).unwrap();
         let mut options = BucketWriteOptions::new(0, 0);
         options.object_attrs = true;
-        KeptRig { server, keeper: Arc::default(), options, stats: Arc::default() }
+        KeptRig {
+            server,
+            proxy,
+            keeper: Arc::default(),
+            options,
+            timeout: Duration::from_secs(20),
+            stats: Arc::default(),
+        }
     }
 
     fn start_process(&self) -> Arc<WritableBucket> {
         let config = OriginOptions {
-            endpoint: Some(self.server.endpoint()),
+            endpoint: Some(self.proxy.endpoint()),
             credentials: Some(AwsCredentials {
                 access_key_id: ACCESS_KEY.into(),
                 secret_access_key: SECRET_KEY.into(),
                 session_token: None,
             }),
             env: EnvironmentSource::fixed([]),
-            timeout: Duration::from_secs(20),
+            timeout: self.timeout,
             ..OriginOptions::default()
         };
         let stats = Arc::clone(&self.stats);
@@ -152,6 +165,14 @@ impl KeptRig {
         log.read_exact_at(&mut bytes, FIRST_LINE).unwrap();
         let all: Vec<&[u8]> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
         log_of(&all[..all.len() - lines].concat())
+    }
+
+    /// Whether the log has an upload of the file.
+    fn has_upload(&self, file: &dyn WritableFile) -> bool {
+        let log = File::from(self.log_before(file, 0));
+        let mut lines = vec![0; (log.metadata().unwrap().len() - FIRST_LINE) as usize];
+        log.read_exact_at(&mut lines, FIRST_LINE).unwrap();
+        String::from_utf8(lines).unwrap().contains("{\"Upload\"")
     }
 
     /// The next process, with the file of this log.
@@ -197,6 +218,14 @@ fn end_process(file: Box<dyn WritableFile>, process: Arc<WritableBucket>) {
     std::mem::forget((file, process));
 }
 
+fn eventually(is_true: impl Fn() -> bool) {
+    let until = soon();
+    while !is_true() {
+        assert!(std::time::Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
 fn changes_that_were_not_published_are_published_by_the_next_process() {
     for len in [0, 10, 300_000, 20 << 20] {
@@ -207,6 +236,8 @@ fn changes_that_were_not_published_are_published_by_the_next_process() {
         for (number, piece) in text.chunks(1 << 20).enumerate() {
             write(&*file, (number << 20) as u64, piece);
         }
+        // The upload begins beside the writes.
+        eventually(|| len < PART || rig.has_upload(&*file));
         let log = rig.log_before(&*file, 0);
         end_process(file, process);
         assert!(rig.object("f").is_none());
@@ -219,11 +250,7 @@ fn changes_that_were_not_published_are_published_by_the_next_process() {
         assert!(rig.object("f").unwrap() == text);
         drop(file);
         // The upload of the process that has ended, too.
-        let until = soon();
-        while rig.server.open_uploads() > 0 {
-            assert!(std::time::Instant::now() < until);
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        eventually(|| rig.server.open_uploads() == 0);
     }
 }
 
@@ -312,6 +339,100 @@ fn the_object_of_another_writer_stays() {
     assert_eq!(file.write_placed(WritePlace::Offset, 0, b"more", None).unwrap_err().kind(), ErrorKind::Stale);
     assert_eq!(file.flush().unwrap_err().kind(), ErrorKind::Stale);
     assert_eq!(rig.object("f").unwrap(), b"theirs");
+}
+
+/// The program knows that the bytes are not in the store, and may have written something else since.
+#[test]
+fn changes_whose_failure_was_reported_are_not_published_by_the_end_of_the_file() {
+    for len in [10, 20 << 20] {
+        for killed in [false, true] {
+            let rig = KeptRig::new();
+            let process = rig.start_process();
+            let file = create(&process, b"f");
+            write(&*file, 0, &pattern(len, 3));
+            rig.proxy.inject_on(Some("PUT"), "/bucket/f", ProxyFault::Error(403, "AccessDenied", "no"), u32::MAX);
+            assert_eq!(file.sync(false).unwrap_err().kind(), ErrorKind::PermissionDenied);
+            assert_eq!(file.flush().unwrap_err().kind(), ErrorKind::PermissionDenied);
+            rig.proxy.clear_faults();
+            if killed {
+                let log = rig.log_before(&*file, 0);
+                end_process(file, process);
+                drop(rig.continue_file(log));
+            } else {
+                drop(file);
+                assert_eq!(process.losses().file_count, 0, "the program knows");
+            }
+            eventually(|| rig.server.open_uploads() == 0);
+            assert!(rig.object("f").is_none(), "{len} bytes, killed {killed}");
+            assert_eq!(rig.stats.writes.failures.get(), 1);
+        }
+    }
+}
+
+#[test]
+fn changes_whose_failure_was_reported_are_published_by_a_further_close() {
+    let rig = KeptRig::new();
+    let process = rig.start_process();
+    let file = create(&process, b"f");
+    write(&*file, 0, b"bytes");
+    rig.proxy.inject_on(Some("PUT"), "/bucket/f", ProxyFault::Error(403, "AccessDenied", "no"), 1);
+    file.flush().unwrap_err();
+    file.flush().unwrap();
+    assert_eq!(rig.object("f").unwrap(), b"bytes");
+    // A change after a failure that was reported is one that no call has reported.
+    write(&*file, 5, b" more");
+    rig.proxy.inject_on(Some("PUT"), "/bucket/f", ProxyFault::Error(403, "AccessDenied", "no"), 2);
+    file.flush().unwrap_err();
+    write(&*file, 10, b" again");
+    drop(file);
+    assert_eq!(rig.object("f").unwrap(), b"bytes");
+    assert_eq!(process.losses().first_files, [("f".to_owned(), 16)]);
+    assert_eq!(rig.stats.writes.failures.get(), 3);
+}
+
+/// A store that does not answer, or refuses the upload, is found by fsync and close alone.
+#[test]
+fn writes_do_not_wait_for_the_store() {
+    for fault in [ProxyFault::Stall, ProxyFault::Error(403, "AccessDenied", "no")] {
+        let rig = KeptRig::new();
+        let process = rig.start_process();
+        let file = create(&process, b"f");
+        rig.proxy.inject_on(Some("POST"), "uploads", fault, u32::MAX);
+        let text = pattern(10 * PART + 5, 3);
+        let begun = std::time::Instant::now();
+        for (number, piece) in text.chunks(1 << 20).enumerate() {
+            write(&*file, (number << 20) as u64, piece);
+        }
+        assert!(begun.elapsed() < rig.timeout);
+        rig.proxy.clear_faults();
+        // Stalled connections end.
+        rig.proxy.refuse_connections(true);
+        rig.proxy.refuse_connections(false);
+        file.flush().unwrap();
+        assert!(rig.object("f").unwrap() == text);
+        drop(file);
+        eventually(|| rig.server.open_uploads() == 0);
+    }
+}
+
+#[test]
+fn a_close_after_a_timeout_does_not_wait_again() {
+    for len in [10, 2 * PART] {
+        let rig = KeptRig { timeout: Duration::from_secs(1), ..KeptRig::new() };
+        let process = rig.start_process();
+        let file = create(&process, b"f");
+        let methods = ["PUT", "POST"];
+        methods.iter().for_each(|method| rig.proxy.inject_on(Some(method), "/bucket/f", ProxyFault::Stall, u32::MAX));
+        write(&*file, 0, &pattern(len, 3));
+        let failed = file.sync(false).unwrap_err();
+        assert_eq!(failed.kind(), ErrorKind::Timeout);
+        let sent = methods.map(|method| rig.proxy.count_requests(method, "/bucket/f"));
+        assert_eq!(file.flush().unwrap_err(), failed);
+        assert_eq!(methods.map(|method| rig.proxy.count_requests(method, "/bucket/f")), sent);
+        rig.proxy.clear_faults();
+        file.sync(false).unwrap();
+        assert!(rig.object("f").is_some());
+    }
 }
 
 #[test]
