@@ -16,6 +16,7 @@ mod facts;
 mod following;
 mod kept;
 mod locked;
+mod nameless;
 mod spill;
 mod state;
 
@@ -23,6 +24,7 @@ use facts::ObjectFacts;
 pub(crate) use kept::KeptFile;
 use kept::KeptObject;
 use locked::ObjectLocks;
+pub(crate) use nameless::keep_all_bytes;
 use spill::Spilling;
 use state::{LostWrite, ObjectEvent, ObjectState, Publication};
 

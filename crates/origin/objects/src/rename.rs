@@ -86,6 +86,7 @@ impl BucketFiles {
             condition,
             keeps_mtime: self.options.object_attrs,
         };
+        self.keep_open(new_path);
         let CopiedObject { found, source_etag } = self.requests.run(copy_object(&self.requests, &plan))?;
         let found = self.note_copied(old_path, source_etag.as_deref(), new_path, found);
         self.requests.run(self.requests.delete(&old_key, &self.version_condition(source_etag)))?;

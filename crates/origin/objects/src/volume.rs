@@ -9,7 +9,7 @@ use crate::found::{FoundNode, FoundObject, OpenedNode, found_object};
 use crate::last_known::{LastKnown, StoredName};
 use crate::made_folders::{FolderNames, ListedName};
 use crate::names::{key_of, node_attr, path_of};
-use crate::object::{ObjectContext, OpenObject};
+use crate::object::{ObjectContext, OpenObject, keep_all_bytes};
 use crate::open_table::OpenTable;
 use crate::published::{PublishedBytes, PublishedTimes};
 use crate::requests::{BucketRequests, NewObject, mark_of};
@@ -457,9 +457,19 @@ impl BucketFiles {
                 }
             }
         };
+        self.keep_open(&path);
         self.requests.run(self.requests.delete(&key, &self.version_condition(etag)))?;
         self.forget_open(&path);
         Ok(())
+    }
+
+    /// The object of this path is about to go: a file that programs have open stays readable.
+    pub fn keep_open(&self, path: &[u8]) {
+        let open = self.open.lock().files.get(path).and_then(Weak::upgrade);
+        // With a conflict, the file is of another object.
+        if let Some(object) = open.filter(|object| object.is_current() || object.is_removed()) {
+            keep_all_bytes(&object);
+        }
     }
 
     /// The name leads to no open file any more.

@@ -2,7 +2,7 @@
 //! and flipped bits.
 
 use crate::rig::{BLOCK, OldHandshake, connect_through};
-use crate::{create, name, pattern, root};
+use crate::{O_RDWR, create, dir, name, pattern, rename, root};
 use bytes::Bytes;
 use spurline_cache::CacheContext;
 use spurline_client::{GroupVolume, RemoteStore};
@@ -302,6 +302,8 @@ fn open_writer(url: &str, volume: &Arc<GroupVolume>) -> Arc<WritableBucket> {
     let held = origin.shared_buckets.open_over(&location, &origin, Arc::clone(&stats), Box::new(store)).unwrap();
     let mut options = BucketWriteOptions::new(0, 0);
     options.fills_cache = false;
+    // For two parts, and less than a third.
+    options.staging_max = 20 << 20;
     let reads = Arc::clone(volume) as _;
     let writer = WritableBucket::open(url, &origin, options, reads, Arc::default(), stats).unwrap();
     drop(held);
@@ -405,4 +407,53 @@ fn the_end_of_an_open_file_leaves_the_locks_of_other_files() {
     // The end of the file that has the lock releases it.
     drop(second);
     set(&*others, LockKind::Write).unwrap();
+}
+
+#[test]
+fn an_open_file_stays_readable_and_writable_without_its_name() {
+    let server = bucket();
+    let url = "s3://bucket/folder";
+    let nodes = [0, 1].map(|_| BucketNode::start(&server, url, true));
+    let volume = connect_through(url, &[nodes[0].at, nodes[1].at], |tcp, _| tcp).unwrap();
+    let writer = open_writer(url, &volume);
+    // In no cache; the last one is longer than local space.
+    for (number, size) in [1, 300_000, 9 << 20, 30 << 20].into_iter().enumerate() {
+        let wanted = pattern(size, number);
+        let old = format!("old-{number}");
+        server.put(BUCKET, &format!("folder/{old}"), &wanted);
+        for is_written in [false, true] {
+            let flags = if is_written { O_RDWR } else { 0 };
+            writer.lookup(name(b"", old.as_bytes()), &root()).unwrap();
+            let file = writer.open(dir(old.as_bytes()), flags, &root()).unwrap();
+            if is_written {
+                file.write_at(0, b"w", None).unwrap();
+            }
+            if number == 1 {
+                create(&*writer, "new", 0).unwrap().flush().unwrap();
+                rename(&*writer, "new", &old).unwrap();
+            } else {
+                writer.change(&Change::Unlink { at: name(b"", old.as_bytes()) }, &root()).unwrap();
+            }
+            let mut found = vec![0; size + 5];
+            let mut filled = 0;
+            while filled < size {
+                filled += file.read_at(filled as u64, &mut found[filled..]).unwrap();
+            }
+            let first = if is_written { b'w' } else { wanted[0] };
+            assert!((found[0], &found[1..size]) == (first, &wanted[1..]), "{old}");
+            if is_written {
+                file.write_at(size as u64 / 2, b"later", None).unwrap();
+                let read = file.read_at(size as u64 / 2, &mut found[..5]).unwrap();
+                assert_eq!(&found[..read], b"later");
+                file.flush().unwrap();
+            }
+            drop(file);
+            let left = server.bytes(BUCKET, &format!("folder/{old}"));
+            assert_eq!(left.map(|bytes| bytes.len()), (number == 1).then_some(0), "{old}");
+            server.put(BUCKET, &format!("folder/{old}"), &wanted);
+        }
+    }
+    drop(writer);
+    assert!(server.keys(BUCKET).iter().all(|key| key.starts_with("folder/old-")), "{:?}", server.keys(BUCKET));
+    assert_eq!(server.open_uploads(), 0);
 }
