@@ -7,7 +7,7 @@
 //! | has all bytes | is sent to the store; the answer is the store's |
 //! | has the first bytes | waits for memory for all bytes; the others follow in order |
 //! | has further bytes | the bytes are added; with the last bytes the change is sent to the store |
-//! | has made an object | the reservation of its name ends |
+//! | has made an object, or removes one | its name counts as made, or as free |
 //! | has bytes with another checksum than the mount's | fails, and the mount repeats the change |
 //! | ends an upload | is sent to the store; the mount asks again and again until there is an answer |
 //! | names the transfers of a new object | the cache makes blocks of the object from the bytes of these |
@@ -216,7 +216,7 @@ impl CacheNode {
                         responder.check_reader()?;
                     }
                     let sent = send_call(requests, call, time_of(request.time_ms), None, &AnswerProgress::default());
-                    note_made(self.writes.path_locks(), requests, request.volume, &call, &sent);
+                    note_names(self.writes.path_locks(), requests, request.volume, &call, &sent);
                     return Ok(sent);
                 }
             },
@@ -246,12 +246,12 @@ impl CacheNode {
             return Ok(self.store.assemblies.begin(bytes.transfer(), move |progress| {
                 let call = StoreCall::from_bytes(&encoded).map_err(undecodable)?;
                 let sent = send_call(&requests, call, time, Some(&mut bytes), progress);
-                note_made(&path_locks, &requests, volume, &call, &sent);
+                note_names(&path_locks, &requests, volume, &call, &sent);
                 sent
             }));
         }
         let sent = send_call(requests, call, time, Some(&mut bytes), &AnswerProgress::default());
-        note_made(self.writes.path_locks(), requests, volume, &call, &sent);
+        note_names(self.writes.path_locks(), requests, volume, &call, &sent);
         let Ok(StoreAnswer::Text(etag)) = &sent else { return Ok(sent) };
         let transfer = bytes.transfer();
         let len = bytes.len();
@@ -329,19 +329,26 @@ fn note_sent(cache: &Cache, path: &str, etag: &str, size: u64, ranges: Vec<SentR
     Ok(())
 }
 
-/// The store has answered a request. An object that is made needs no reserved name any more.
-fn note_made(
+/// A request has made an object, or may have removed one: what that means for the name.
+fn note_names(
     path_locks: &PathLocks,
     requests: &SourceRequests,
     volume: VolumeId,
     call: &StoreCall<'_>,
     sent: &Result<StoreAnswer, RequestFailure>,
 ) {
-    if let StoreCall::Put { key, .. } | StoreCall::Complete { key, .. } | StoreCall::Copy { key, .. } = call
-        && sent.is_ok()
-        && let Some(path) = requests.readable_path(key)
-    {
-        path_locks.note_made(volume.0, path.as_bytes());
+    match call {
+        StoreCall::Put { key, .. } | StoreCall::Complete { key, .. } | StoreCall::Copy { key, .. } if sent.is_ok() => {
+            if let Some(path) = requests.readable_path(key) {
+                path_locks.note_made(volume.0, path.as_bytes(), Instant::now());
+            }
+        }
+        StoreCall::Delete { key, .. } => {
+            if let Some(path) = requests.readable_path(key) {
+                path_locks.note_removed(volume.0, path.as_bytes());
+            }
+        }
+        _ => {}
     }
 }
 
