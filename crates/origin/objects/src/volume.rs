@@ -8,7 +8,7 @@ use crate::file_attrs::{FileAttrs, file_time};
 use crate::found::{FoundNode, FoundObject, OpenedNode, found_object};
 use crate::last_known::{LastKnown, StoredName};
 use crate::made_folders::{FolderNames, ListedName};
-use crate::names::{key_of, node_attr, path_of};
+use crate::names::{check_new_name, key_of, node_attr, path_of};
 use crate::object::{ObjectContext, OpenObject, keep_all_bytes};
 use crate::open_table::OpenTable;
 use crate::published::{PublishedBytes, PublishedTimes};
@@ -399,8 +399,9 @@ impl BucketFiles {
     }
 
     /// # Errors
-    /// `EEXIST` when the path leads to something; the store's.
+    /// As [`check_new_name`]; `EEXIST` when the path leads to something; the store's.
     fn check_absent(&self, path: &[u8]) -> Result<()> {
+        check_new_name(path)?;
         match self.find(path) {
             Ok(_) => Err(exists(path)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),

@@ -2,7 +2,7 @@
 //! and flipped bits.
 
 use crate::rig::{BLOCK, OldHandshake, connect_through};
-use crate::{O_RDWR, create, dir, name, pattern, rename, root};
+use crate::{O_EXCL, O_RDWR, create, dir, name, pattern, rename, root};
 use bytes::Bytes;
 use spurline_cache::CacheContext;
 use spurline_client::{GroupVolume, RemoteStore};
@@ -18,7 +18,7 @@ use spurline_objects::{BucketWriteOptions, WritableBucket};
 use spurline_proto::{MAX_VERSION, MIN_STORE_VERSION, NodeRequest, StoreCall, StoreRequest, StoreSettings};
 use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use spurline_transport::{CallAnswer, CallError, Channel, ConnectionEndpoints, Connector, TransportKind};
-use spurline_types::errno::EAGAIN;
+use spurline_types::errno::{EAGAIN, EPERM};
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use spurline_volume::Volume as _;
 use spurline_volume::delayed::DelayedWrites as _;
@@ -456,4 +456,35 @@ fn an_open_file_stays_readable_and_writable_without_its_name() {
     drop(writer);
     assert!(server.keys(BUCKET).iter().all(|key| key.starts_with("folder/old-")), "{:?}", server.keys(BUCKET));
     assert_eq!(server.open_uploads(), 0);
+}
+
+#[test]
+fn names_of_the_mounts_own_objects_are_refused() {
+    let server = bucket();
+    server.put(BUCKET, "folder/.spurline-part-old", b"part");
+    let url = "s3://bucket/folder";
+    let node = BucketNode::start(&server, url, true);
+    let volume = connect_through(url, &[node.at], |tcp, _| tcp).unwrap();
+    let writer = open_writer(url, &volume);
+    create(&*writer, "file", 0).unwrap().flush().unwrap();
+    let hidden = name(b"", b".spurline-part-new");
+    let whole = writer.whole_files().unwrap();
+    let refused = [
+        create(&*writer, ".spurline-upload-new", O_EXCL).map(drop),
+        create(&*writer, ".spurline-x/file", 0).map(drop),
+        writer.change(&Change::Mkdir { at: hidden, mode: 0o755, implied: false }, &root()).map(drop),
+        writer.change(&Change::Rename { from: name(b"", b"file"), to: hidden, flags: 0 }, &root()).map(drop),
+        whole.begin_file(b".spurline-rename-new", 0o644, &root()).map(drop),
+    ];
+    for outcome in refused {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Io(EPERM));
+    }
+    let mut found = [0; 4];
+    let file = writer.open(dir(b".spurline-part-old"), 0, &root()).unwrap();
+    assert_eq!(file.read_at(0, &mut found).unwrap(), 4);
+    assert_eq!(&found, b"part");
+    create(&*writer, "folder/.spurline-part-new", 0).unwrap().flush().unwrap();
+    drop((file, writer));
+    let keys = ["folder/.spurline-part-old", "folder/file", "folder/folder/.spurline-part-new"];
+    assert_eq!(server.keys(BUCKET), keys);
 }
