@@ -4,6 +4,7 @@
 //! | a request | then |
 //! |---|---|
 //! | names a key that is not below the source | is refused |
+//! | is no read of the store, at a node without `--writable` | is refused |
 //! | has all bytes | is sent to the store; the answer is the store's |
 //! | has the first bytes | waits for memory for all bytes; the others follow in order |
 //! | has further bytes | the bytes are added; with the last bytes the change is sent to the store |
@@ -62,7 +63,8 @@ pub(crate) struct StoreService {
 
 /// The requests that this node accepts.
 struct AcceptedRequests {
-    settings: StoreSettings,
+    /// How mounts change the stores; `None` for a node that only reads.
+    settings: Option<StoreSettings>,
     open: Box<OpenRequests>,
 }
 
@@ -76,14 +78,14 @@ struct StoreChange {
 }
 
 impl StoreService {
-    pub fn accept(&self, settings: StoreSettings, open: Box<OpenRequests>) {
+    pub fn accept(&self, settings: Option<StoreSettings>, open: Box<OpenRequests>) {
         // Only the first call has an effect.
         let _ = self.accepted.set(AcceptedRequests { settings, open });
     }
 
     fn describe(&self, requests: &SourceRequests) -> Result<StoreAnswer> {
-        let accepted = self.accepted.get().ok_or_else(|| no_bytes().error)?;
-        Ok(StoreAnswer::Described(requests.describe().into(), accepted.settings))
+        let settings = self.accepted.get().and_then(|accepted| accepted.settings).ok_or_else(|| no_bytes().error)?;
+        Ok(StoreAnswer::Described(requests.describe().into(), settings))
     }
 
     /// Drops what mounts have left behind.
@@ -120,14 +122,18 @@ impl StoreService {
 }
 
 impl CacheNode {
-    /// Accepts requests for the stores of buckets, from mounts that write there by `settings`; `open` opens the requests below a
-    /// source. Only the first call has an effect.
-    pub fn accept_store_requests(&self, settings: StoreSettings, open: Box<OpenRequests>) {
+    /// Accepts requests for the stores of buckets, from mounts that write there by `settings`, or with `None` only reads; `open` opens the
+    /// requests below a source. Only the first call has an effect.
+    pub fn accept_store_requests(&self, settings: Option<StoreSettings>, open: Box<OpenRequests>) {
         self.store.accept(settings, open);
     }
 
-    fn requests_of(&self, volume: VolumeId) -> Result<Arc<SourceRequests>> {
+    fn requests_of(&self, volume: VolumeId, call: &StoreCall<'_>) -> Result<Arc<SourceRequests>> {
         let cache = self.volume_by_id(volume)?;
+        let takes_changes = self.store.accepted.get().is_some_and(|accepted| accepted.settings.is_some());
+        if !takes_changes && !call.is_read() {
+            return Err(self.takes_no_changes(cache.source()));
+        }
         if let Some((_, source)) = self.store.sources.read().iter().find(|(number, _)| *number == volume.0) {
             return Ok(Arc::clone(source));
         }
@@ -147,7 +153,7 @@ impl CacheNode {
     pub(crate) fn serve_store(&self, request: &StoreRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         // All wait for the store, or for memory.
         responder.before_wait();
-        let requests = self.requests_of(request.volume)?;
+        let requests = self.requests_of(request.volume, &request.call)?;
         request.call.keys().try_for_each(|key| requests.check_key(key))?;
         if matches!(request.call, StoreCall::Get { .. }) {
             return self.serve_bytes(&requests, request, responder);

@@ -4,6 +4,7 @@
 use crate::rig::{BLOCK, OldHandshake, connect_through};
 use crate::{O_EXCL, O_RDWR, create, dir, name, pattern, rename, root};
 use bytes::Bytes;
+use futures::StreamExt as _;
 use spurline_cache::CacheContext;
 use spurline_client::{GroupVolume, RemoteStore};
 use spurline_mem::{BufferPool, MemTier};
@@ -12,7 +13,7 @@ use spurline_net_tcp::{ServerConfig, TcpServer};
 use spurline_node::CacheNode;
 use spurline_object_store::{
     AnswerProgress, AwsCredentials, CopySource, ObjectAttributes, ObjectBackend as _, ObjectBody,
-    ObjectWriteBackend as _, OriginOptions, SourceLocation, SourceRequests, UploadedPart, WriteCondition,
+    ObjectWriteBackend as _, OriginOptions, RetryHint, SourceLocation, SourceRequests, UploadedPart, WriteCondition,
 };
 use spurline_objects::{BucketWriteOptions, WritableBucket};
 use spurline_proto::{MAX_VERSION, MIN_STORE_VERSION, NodeRequest, StoreCall, StoreRequest, StoreSettings};
@@ -73,12 +74,12 @@ impl BucketNode {
         let counted = Arc::clone(&stats);
         let open = move |source: &str| spurline_origin::open(source, &of_reads, Arc::clone(&counted));
         let node = CacheNode::new("n", shared, vec![self.url.clone()], Box::new(open));
+        let counted = Arc::clone(&stats);
+        node.accept_store_requests(
+            self.takes_changes.then(StoreSettings::default),
+            Box::new(move |source| SourceRequests::open(source, &options, Arc::clone(&counted))),
+        );
         if self.takes_changes {
-            let counted = Arc::clone(&stats);
-            node.accept_store_requests(
-                StoreSettings::default(),
-                Box::new(move |source| SourceRequests::open(source, &options, Arc::clone(&counted))),
-            );
             node.accept_writes(Box::new(|_| Err(Error::new(ErrorKind::Unsupported, "the mounts write the bucket"))));
         }
         let config = ServerConfig { payload_pool: Some(pool), ..ServerConfig::default() };
@@ -456,6 +457,41 @@ fn an_open_file_stays_readable_and_writable_without_its_name() {
     drop(writer);
     assert!(server.keys(BUCKET).iter().all(|key| key.starts_with("folder/old-")), "{:?}", server.keys(BUCKET));
     assert_eq!(server.open_uploads(), 0);
+}
+
+#[test]
+fn a_node_without_changes_answers_reads_while_the_others_are_away() {
+    let server = bucket();
+    server.put(BUCKET, "object", b"bytes");
+    let url = "s3://bucket";
+    let reader = BucketNode::start(&server, url, false);
+    let mut node = BucketNode::start(&server, url, true);
+    let store = open_store(url, &[&reader, &node]).unwrap();
+    let put = |key: &str| {
+        let body = ObjectBody::new(Bytes::from_static(b"bytes"));
+        run(async { store.put(key, body, &ObjectAttributes::default(), &WriteCondition::None).await })
+    };
+    for number in 0..10 {
+        put(&format!("key-{number}")).unwrap();
+    }
+    let begun = server.writes();
+    node.kill();
+    run(async {
+        assert_eq!(store.head("object").await.unwrap().size, 5);
+        assert_eq!(store.list("", None, 1000).await.unwrap().objects.len(), 11);
+        let mut read = store.get("object", 0, 5, None).await.unwrap();
+        assert_eq!(&read.stream.next().await.unwrap().unwrap()[..], b"bytes");
+    });
+    let lost = put("lost").unwrap_err();
+    assert!(lost.error.message().contains("no node that takes changes can be reached"), "{}", lost.error);
+    assert_ne!(lost.advice, RetryHint::Never);
+    assert_eq!(server.writes(), begun);
+    node.start_process();
+    let until = Instant::now() + REQUEST_TIME;
+    while let Err(failure) = put("again") {
+        assert!(Instant::now() < until, "{}", failure.error);
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 #[test]
