@@ -54,6 +54,8 @@ struct MemoryState {
     writes: u64,
     /// How far the clock is behind that of the host.
     clock_behind: Duration,
+    /// Changes with a condition are not offered.
+    refuses_conditions: bool,
 }
 
 /// Buckets in memory; clones share them.
@@ -105,6 +107,9 @@ impl MemoryState {
         if_match: Option<&ETagCondition>,
         if_none_match: Option<&ETagCondition>,
     ) -> S3Result<()> {
+        if self.refuses_conditions && (if_match.is_some() || if_none_match.is_some()) {
+            return Err(s3_error!(NotImplemented));
+        }
         let stored = self.bucket(bucket)?.get(key).map(|stored| stored.etag.clone());
         match (if_match, &stored) {
             (Some(_), None) => return Err(s3_error!(NoSuchKey)),
@@ -137,6 +142,11 @@ impl MemoryS3 {
     /// From now on the times of objects are this far behind those of the host.
     pub(crate) fn set_clock_behind(&self, by: Duration) {
         self.state.write().clock_behind = by;
+    }
+
+    /// From now on changes with a condition are not offered.
+    pub(crate) fn refuse_conditions(&self) {
+        self.state.write().refuses_conditions = true;
     }
 
     /// How many requests to make the object of an upload have come.

@@ -117,6 +117,14 @@ impl S3Server {
         self.memory.as_ref().expect("a server in memory").set_clock_behind(by);
     }
 
+    /// From now on a server in memory does not offer changes with a condition.
+    ///
+    /// # Panics
+    /// When the server serves a directory.
+    pub fn refuse_conditions(&self) {
+        self.memory.as_ref().expect("a server in memory").refuse_conditions();
+    }
+
     /// How many requests to make the object of an upload a server in memory has got.
     ///
     /// # Panics

@@ -425,7 +425,7 @@ fn a_store_without_conditions_is_refused() {
     proxy.inject_on(Some("PUT"), "probe", ProxyFault::Delay(std::time::Duration::ZERO), 1);
     proxy.inject_on(Some("PUT"), "probe", ProxyFault::Error(501, "NotImplemented", "no conditions"), 1);
     let out = finish(with_credentials(&mut rig.world.command(&words)));
-    refused(&out, 3, &["ignores the condition of PutObject with If-None-Match", "--allow-unguarded-writes"]);
+    refused(&out, 3, &["refuses the condition of PutObject with If-None-Match", "--allow-unguarded-writes"]);
     assert_eq!(rig.server.keys(BUCKET), Vec::<String>::new(), "the probe is removed");
     proxy.inject_on(Some("PUT"), "probe", ProxyFault::Error(403, "AccessDenied", "read-only key"), 1);
     let out = finish(with_credentials(&mut rig.world.command(&words)));

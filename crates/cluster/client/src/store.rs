@@ -6,6 +6,7 @@
 //! |---|---|
 //! | a part of an upload | the node whose turn it is, by the number of the part: the parts of a file leave over the links of all nodes |
 //! | any other | the home of the key |
+//! | one that only reads, while no other node answers | a node without `--writable` |
 //!
 //! | a node | then |
 //! |---|---|
@@ -13,7 +14,9 @@
 //! | got the request, and gives no answer | the answer is lost: the writer finds out what has happened, and repeats |
 //! | got a request that changes nothing, and gives no answer | the next node gets the request |
 //! | was not seen before, beside others | first shows that its store is the same: the node ends an upload that another node has begun |
+//! | takes no changes | goes last, and has nothing to show: what this mount has learned there is a condition of later changes |
 
+mod proof;
 mod sent_notes;
 
 use crate::members::MembersSnapshot;
@@ -24,6 +27,7 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use parking_lot::{Mutex, RwLock};
+use proof::KnownProcess;
 use sent_notes::{SentBytes, SentNotes, SentObject};
 use spurline_object_store::{
     AnswerProgress, CopySource, ObjectAttributes, ObjectBackend, ObjectBody, ObjectWriteBackend, RawBody, RawObject,
@@ -45,13 +49,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// The answer of a node whose store gives none comes within this time.
 const ANSWER_MARGIN: Duration = Duration::from_secs(5);
-/// The time of a request that compares the stores of two nodes.
-const PROOF_TIME: Duration = Duration::from_secs(10);
 /// A note that a node does not take within this time is lost.
 const NOTE_TIME: Duration = Duration::from_secs(5);
-/// The key of the upload by which stores are compared, below the source; never an object.
-const PROOF_KEY: &str = ".spurline-node";
-
 type Answer<T> = std::result::Result<T, RequestFailure>;
 
 /// The store of a bucket behind the nodes of a group.
@@ -70,25 +69,13 @@ struct StoreLink {
     /// How long a request without bytes takes at most.
     timeout: Duration,
     /// The processes that have the same store.
-    proven: RwLock<Vec<ProvenProcess>>,
+    proven: RwLock<Vec<KnownProcess>>,
+    /// The processes that take no changes.
+    readers: RwLock<Vec<KnownProcess>>,
     /// Held during a proof.
     proving: Mutex<()>,
     /// Which nodes have the bytes of new objects.
     notes: SentNotes,
-}
-
-/// A process to which requests can be sent.
-#[derive(Clone, Copy)]
-struct StoreProcess<'a> {
-    peer: &'a GroupPeer,
-    instance: u64,
-}
-
-/// A process of a node that has the store of the others.
-#[derive(Clone)]
-struct ProvenProcess {
-    node: Arc<str>,
-    instance: u64,
 }
 
 impl GroupVolume {
@@ -110,6 +97,7 @@ impl RemoteStore {
             root,
             timeout,
             proven: RwLock::default(),
+            readers: RwLock::default(),
             proving: Mutex::default(),
             notes: SentNotes::default(),
         });
@@ -155,14 +143,15 @@ impl StoreLink {
     /// The nodes that a request goes to, in order. Parts of an object take turns.
     fn rank_nodes(&self, view: &MembersSnapshot, place: WantedBlock, turn: usize) -> Vec<u32> {
         let mut ranked = Vec::new();
-        if turn == 0 {
-            view.find_holders(place, FIRST_HOLDERS, &mut ranked);
-            return ranked;
+        let count = if turn == 0 && self.readers.read().is_empty() { FIRST_HOLDERS } else { view.members().len() };
+        view.find_holders(place, count, &mut ranked);
+        ranked.sort_by_key(|index| self.is_reader(&view.members()[*index as usize].name));
+        if turn > 0 {
+            // Nodes of weight 0 come behind those with a share, and have no turn.
+            let members = ranked.iter().map(|index| &view.members()[*index as usize]);
+            let sharing = members.take_while(|member| member.weight > 0 && !self.is_reader(&member.name)).count();
+            ranked[..sharing].rotate_left(turn % sharing.max(1));
         }
-        view.find_holders(place, view.members().len(), &mut ranked);
-        // Nodes of weight 0 come last, and have no turn.
-        let sharing = ranked.iter().filter(|index| view.members()[**index as usize].weight > 0).count();
-        ranked[..sharing].rotate_left(turn % sharing.max(1));
         ranked
     }
 
@@ -210,82 +199,6 @@ impl StoreLink {
     /// Most bytes of a frame: what fits into a buffer of a node.
     fn frame_len(&self) -> usize {
         usize::try_from(self.client.block_size()).unwrap_or(MAX_WRITE).min(MAX_WRITE)
-    }
-
-    fn is_proven(&self, instance: u64) -> bool {
-        self.proven.read().iter().any(|known| known.instance == instance)
-    }
-
-    /// Compares the store of a process with that of the others. If none of the others can be reached, this process is the first again.
-    ///
-    /// # Errors
-    /// `PermissionDenied` for another store; why the process does not answer.
-    fn prove(self: &Arc<Self>, peer: &GroupPeer, instance: u64) -> Result<()> {
-        let _proving = self.proving.lock();
-        if self.is_proven(instance) {
-            return Ok(());
-        }
-        let known = self.proven.read().clone();
-        let view = self.client.members().snapshot();
-        let mut compared_with = None;
-        for process in &known {
-            let Some(index) = view.members().iter().position(|member| *member.name == *process.node) else { continue };
-            let other = view.peer(index as u32);
-            if let Some(is_same) = self.compare_stores(
-                StoreProcess { peer: other, instance: process.instance },
-                StoreProcess { peer, instance },
-            )? {
-                compared_with = Some((other.name(), is_same));
-                break;
-            }
-        }
-        if let Some((other, false)) = compared_with {
-            let why = format!(
-                "node {} has another store than node {other} for {}: start both with the same --endpoint-url and credentials",
-                peer.name(),
-                self.client.source()
-            );
-            return Err(Error::new(ErrorKind::PermissionDenied, why));
-        }
-        let mut proven = self.proven.write();
-        // The earlier process of this node is gone.
-        proven.retain(|known| compared_with.is_some() && *known.node != *peer.name());
-        proven.push(ProvenProcess { node: peer.name().into(), instance });
-        Ok(())
-    }
-
-    /// Whether `new` has the store of `known`; `None` when the latter can't be reached.
-    ///
-    /// # Errors
-    /// The failure of `new`.
-    fn compare_stores(self: &Arc<Self>, known: StoreProcess<'_>, new: StoreProcess<'_>) -> Result<Option<bool>> {
-        let key = format!("{}{PROOF_KEY}", self.root);
-        let begin = StoreCall::BeginUpload { key: &key, attributes: StoreAttributes::default() };
-        let Ok(StoreAnswer::Text(upload)) = self.ask(known, &begin) else { return Ok(None) };
-        let abort = StoreCall::Abort { key: &key, upload: &upload };
-        let ended = self.ask(new, &abort);
-        if !matches!(ended, Ok(StoreAnswer::Done)) {
-            // Without parts, an upload that stays costs nothing.
-            let _ = self.ask(known, &abort);
-        }
-        match ended? {
-            StoreAnswer::Done => Ok(Some(true)),
-            StoreAnswer::Failed(error, _) if error.kind() == ErrorKind::NotFound => Ok(Some(false)),
-            StoreAnswer::Failed(error, _) => Err(error),
-            other => Err(unexpected(&other).error),
-        }
-    }
-
-    /// Sends a request to a process that is not proven.
-    fn ask(self: &Arc<Self>, process: StoreProcess<'_>, call: &StoreCall<'_>) -> Result<StoreAnswer> {
-        let attempt = StoreAttempt::new(self, self.home_of(""), call, Bytes::new());
-        let attempt = StoreAttempt { needs_proof: false, time: PROOF_TIME, ..attempt };
-        let deadline = Instant::now() + PROOF_TIME;
-        match attempt.exchange(process.peer, Some(process.instance), call, &[], &mut [], deadline) {
-            Ok(answered) => Ok(answered.answer),
-            Err(AttemptFailure::NotSent(error) | AttemptFailure::Lost(error)) => Err(error),
-            Err(AttemptFailure::Unproven(_)) => Err(Error::new(ErrorKind::Protocol, "a proof needs no proof")),
-        }
     }
 }
 
@@ -373,6 +286,7 @@ impl StoreAttempt {
         let view = self.link.client.members().snapshot();
         let view: &MembersSnapshot = &view;
         let mut unsent: Option<Error> = None;
+        let mut has_readers = false;
         for index in self.link.rank_nodes(view, self.place, self.turn) {
             let peer = view.peer(index);
             let answered = self.run_at(peer, &call, &mut landing, deadline);
@@ -390,6 +304,7 @@ impl StoreAttempt {
                 }
                 Err(AttemptFailure::Unproven(_)) => {}
                 Err(AttemptFailure::Lost(error) | AttemptFailure::NotSent(error)) => {
+                    has_readers |= error.kind() == ErrorKind::ReadOnly;
                     // A node that may be back soon counts more than a node that refuses.
                     if unsent.as_ref().is_none_or(is_final) {
                         unsent = Some(error.context(peer.name()));
@@ -400,7 +315,11 @@ impl StoreAttempt {
                 break;
             }
         }
-        Err(failure_of(unsent.unwrap_or_else(no_node)))
+        let unsent = unsent.unwrap_or_else(no_node);
+        if has_readers && !is_final(&unsent) {
+            return Err(failure_of(unsent.context("no node that takes changes can be reached")));
+        }
+        Err(failure_of(unsent))
     }
 
     /// Sends the request to a node, with all bytes.
@@ -493,7 +412,7 @@ impl StoreAttempt {
             let welcome = lease.welcome();
             check_release(welcome).map_err(CallError::Answered)?;
             let instance = welcome.instance;
-            if self.needs_proof && !self.link.is_proven(instance) {
+            if self.needs_proof && !self.link.is_known(instance) {
                 unproven = Some(instance);
                 let why = format!("node {} has not shown that it has the store of the others", welcome.node);
                 return Err(CallError::Answered(Error::new(ErrorKind::Stale, why)));

@@ -4,15 +4,27 @@
 //! | a name of a new object | until |
 //! |---|---|
 //! | is reserved for a mount that makes the object with `O_EXCL` | the mount closes the path, or its session ends |
-//! | | this node has sent a request that has made the object: the store knows the name from then on |
+//! | | this node has sent a request that has made the object: the name is made |
+//! | is made | this node sends a request that removes the object |
+//! | | [`MADE_TIME`] has passed: no mount trusts an earlier look at the store |
+//!
+//! | a reservation of a name that | by the same mount | by another mount |
+//! |---|---|---|
+//! | nothing is known of | succeeds | succeeds |
+//! | is reserved | succeeds | fails |
+//! | is made | succeeds | fails |
 
 use parking_lot::Mutex;
 use spurline_types::errno::{EAGAIN, EEXIST};
 use spurline_types::{Error, ErrorKind, ObjectId, Result};
 use spurline_volume::locks::{KnownLock, KnownLocks, LockOwner};
 use spurline_volume::writes::{FileIdentity, FileLock, LockConflict};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// For how long a name is known as made. The mounts trust a look at the store for a hundredth of this.
+const MADE_TIME: Duration = Duration::from_secs(1);
 
 type VolumePath = (u32, Vec<u8>);
 
@@ -28,11 +40,36 @@ pub(crate) struct PathOwner {
     pub file: u64,
 }
 
+/// A new name.
+struct NewName {
+    owner: PathOwner,
+    /// When the object was made.
+    made_at: Option<Instant>,
+}
+
+#[derive(Default)]
+struct NewNames {
+    by_path: HashMap<VolumePath, NewName>,
+    /// Names that were made, the oldest first.
+    made: VecDeque<(Instant, VolumePath)>,
+}
+
+impl NewNames {
+    /// Forgets names that were made long ago.
+    fn prune(&mut self, now: Instant) {
+        while let Some((made_at, path)) = self.made.pop_front_if(|(made_at, _)| *made_at + MADE_TIME <= now) {
+            if self.by_path.get(&path).is_some_and(|name| name.made_at == Some(made_at)) {
+                self.by_path.remove(&path);
+            }
+        }
+    }
+}
+
 /// The locks and the new names of all mounts.
 #[derive(Default)]
 pub(crate) struct PathLocks {
     locks: Mutex<HashMap<VolumePath, MountLocks>>,
-    names: Mutex<HashMap<VolumePath, PathOwner>>,
+    names: Mutex<NewNames>,
 }
 
 /// The identity by which grants of a path are remembered.
@@ -57,10 +94,22 @@ impl PathLocks {
     }
 
     /// A mount has made the object of this path.
-    pub fn note_made(&self, volume: u32, path: &[u8]) {
+    pub fn note_made(&self, volume: u32, path: &[u8], now: Instant) {
         let mut names = self.names.lock();
-        if !names.is_empty() {
-            names.remove(&(volume, path.to_vec()));
+        names.prune(now);
+        let at = (volume, path.to_vec());
+        if let Some(name) = names.by_path.get_mut(&at) {
+            name.made_at = Some(now);
+            names.made.push_back((now, at));
+        }
+    }
+
+    /// A mount removes the object of this path.
+    pub fn note_removed(&self, volume: u32, path: &[u8]) {
+        let mut names = self.names.lock();
+        let at = (volume, path.to_vec());
+        if names.by_path.get(&at).is_some_and(|name| name.made_at.is_some()) {
+            names.by_path.remove(&at);
         }
     }
 
@@ -94,20 +143,30 @@ impl PathLocks {
     }
 
     /// # Errors
-    /// `EEXIST` while another mount has the name.
-    fn reserve_name(&self, at: &VolumePath, owner: PathOwner) -> Result<()> {
+    /// `EEXIST` while another mount has the name, or has just made the object.
+    fn reserve_name(&self, at: &VolumePath, owner: PathOwner, now: Instant) -> Result<()> {
         let mut names = self.names.lock();
-        // The mount excludes its own programs.
-        if names.entry(at.clone()).or_insert(owner).session != owner.session {
-            return Err(Error::new(ErrorKind::Io(EEXIST), "another mount is making the file"));
+        names.prune(now);
+        let new = NewName { owner, made_at: None };
+        match names.by_path.get_mut(at) {
+            None => {
+                names.by_path.insert(at.clone(), new);
+            }
+            Some(known) if known.owner.session != owner.session => {
+                let why = if known.made_at.is_some() { "has just made" } else { "is making" };
+                return Err(Error::new(ErrorKind::Io(EEXIST), format!("another mount {why} the file")));
+            }
+            Some(known) if known.made_at.is_some() => *known = new,
+            // The mount excludes its own programs.
+            Some(_) => {}
         }
         Ok(())
     }
 
     fn release_name(&self, at: &VolumePath, owner: PathOwner) {
         let mut names = self.names.lock();
-        if names.get(at) == Some(&owner) {
-            names.remove(at);
+        if names.by_path.get(at).is_some_and(|name| name.owner == owner && name.made_at.is_none()) {
+            names.by_path.remove(at);
         }
     }
 }
@@ -146,7 +205,7 @@ impl OpenPath {
     ) -> Result<OpenPath> {
         let at = (volume, path.to_vec());
         if reserves {
-            table.reserve_name(&at, owner)?;
+            table.reserve_name(&at, owner, Instant::now())?;
         }
         Ok(OpenPath { table: Arc::clone(table), at, owner, lock_owners: Mutex::default() })
     }
@@ -229,14 +288,27 @@ mod tests {
         assert!(open(&table, 2, b"a", false).is_ok(), "locks are not reserved");
         drop(one);
         let other = open(&table, 2, b"a", true).unwrap();
-        table.note_made(8, b"a");
-        assert!(open(&table, 1, b"a", true).is_err(), "the object is another volume's");
-        table.note_made(7, b"a");
-        let one = open(&table, 1, b"a", true).unwrap();
-        // The name has passed on: the end of the one before does not count.
+        let now = Instant::now();
+        table.note_made(8, b"a", now);
+        table.note_removed(7, b"a");
+        assert!(open(&table, 1, b"a", true).is_err(), "the object is another volume's, and the name is not made");
+        // The other mount may have looked before the object was made.
+        table.note_made(7, b"a", now);
         drop(other);
-        assert!(open(&table, 2, b"a", true).is_err());
-        drop(one);
-        assert!(table.names.lock().is_empty());
+        let reserve = |session, at| table.reserve_name(&(7, b"a".to_vec()), PathOwner { session, file: 1 }, at);
+        assert_eq!(reserve(1, now).unwrap_err().kind(), ErrorKind::Io(EEXIST));
+        assert!(reserve(1, now + MADE_TIME - Duration::from_millis(1)).is_err());
+        reserve(1, now + MADE_TIME).unwrap();
+        table.note_made(7, b"a", now + MADE_TIME);
+        // The mount that has made the name looks itself.
+        reserve(1, now + MADE_TIME).unwrap();
+        table.note_made(7, b"a", now + MADE_TIME);
+        table.note_removed(7, b"a");
+        reserve(2, now + MADE_TIME).unwrap();
+        // The earlier object does not count for this name.
+        assert!(reserve(1, now + 3 * MADE_TIME).is_err());
+        table.release_name(&(7, b"a".to_vec()), PathOwner { session: 2, file: 1 });
+        let names = table.names.lock();
+        assert!(names.by_path.is_empty() && names.made.is_empty());
     }
 }

@@ -4,10 +4,11 @@
 //! | a request | then |
 //! |---|---|
 //! | names a key that is not below the source | is refused |
+//! | is no read of the store, at a node without `--writable` | is refused |
 //! | has all bytes | is sent to the store; the answer is the store's |
 //! | has the first bytes | waits for memory for all bytes; the others follow in order |
 //! | has further bytes | the bytes are added; with the last bytes the change is sent to the store |
-//! | has made an object | the reservation of its name ends |
+//! | has made an object, or removes one | its name counts as made, or as free |
 //! | has bytes with another checksum than the mount's | fails, and the mount repeats the change |
 //! | ends an upload | is sent to the store; the mount asks again and again until there is an answer |
 //! | names the transfers of a new object | the cache makes blocks of the object from the bytes of these |
@@ -62,7 +63,8 @@ pub(crate) struct StoreService {
 
 /// The requests that this node accepts.
 struct AcceptedRequests {
-    settings: StoreSettings,
+    /// How mounts change the stores; `None` for a node that only reads.
+    settings: Option<StoreSettings>,
     open: Box<OpenRequests>,
 }
 
@@ -76,14 +78,14 @@ struct StoreChange {
 }
 
 impl StoreService {
-    pub fn accept(&self, settings: StoreSettings, open: Box<OpenRequests>) {
+    pub fn accept(&self, settings: Option<StoreSettings>, open: Box<OpenRequests>) {
         // Only the first call has an effect.
         let _ = self.accepted.set(AcceptedRequests { settings, open });
     }
 
     fn describe(&self, requests: &SourceRequests) -> Result<StoreAnswer> {
-        let accepted = self.accepted.get().ok_or_else(|| no_bytes().error)?;
-        Ok(StoreAnswer::Described(requests.describe().into(), accepted.settings))
+        let settings = self.accepted.get().and_then(|accepted| accepted.settings).ok_or_else(|| no_bytes().error)?;
+        Ok(StoreAnswer::Described(requests.describe().into(), settings))
     }
 
     /// Drops what mounts have left behind.
@@ -120,14 +122,18 @@ impl StoreService {
 }
 
 impl CacheNode {
-    /// Accepts requests for the stores of buckets, from mounts that write there by `settings`; `open` opens the requests below a
-    /// source. Only the first call has an effect.
-    pub fn accept_store_requests(&self, settings: StoreSettings, open: Box<OpenRequests>) {
+    /// Accepts requests for the stores of buckets, from mounts that write there by `settings`, or with `None` only reads; `open` opens the
+    /// requests below a source. Only the first call has an effect.
+    pub fn accept_store_requests(&self, settings: Option<StoreSettings>, open: Box<OpenRequests>) {
         self.store.accept(settings, open);
     }
 
-    fn requests_of(&self, volume: VolumeId) -> Result<Arc<SourceRequests>> {
+    fn requests_of(&self, volume: VolumeId, call: &StoreCall<'_>) -> Result<Arc<SourceRequests>> {
         let cache = self.volume_by_id(volume)?;
+        let takes_changes = self.store.accepted.get().is_some_and(|accepted| accepted.settings.is_some());
+        if !takes_changes && !call.is_read() {
+            return Err(self.takes_no_changes(cache.source()));
+        }
         if let Some((_, source)) = self.store.sources.read().iter().find(|(number, _)| *number == volume.0) {
             return Ok(Arc::clone(source));
         }
@@ -147,7 +153,7 @@ impl CacheNode {
     pub(crate) fn serve_store(&self, request: &StoreRequest<'_>, responder: &mut dyn Responder) -> Result<()> {
         // All wait for the store, or for memory.
         responder.before_wait();
-        let requests = self.requests_of(request.volume)?;
+        let requests = self.requests_of(request.volume, &request.call)?;
         request.call.keys().try_for_each(|key| requests.check_key(key))?;
         if matches!(request.call, StoreCall::Get { .. }) {
             return self.serve_bytes(&requests, request, responder);
@@ -216,7 +222,7 @@ impl CacheNode {
                         responder.check_reader()?;
                     }
                     let sent = send_call(requests, call, time_of(request.time_ms), None, &AnswerProgress::default());
-                    note_made(self.writes.path_locks(), requests, request.volume, &call, &sent);
+                    note_names(self.writes.path_locks(), requests, request.volume, &call, &sent);
                     return Ok(sent);
                 }
             },
@@ -246,12 +252,12 @@ impl CacheNode {
             return Ok(self.store.assemblies.begin(bytes.transfer(), move |progress| {
                 let call = StoreCall::from_bytes(&encoded).map_err(undecodable)?;
                 let sent = send_call(&requests, call, time, Some(&mut bytes), progress);
-                note_made(&path_locks, &requests, volume, &call, &sent);
+                note_names(&path_locks, &requests, volume, &call, &sent);
                 sent
             }));
         }
         let sent = send_call(requests, call, time, Some(&mut bytes), &AnswerProgress::default());
-        note_made(self.writes.path_locks(), requests, volume, &call, &sent);
+        note_names(self.writes.path_locks(), requests, volume, &call, &sent);
         let Ok(StoreAnswer::Text(etag)) = &sent else { return Ok(sent) };
         let transfer = bytes.transfer();
         let len = bytes.len();
@@ -329,19 +335,26 @@ fn note_sent(cache: &Cache, path: &str, etag: &str, size: u64, ranges: Vec<SentR
     Ok(())
 }
 
-/// The store has answered a request. An object that is made needs no reserved name any more.
-fn note_made(
+/// A request has made an object, or may have removed one: what that means for the name.
+fn note_names(
     path_locks: &PathLocks,
     requests: &SourceRequests,
     volume: VolumeId,
     call: &StoreCall<'_>,
     sent: &Result<StoreAnswer, RequestFailure>,
 ) {
-    if let StoreCall::Put { key, .. } | StoreCall::Complete { key, .. } | StoreCall::Copy { key, .. } = call
-        && sent.is_ok()
-        && let Some(path) = requests.readable_path(key)
-    {
-        path_locks.note_made(volume.0, path.as_bytes());
+    match call {
+        StoreCall::Put { key, .. } | StoreCall::Complete { key, .. } | StoreCall::Copy { key, .. } if sent.is_ok() => {
+            if let Some(path) = requests.readable_path(key) {
+                path_locks.note_made(volume.0, path.as_bytes(), Instant::now());
+            }
+        }
+        StoreCall::Delete { key, .. } => {
+            if let Some(path) = requests.readable_path(key) {
+                path_locks.note_removed(volume.0, path.as_bytes());
+            }
+        }
+        _ => {}
     }
 }
 

@@ -279,7 +279,12 @@ impl<'a> StoreCall<'a> {
 
     /// Whether the request may be executed several times with the same answer.
     pub fn is_query(&self) -> bool {
-        matches!(self, StoreCall::Describe | StoreCall::Head { .. } | StoreCall::List { .. } | StoreCall::Get { .. })
+        self.is_read() || matches!(self, StoreCall::Describe)
+    }
+
+    /// Whether the request only reads the store: nodes that take no changes answer as well.
+    pub fn is_read(&self) -> bool {
+        matches!(self, StoreCall::Head { .. } | StoreCall::List { .. } | StoreCall::Get { .. })
     }
 
     /// The encoded call, which outlives the values.

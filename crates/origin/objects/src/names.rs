@@ -2,9 +2,11 @@
 
 use crate::file_attrs::{FileAttrs, file_time};
 use crate::write_options::BucketWriteOptions;
+use spurline_object_store::HIDDEN_NAME;
 use spurline_sys::{join_path, random};
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectId, Result};
 use spurline_volume::writes::{FileIdentity, NamePath, NodeAttr, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
+use std::sync::Once;
 
 /// Longest key of S3, in bytes.
 pub(crate) const KEY_MAX: usize = 1024;
@@ -29,6 +31,23 @@ pub(crate) fn key_of(root: &str, path: &[u8]) -> Result<String> {
         return Err(Error::new(ErrorKind::Io(libc::ENAMETOOLONG), why));
     }
     Ok(key)
+}
+
+/// Checks that a new name is none of the mount's own objects. The first refusal is logged.
+///
+/// # Errors
+/// `EPERM`.
+pub(crate) fn check_new_name(path: &[u8]) -> Result<()> {
+    if !path.starts_with(HIDDEN_NAME.as_bytes()) {
+        return Ok(());
+    }
+    let why = format!(
+        "'{}' can't be made: names with '{HIDDEN_NAME}' at the root of the source are those of the mount's own objects",
+        String::from_utf8_lossy(path)
+    );
+    static FIRST_REFUSAL: Once = Once::new();
+    FIRST_REFUSAL.call_once(|| tracing::warn!("{why}"));
+    Err(Error::new(ErrorKind::Io(libc::EPERM), why))
 }
 
 /// The identity of what a path leads to: a folder's path, a file's path and version. A link is never the same as a file with
@@ -114,6 +133,16 @@ mod tests {
         assert_eq!(key_of("p/", b"a/b").unwrap(), "p/a/b");
         assert_eq!(key_of("", b"\xff").unwrap_err().kind(), ErrorKind::Io(libc::EILSEQ));
         assert_eq!(key_of("", &[b'a'; 1025]).unwrap_err().kind(), ErrorKind::Io(libc::ENAMETOOLONG));
+    }
+
+    #[test]
+    fn names_of_hidden_objects_are_refused() {
+        for path in [&b".spurline-part-1"[..], b".spurline-", b".spurline-x/a"] {
+            assert_eq!(check_new_name(path).unwrap_err().kind(), ErrorKind::Io(libc::EPERM));
+        }
+        for path in [&b"a/.spurline-part-1"[..], b".spurline", b""] {
+            check_new_name(path).unwrap();
+        }
     }
 
     #[test]

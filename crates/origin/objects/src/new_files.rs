@@ -4,7 +4,7 @@
 use crate::absences::LookupStart;
 use crate::file_attrs::FileAttrs;
 use crate::found::{FoundNode, OpenedNode};
-use crate::names::path_of;
+use crate::names::{check_new_name, path_of};
 use crate::object::OpenObject;
 use crate::volume::{BucketFiles, exists};
 use spurline_types::{Error, ErrorKind, Result};
@@ -24,7 +24,8 @@ impl BucketFiles {
     /// Makes the file of a name, or opens the one that is there.
     ///
     /// # Errors
-    /// `Io(EEXIST)` for an exclusive creation when there is one, or another mount is making it; the store's, and those of the nodes.
+    /// `Io(EEXIST)` for an exclusive creation when there is one, or another mount is making it; those of [`check_new_name`], of the store,
+    /// and of the nodes.
     pub fn make_file(&self, at: &NamePath<'_>, exclusive: bool, new: FileAttrs) -> Result<Arc<OpenObject>> {
         let path = path_of(at);
         // Before the look at the store: the mount that has the name makes the object.
@@ -52,7 +53,7 @@ impl BucketFiles {
         match self.find_existing(path, exclusive) {
             Ok(_) if exclusive => return Err(exists(path)),
             Ok(found) => return self.open_found(path, found, step).map(Some),
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => check_new_name(path)?,
             Err(error) => return Err(error),
         }
         let mut open = self.open.lock();

@@ -16,6 +16,7 @@ mod facts;
 mod following;
 mod kept;
 mod locked;
+mod nameless;
 mod spill;
 mod state;
 mod upload;
@@ -24,6 +25,7 @@ use facts::{ObjectFacts, ReportedFailure};
 pub(crate) use kept::KeptFile;
 use kept::{KeptBeginning, KeptObject};
 use locked::ObjectLocks;
+pub(crate) use nameless::keep_all_bytes;
 use spill::Spilling;
 use state::{LostWrite, ObjectEvent, ObjectState, Publication};
 

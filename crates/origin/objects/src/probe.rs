@@ -11,11 +11,11 @@ use std::time::SystemTime;
 /// An etag that no object has.
 const NO_ETAG: &str = "00000000000000000000000000000000-spurline";
 
-/// The first condition that a store does not keep, in words; `None` when it keeps all of them.
+/// What a store does with the first condition that it does not keep, in words; `None` when it keeps all of them.
 ///
 /// # Errors
 /// Those of the store: a bucket that this identity may not change.
-pub(crate) async fn find_ignored_condition(requests: &BucketRequests, root: &str) -> Result<Option<&'static str>> {
+pub(crate) async fn find_unkept_condition(requests: &BucketRequests, root: &str) -> Result<Option<String>> {
     let key = probe_key(root);
     let found = probe_conditions(requests, &key).await;
     let removed = requests.delete(&key, &WriteCondition::None).await;
@@ -38,13 +38,22 @@ fn probe_key(root: &str) -> String {
     format!("{root}{HIDDEN_NAME}probe-{:016x}", random())
 }
 
-async fn probe_conditions(requests: &BucketRequests, key: &str) -> Result<Option<&'static str>> {
-    put(requests, key, &WriteCondition::Absent).await?;
-    if is_taken(put(requests, key, &WriteCondition::Absent).await)? {
-        return Ok(Some("PutObject with If-None-Match: *"));
+async fn probe_conditions(requests: &BucketRequests, key: &str) -> Result<Option<String>> {
+    let absent = "PutObject with If-None-Match: *";
+    match put(requests, key, &WriteCondition::Absent).await {
+        // Without a condition as well by a store that can't be changed.
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            put(requests, key, &WriteCondition::None).await.map_err(|_| error)?;
+            return Ok(Some(format!("refuses the condition of {absent}")));
+        }
+        made => drop(made?),
     }
-    if is_taken(put(requests, key, &WriteCondition::Version(NO_ETAG.to_owned())).await)? {
-        return Ok(Some("PutObject with If-Match"));
+    if let Some(unkept) = find_fault(put(requests, key, &WriteCondition::Absent).await, absent)? {
+        return Ok(Some(unkept));
+    }
+    let replaced = put(requests, key, &WriteCondition::Version(NO_ETAG.to_owned())).await;
+    if let Some(unkept) = find_fault(replaced, "PutObject with If-Match")? {
+        return Ok(Some(unkept));
     }
     for (condition, name) in [
         (WriteCondition::Absent, "CompleteMultipartUpload with If-None-Match: *"),
@@ -55,10 +64,11 @@ async fn probe_conditions(requests: &BucketRequests, key: &str) -> Result<Option
         let etag = requests.upload_part(key, &upload.id, 1, Bytes::from_static(b"probe")).await?;
         let object = NewObject { key, attributes: &attributes, condition: &condition };
         let completed = requests.complete(&object, &upload, &[UploadedPart { number: 1, etag }]).await;
-        if is_taken(completed)? {
-            return Ok(Some(name));
-        }
+        let unkept = find_fault(completed, name)?;
         requests.abort(key, &upload).await;
+        if unkept.is_some() {
+            return Ok(unkept);
+        }
     }
     Ok(None)
 }
@@ -69,17 +79,17 @@ async fn put(requests: &BucketRequests, key: &str, condition: &WriteCondition) -
     requests.put(&object, Bytes::from_static(b"probe")).await
 }
 
-/// Whether the store took a write whose condition does not hold. One that does not know the condition says so.
-fn is_taken(written: Result<String>) -> Result<bool> {
+/// What the store has done with the condition of a write, if the condition does not hold and the store has not kept it.
+fn find_fault(written: Result<String>, what: &str) -> Result<Option<String>> {
     match written {
-        Ok(_) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::Unsupported => Ok(true),
-        Err(error) if matches!(error.kind(), ErrorKind::Stale | ErrorKind::NotFound) => Ok(false),
+        Ok(_) => Ok(Some(format!("ignores the condition of {what}"))),
+        Err(error) if error.kind() == ErrorKind::Unsupported => Ok(Some(format!("refuses the condition of {what}"))),
+        Err(error) if matches!(error.kind(), ErrorKind::Stale | ErrorKind::NotFound) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// What a store that ignores a condition means, in words.
-pub(crate) fn describe_unguarded(server: &str, ignored: &str) -> String {
-    format!("{server} ignores the condition of {ignored}: this mount could replace changes of others without a word")
+/// What a store that does not keep a condition means, in words.
+pub(crate) fn describe_unguarded(server: &str, unkept: &str) -> String {
+    format!("{server} {unkept}: this mount could replace changes of others without a word")
 }

@@ -3,7 +3,7 @@
 
 use crate::file_attrs::{FileAttrs, file_time};
 use crate::found::{FoundNode, FoundObject, found_object};
-use crate::names::{KEY_MAX, identity_of, key_of, node_attr, path_of};
+use crate::names::{KEY_MAX, check_new_name, identity_of, key_of, node_attr, path_of};
 use crate::rename_folder::{FolderRename, RenameEnd, RenamedCopy, complete_renames};
 use crate::rename_record::{RenameRecord, RenamedObject};
 use crate::requests::{BucketRequests, NewObject, is_marked_as, mark_of};
@@ -21,7 +21,7 @@ impl BucketFiles {
     /// Renames a file or a folder; `flags` as for `renameat2(2)`. The attributes are those under the new name.
     ///
     /// # Errors
-    /// `EXDEV` for a folder of too many objects; `EEXIST`, `ENOTEMPTY`, `EISDIR`, `ENOTDIR` for what has the new name; the store's.
+    /// As [`check_new_name`]; `EXDEV` for a folder of too many objects; `EEXIST`, `ENOTEMPTY`, `EISDIR`, `ENOTDIR` for what has the new name; the store's.
     pub fn rename(
         &self,
         from: &NamePath<'_>,
@@ -45,6 +45,7 @@ impl BucketFiles {
         if old_path == new_path {
             return self.attr_at(&old_path);
         }
+        check_new_name(&new_path)?;
         if matches!(old, FoundNode::Folder(_)) {
             match new {
                 None => {}
@@ -86,6 +87,7 @@ impl BucketFiles {
             condition,
             keeps_mtime: self.options.object_attrs,
         };
+        self.keep_open(new_path);
         let CopiedObject { found, source_etag } = self.requests.run(copy_object(&self.requests, &plan))?;
         let found = self.note_copied(old_path, source_etag.as_deref(), new_path, found);
         self.requests.run(self.requests.delete(&old_key, &self.version_condition(source_etag)))?;

@@ -56,6 +56,8 @@ pub(crate) struct BucketRequests {
     copy_max: u64,
     /// Units of [`BODY_UNIT`] for the bodies of requests.
     body_units: Arc<Semaphore>,
+    /// The store keeps no conditions, and may refuse requests that have any.
+    is_unconditional: bool,
 }
 
 /// An upload in parts.
@@ -141,7 +143,17 @@ impl BucketRequests {
             return Err(unchangeable());
         }
         let body_units = Arc::new(Semaphore::new((BODY_BYTES / BODY_UNIT) as usize));
-        Ok(BucketRequests { bucket, root: root.to_owned(), copy_max: COPY_MAX, body_units })
+        Ok(BucketRequests { bucket, root: root.to_owned(), copy_max: COPY_MAX, body_units, is_unconditional: false })
+    }
+
+    /// No change has a condition from now on.
+    pub fn send_no_conditions(&mut self) {
+        self.is_unconditional = true;
+    }
+
+    /// The condition of a change, as the store gets it.
+    fn sent_condition<'a>(&self, condition: &'a WriteCondition) -> &'a WriteCondition {
+        if self.is_unconditional { &WriteCondition::None } else { condition }
     }
 
     /// Waits until there is memory for the body of a request of `len` bytes; dropping the result frees the memory. A larger body
@@ -446,6 +458,7 @@ impl BucketRequests {
         let len = body.len() as u64;
         let body = ObjectBody::new(body);
         let NewObject { key, attributes, condition } = *object;
+        let condition = self.sent_condition(condition);
         let sent = self
             .repeat_over(backend, self.time_of_change(len, condition), "a write", |backend| {
                 backend.put(key, body.clone(), attributes, condition)
@@ -529,6 +542,7 @@ impl BucketRequests {
         parts: &[UploadedPart],
     ) -> Result<String> {
         let NewObject { key, condition, .. } = *object;
+        let condition = self.sent_condition(condition);
         let id = upload.id.as_str();
         let time = self.time_of_work(assembly_time(parts.len()));
         let progress = AnswerProgress::default();
@@ -573,6 +587,7 @@ impl BucketRequests {
             return self.copy_in_parts(from, len, object).await;
         }
         let NewObject { key, attributes, condition } = *object;
+        let condition = self.sent_condition(condition);
         let copied = self
             .repeat(self.time_of_copy(len), "a copy", |backend| {
                 backend.copy(from, key, Some(attributes), condition, transfer_time(len))
@@ -612,6 +627,7 @@ impl BucketRequests {
     /// # Errors
     /// `Stale` when it is of another version; the store's.
     pub async fn delete(&self, key: &str, condition: &WriteCondition) -> Result<()> {
+        let condition = self.sent_condition(condition);
         let removed =
             self.repeat(self.time_of_change(0, condition), "a removal", |backend| backend.delete(key, condition)).await;
         match removed {

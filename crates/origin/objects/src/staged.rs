@@ -329,6 +329,21 @@ impl StagedBytes {
         range.end <= self.object_len && !self.changed.meets(range) && !is_spilled
     }
 
+    /// The first bytes that only the object has, at most this many.
+    pub fn first_of_object(&self, most: u64) -> Option<Range<u64>> {
+        let end = self.object_len.min(self.len);
+        let mut at = 0;
+        while at < end {
+            let (is_changed, piece_end) = self.changed.piece_at(at);
+            let (below, below_end) = self.below_at(at);
+            if !is_changed && matches!(below, Below::Object) {
+                return Some(at..piece_end.min(below_end).min(end).min(at + most));
+            }
+            at = if is_changed { piece_end } else { piece_end.min(below_end) };
+        }
+        None
+    }
+
     /// Where a byte comes from that does not lie here, and how far that goes.
     fn below_at(&self, at: u64) -> (Below<'_>, u64) {
         if let Some((start, part)) = self.spilled.range(..=at).next_back()

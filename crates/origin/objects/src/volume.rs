@@ -8,8 +8,8 @@ use crate::file_attrs::{FileAttrs, file_time};
 use crate::found::{FoundNode, FoundObject, OpenedNode, found_object};
 use crate::last_known::{LastKnown, StoredName};
 use crate::made_folders::{FolderNames, ListedName};
-use crate::names::{key_of, node_attr, path_of};
-use crate::object::{ObjectContext, OpenObject};
+use crate::names::{check_new_name, key_of, node_attr, path_of};
+use crate::object::{ObjectContext, OpenObject, keep_all_bytes};
 use crate::open_table::OpenTable;
 use crate::published::{PublishedBytes, PublishedTimes};
 use crate::requests::{BucketRequests, NewObject, mark_of};
@@ -399,8 +399,9 @@ impl BucketFiles {
     }
 
     /// # Errors
-    /// `EEXIST` when the path leads to something; the store's.
+    /// As [`check_new_name`]; `EEXIST` when the path leads to something; the store's.
     fn check_absent(&self, path: &[u8]) -> Result<()> {
+        check_new_name(path)?;
         match self.find(path) {
             Ok(_) => Err(exists(path)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -457,9 +458,19 @@ impl BucketFiles {
                 }
             }
         };
+        self.keep_open(&path);
         self.requests.run(self.requests.delete(&key, &self.version_condition(etag)))?;
         self.forget_open(&path);
         Ok(())
+    }
+
+    /// The object of this path is about to go: a file that programs have open stays readable.
+    pub fn keep_open(&self, path: &[u8]) {
+        let open = self.open.lock().files.get(path).and_then(Weak::upgrade);
+        // With a conflict, the file is of another object.
+        if let Some(object) = open.filter(|object| object.is_current() || object.is_removed()) {
+            keep_all_bytes(&object);
+        }
     }
 
     /// The name leads to no open file any more.

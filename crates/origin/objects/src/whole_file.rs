@@ -1,6 +1,7 @@
 //! New files that have a single writer each. Knows which object a publication may replace, and neither bytes nor requests.
 
 use crate::found::OpenedNode;
+use crate::names::check_new_name;
 use crate::object::OpenObject;
 use crate::volume::{BucketFiles, WritableBucket, exists};
 use spurline_types::{ErrorKind, OBJECT_HEADERS_XATTR, ObjectAttr, ObjectHeaders, Result};
@@ -23,6 +24,7 @@ impl WholeFiles for WritableBucket {
         let files = &self.files;
         let found = files.find_stored(path)?;
         let is_new = found.is_none();
+        check_new_name(path)?;
         let node = match found {
             Some(found) => OpenedNode::Found(found),
             None => OpenedNode::New { attrs: files.new_attrs(S_IFREG, mode, caller), exclusive: false },

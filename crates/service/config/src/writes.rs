@@ -15,7 +15,7 @@ settings! {
         /// With --rw, or --writable of a node.
         #[arg(long)]
         pub last_writer_wins: bool,
-        /// Write to a store that ignores the conditions of writes, which guard the changes of others
+        /// Write to a store that ignores or refuses the conditions of writes, which guard the changes of others
         ///
         /// With --rw, or --writable of a node. The conditions are tried at the start, which is refused without this flag
         /// if the store keeps no conditions.

@@ -204,6 +204,7 @@ fn open_service(
     let origin_stats = Arc::clone(stats);
     let buckets = buckets.clone();
     let published = Arc::<PublishedBytes>::default();
+    let of_requests = setup::origin_options(&under, &buckets);
     let changes = config.writes.map(|writes| {
         Arc::new(NodeChanges {
             options: {
@@ -211,7 +212,7 @@ fn open_service(
                 setup::keep_known_names(&mut options, &under, limits.name_bytes);
                 options
             },
-            origin: setup::origin_options(&under, &buckets),
+            origin: of_requests.clone(),
             published: Arc::clone(&published),
             stats: Arc::clone(stats),
             writes,
@@ -226,16 +227,13 @@ fn open_service(
         Ok(Arc::new(PublishingOrigin::new(origin, Arc::clone(&published))) as Arc<dyn OriginStore>)
     });
     let node = CacheNode::new(name, Arc::clone(shared), sources.clone(), open);
+    let settings = changes.as_ref().map(|changes| store_settings(&changes.writes));
+    let counted = Arc::clone(stats);
+    let open_requests = move |source: &str| SourceRequests::open(source, &of_requests, Arc::clone(&counted));
+    node.accept_store_requests(settings, Box::new(open_requests));
     if let Some(changes) = changes {
         // A source that can't be changed is an error at the start.
         sources.iter().try_for_each(|source| changes.check(source))?;
-        let origin = changes.origin.clone();
-        let stats = Arc::clone(stats);
-        let settings = store_settings(&changes.writes);
-        node.accept_store_requests(
-            settings,
-            Box::new(move |source| SourceRequests::open(source, &origin, Arc::clone(&stats))),
-        );
         remove_leftovers(&changes, sources)?;
         node.accept_writes(Box::new(move |volume| changes.open(volume)));
         expire_sessions(&node)?;

@@ -2,8 +2,9 @@
 //! and flipped bits.
 
 use crate::rig::{BLOCK, OldHandshake, connect_through};
-use crate::{create, name, pattern, root};
+use crate::{O_EXCL, O_RDWR, create, dir, name, pattern, rename, root};
 use bytes::Bytes;
+use futures::StreamExt as _;
 use spurline_cache::CacheContext;
 use spurline_client::{GroupVolume, RemoteStore};
 use spurline_mem::{BufferPool, MemTier};
@@ -12,13 +13,13 @@ use spurline_net_tcp::{ServerConfig, TcpServer};
 use spurline_node::CacheNode;
 use spurline_object_store::{
     AnswerProgress, AwsCredentials, CopySource, ObjectAttributes, ObjectBackend as _, ObjectBody,
-    ObjectWriteBackend as _, OriginOptions, SourceLocation, SourceRequests, UploadedPart, WriteCondition,
+    ObjectWriteBackend as _, OriginOptions, RetryHint, SourceLocation, SourceRequests, UploadedPart, WriteCondition,
 };
 use spurline_objects::{BucketWriteOptions, WritableBucket};
 use spurline_proto::{MAX_VERSION, MIN_STORE_VERSION, NodeRequest, StoreCall, StoreRequest, StoreSettings};
 use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
 use spurline_transport::{CallAnswer, CallError, Channel, ConnectionEndpoints, Connector, TransportKind};
-use spurline_types::errno::EAGAIN;
+use spurline_types::errno::{EAGAIN, EPERM};
 use spurline_types::{Error, ErrorKind, Member, Result, Stats};
 use spurline_volume::Volume as _;
 use spurline_volume::delayed::DelayedWrites as _;
@@ -73,12 +74,12 @@ impl BucketNode {
         let counted = Arc::clone(&stats);
         let open = move |source: &str| spurline_origin::open(source, &of_reads, Arc::clone(&counted));
         let node = CacheNode::new("n", shared, vec![self.url.clone()], Box::new(open));
+        let counted = Arc::clone(&stats);
+        node.accept_store_requests(
+            self.takes_changes.then(StoreSettings::default),
+            Box::new(move |source| SourceRequests::open(source, &options, Arc::clone(&counted))),
+        );
         if self.takes_changes {
-            let counted = Arc::clone(&stats);
-            node.accept_store_requests(
-                StoreSettings::default(),
-                Box::new(move |source| SourceRequests::open(source, &options, Arc::clone(&counted))),
-            );
             node.accept_writes(Box::new(|_| Err(Error::new(ErrorKind::Unsupported, "the mounts write the bucket"))));
         }
         let config = ServerConfig { payload_pool: Some(pool), ..ServerConfig::default() };
@@ -302,6 +303,8 @@ fn open_writer(url: &str, volume: &Arc<GroupVolume>) -> Arc<WritableBucket> {
     let held = origin.shared_buckets.open_over(&location, &origin, Arc::clone(&stats), Box::new(store)).unwrap();
     let mut options = BucketWriteOptions::new(0, 0);
     options.fills_cache = false;
+    // For two parts, and less than a third.
+    options.staging_max = 20 << 20;
     let reads = Arc::clone(volume) as _;
     let writer = WritableBucket::open(url, &origin, options, reads, Arc::default(), stats).unwrap();
     drop(held);
@@ -405,4 +408,119 @@ fn the_end_of_an_open_file_leaves_the_locks_of_other_files() {
     // The end of the file that has the lock releases it.
     drop(second);
     set(&*others, LockKind::Write).unwrap();
+}
+
+#[test]
+fn an_open_file_stays_readable_and_writable_without_its_name() {
+    let server = bucket();
+    let url = "s3://bucket/folder";
+    let nodes = [0, 1].map(|_| BucketNode::start(&server, url, true));
+    let volume = connect_through(url, &[nodes[0].at, nodes[1].at], |tcp, _| tcp).unwrap();
+    let writer = open_writer(url, &volume);
+    // In no cache; the last one is longer than local space.
+    for (number, size) in [1, 300_000, 9 << 20, 30 << 20].into_iter().enumerate() {
+        let wanted = pattern(size, number);
+        let old = format!("old-{number}");
+        server.put(BUCKET, &format!("folder/{old}"), &wanted);
+        for is_written in [false, true] {
+            let flags = if is_written { O_RDWR } else { 0 };
+            writer.lookup(name(b"", old.as_bytes()), &root()).unwrap();
+            let file = writer.open(dir(old.as_bytes()), flags, &root()).unwrap();
+            if is_written {
+                file.write_at(0, b"w", None).unwrap();
+            }
+            if number == 1 {
+                create(&*writer, "new", 0).unwrap().flush().unwrap();
+                rename(&*writer, "new", &old).unwrap();
+            } else {
+                writer.change(&Change::Unlink { at: name(b"", old.as_bytes()) }, &root()).unwrap();
+            }
+            let mut found = vec![0; size + 5];
+            let mut filled = 0;
+            while filled < size {
+                filled += file.read_at(filled as u64, &mut found[filled..]).unwrap();
+            }
+            let first = if is_written { b'w' } else { wanted[0] };
+            assert!((found[0], &found[1..size]) == (first, &wanted[1..]), "{old}");
+            if is_written {
+                file.write_at(size as u64 / 2, b"later", None).unwrap();
+                let read = file.read_at(size as u64 / 2, &mut found[..5]).unwrap();
+                assert_eq!(&found[..read], b"later");
+                file.flush().unwrap();
+            }
+            drop(file);
+            let left = server.bytes(BUCKET, &format!("folder/{old}"));
+            assert_eq!(left.map(|bytes| bytes.len()), (number == 1).then_some(0), "{old}");
+            server.put(BUCKET, &format!("folder/{old}"), &wanted);
+        }
+    }
+    drop(writer);
+    assert!(server.keys(BUCKET).iter().all(|key| key.starts_with("folder/old-")), "{:?}", server.keys(BUCKET));
+    assert_eq!(server.open_uploads(), 0);
+}
+
+#[test]
+fn a_node_without_changes_answers_reads_while_the_others_are_away() {
+    let server = bucket();
+    server.put(BUCKET, "object", b"bytes");
+    let url = "s3://bucket";
+    let reader = BucketNode::start(&server, url, false);
+    let mut node = BucketNode::start(&server, url, true);
+    let store = open_store(url, &[&reader, &node]).unwrap();
+    let put = |key: &str| {
+        let body = ObjectBody::new(Bytes::from_static(b"bytes"));
+        run(async { store.put(key, body, &ObjectAttributes::default(), &WriteCondition::None).await })
+    };
+    for number in 0..10 {
+        put(&format!("key-{number}")).unwrap();
+    }
+    let begun = server.writes();
+    node.kill();
+    run(async {
+        assert_eq!(store.head("object").await.unwrap().size, 5);
+        assert_eq!(store.list("", None, 1000).await.unwrap().objects.len(), 11);
+        let mut read = store.get("object", 0, 5, None).await.unwrap();
+        assert_eq!(&read.stream.next().await.unwrap().unwrap()[..], b"bytes");
+    });
+    let lost = put("lost").unwrap_err();
+    assert!(lost.error.message().contains("no node that takes changes can be reached"), "{}", lost.error);
+    assert_ne!(lost.advice, RetryHint::Never);
+    assert_eq!(server.writes(), begun);
+    node.start_process();
+    let until = Instant::now() + REQUEST_TIME;
+    while let Err(failure) = put("again") {
+        assert!(Instant::now() < until, "{}", failure.error);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn names_of_the_mounts_own_objects_are_refused() {
+    let server = bucket();
+    server.put(BUCKET, "folder/.spurline-part-old", b"part");
+    let url = "s3://bucket/folder";
+    let node = BucketNode::start(&server, url, true);
+    let volume = connect_through(url, &[node.at], |tcp, _| tcp).unwrap();
+    let writer = open_writer(url, &volume);
+    create(&*writer, "file", 0).unwrap().flush().unwrap();
+    let hidden = name(b"", b".spurline-part-new");
+    let whole = writer.whole_files().unwrap();
+    let refused = [
+        create(&*writer, ".spurline-upload-new", O_EXCL).map(drop),
+        create(&*writer, ".spurline-x/file", 0).map(drop),
+        writer.change(&Change::Mkdir { at: hidden, mode: 0o755, implied: false }, &root()).map(drop),
+        writer.change(&Change::Rename { from: name(b"", b"file"), to: hidden, flags: 0 }, &root()).map(drop),
+        whole.begin_file(b".spurline-rename-new", 0o644, &root()).map(drop),
+    ];
+    for outcome in refused {
+        assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Io(EPERM));
+    }
+    let mut found = [0; 4];
+    let file = writer.open(dir(b".spurline-part-old"), 0, &root()).unwrap();
+    assert_eq!(file.read_at(0, &mut found).unwrap(), 4);
+    assert_eq!(&found, b"part");
+    create(&*writer, "folder/.spurline-part-new", 0).unwrap().flush().unwrap();
+    drop((file, writer));
+    let keys = ["folder/.spurline-part-old", "folder/file", "folder/folder/.spurline-part-new"];
+    assert_eq!(server.keys(BUCKET), keys);
 }

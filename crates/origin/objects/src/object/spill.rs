@@ -90,21 +90,9 @@ impl OpenObject {
         range: Range<u64>,
         change: &dyn Fn(&mut StagedBytes) -> Result<()>,
     ) -> Result<()> {
-        loop {
-            match change(self.stage(changes)?) {
-                Err(error) if error.kind() == ErrorKind::NoSpace => {
-                    // Local files of objects that are published already go first.
-                    if !self.context.published.clear() && !self.context.requests.run(self.make_room(changes))? {
-                        return Err(error);
-                    }
-                }
-                changed => {
-                    changed?;
-                    self.note_change(changes, range);
-                    return Ok(());
-                }
-            }
-        }
+        stage_bytes(self, changes, change)?;
+        self.note_change(changes, range);
+        Ok(())
     }
 
     /// Makes space by parts of other files, after a write without space; its failure if that is another one, or if no file has any.
@@ -239,7 +227,7 @@ impl OpenObject {
         let is_full = range == self.context.options.part_lengths().range(number);
         if is_full
             && !is_sent
-            && !self.is_removed()
+            && self.is_changed()
             && let Err(error) = self.send_part(changes, number, range).await
         {
             tracing::debug!("part {number} is copied later: {error}");
@@ -280,5 +268,27 @@ impl OpenObject {
             etag,
             range: range.clone(),
         })
+    }
+}
+
+/// Puts bytes into local space, which may need room.
+///
+/// # Errors
+/// As [`OpenObject::change_bytes`].
+pub(super) fn stage_bytes(
+    file: &OpenObject,
+    changes: &mut ObjectChanges,
+    change: &dyn Fn(&mut StagedBytes) -> Result<()>,
+) -> Result<()> {
+    loop {
+        match change(file.stage(changes)?) {
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                // Local files of objects that are published already go first.
+                if !file.context.published.clear() && !file.context.requests.run(file.make_room(changes))? {
+                    return Err(error);
+                }
+            }
+            staged => return staged,
+        }
     }
 }

@@ -135,7 +135,7 @@ impl NodeHost {
         let changes = Arc::clone(&source);
         node.accept_writes(Box::new(move |volume| changes.open_writes(volume)));
         let requests = Arc::clone(&source);
-        node.accept_store_requests(StoreSettings::default(), Box::new(move |_| requests.open_requests()));
+        node.accept_store_requests(Some(StoreSettings::default()), Box::new(move |_| requests.open_requests()));
         let ended = Arc::new(AtomicBool::new(false));
         let (host, checked, until) = (Arc::clone(self), Arc::clone(&node), Arc::clone(&ended));
         std::thread::spawn(move || {
