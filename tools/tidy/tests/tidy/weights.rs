@@ -23,10 +23,10 @@ fn tree_weights() -> Vec<TreeWeight> {
     vec![
         weight("inherent methods of one type", most_methods as f64, 97.0, 40.0, first_owners),
         weight("optional methods of writes with one implementer", single.len() as f64, 10.0, 6.0, single),
-        weight("modules in import circles, in per cent", circular, 21.9, 12.0, circles),
+        weight("modules in import circles, in per cent", circular, 21.8, 12.0, circles),
         weight("assignments (a, b) = (x, y)", weights.tuple_assignments as f64, 0.0, 0.0, vec![]),
         weight("functions over 100 lines", weights.long_functions.len() as f64, 0.0, 0.0, weights.long_functions),
-        weight("lines of source", weights.lines as f64, 166_700.0, 140_000.0, vec![]),
+        weight("lines of source", weights.lines as f64, 166_900.0, 140_000.0, vec![]),
         weight("lines of tools/bench", weights.bench_lines as f64, 11_500.0, 8_000.0, vec![]),
     ]
 }
