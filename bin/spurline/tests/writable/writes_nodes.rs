@@ -243,6 +243,7 @@ fn open_files_are_found_again_under_other_names() {
     let make = |name: &str| {
         let mut file = OpenOptions::new().create_new(true).append(true).open(one.path(name)).unwrap();
         file.write_all(b"before, ").unwrap();
+        file.sync_all().unwrap();
         file
     };
     for folder in ["folder", "other", "gone"] {
@@ -270,7 +271,8 @@ fn open_files_are_found_again_under_other_names() {
             file.sync_all().unwrap();
         }
         if n == 1 {
-            assert_eq!((&lost).write_all(b"after").unwrap_err().raw_os_error(), Some(libc::ESTALE));
+            let written = (&lost).write_all(b"after").and_then(|()| lost.sync_all());
+            assert_eq!(written.unwrap_err().raw_os_error(), Some(libc::ESTALE));
         }
     }
     for name in ["folder/second", "log.1", "other/moved"] {

@@ -83,7 +83,10 @@ fn a_program_turns_appending_on_and_off() {
         let mut second = OpenOptions::new().append(true).open(two.path("log")).unwrap();
         for n in 0..50 {
             first.write_all(format!("A{n}\n").as_bytes()).unwrap();
+            // The next record of the other mount comes after.
+            first.sync_data().unwrap();
             second.write_all(format!("B{n}\n").as_bytes()).unwrap();
+            second.sync_data().unwrap();
         }
         let log = fs::read_to_string(&source).unwrap();
         let wanted: String = (0..50).map(|n| format!("A{n}\nB{n}\n")).collect();
@@ -99,6 +102,7 @@ fn a_program_turns_appending_on_and_off() {
             assert_eq!((bytes.len(), &bytes[10..14]), (before, &b"here"[..]), "{nodes} nodes, {way:?}");
             fcntl_setfl(file, fcntl_getfl(file).unwrap() | OFlags::APPEND).unwrap();
             file.write_all_at(b"end\n", 10).unwrap();
+            file.sync_all().unwrap();
             assert!(fs::read(&source).unwrap().ends_with(b"end\n"), "{nodes} nodes, {way:?}");
             fs::write(&source, vec![b'-'; before]).unwrap();
         }
