@@ -4,7 +4,7 @@
 use rustix::process::{Pid, Signal, kill_process};
 use spurline_rig::world::*;
 use spurline_rig::writable_group::Group;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::process::{Command, Stdio};
@@ -98,8 +98,8 @@ mod test_all {
     fn a_write_that_failed_is_not_made_later() {
         let Some(mut group) = Group::start(1) else { return };
         let mount = group.mount("mnt", 0, &["--peer-timeout", "2s"]);
-        let mut log = OpenOptions::new().create(true).append(true).open(mount.path("log")).unwrap();
         let flags = libc::O_SYNC;
+        let mut log = File::options().create(true).append(true).custom_flags(flags).open(mount.path("log")).unwrap();
         let synced =
             File::options().create_new(true).write(true).custom_flags(flags).open(mount.path("synced")).unwrap();
         let mut plain = File::create(mount.path("plain")).unwrap();
