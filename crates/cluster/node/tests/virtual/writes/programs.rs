@@ -100,6 +100,7 @@ pub(super) fn is_outage(error: &Error) -> bool {
         | ErrorKind::Unavailable
         | ErrorKind::Throttled
         | ErrorKind::OriginFailed
+        | ErrorKind::OriginDown
         | ErrorKind::Stale => true,
         ErrorKind::Io(errno) => matches!(errno, EIO | ESTALE),
         _ => false,
