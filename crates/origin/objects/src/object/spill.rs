@@ -108,6 +108,10 @@ impl OpenObject {
             match self.context.requests.run(other.make_room(&mut changes)) {
                 Ok(true) => return None,
                 Ok(false) => {}
+                // A conflict of the other file is for the writers of that file.
+                Err(error) if matches!(error.kind(), ErrorKind::Stale | ErrorKind::NotFound) => {
+                    tracing::debug!("an open file makes no room: {error}");
+                }
                 Err(error) => failure = error,
             }
         }
