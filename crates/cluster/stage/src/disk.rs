@@ -1,0 +1,488 @@
+//! What a node keeps of staged objects on its disks. [`FolderDisk`] is the real one. Everything that a call has returned is there
+//! after a loss of power.
+//!
+//! A part is a file: the bytes, a CRC32C of each chunk, and a footer. Manifests, with the bytes of small objects, are records of a
+//! database; all changes that wait are written by a single transaction.
+
+use crate::manifest::Manifest;
+use parking_lot::{Condvar, Mutex};
+use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use spurline_types::{Error, ErrorKind, Result};
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// Bytes with a checksum of their own.
+const CHUNK: u64 = 256 << 10;
+const MAGIC: &[u8; 8] = b"SPLSTG01";
+/// Length of the bytes, checksum of the table and the length, magic.
+const FOOTER: u64 = 8 + 4 + 8;
+/// Memory of the database's pages.
+const PAGE_CACHE: usize = 8 << 20;
+
+/// By mark: the length of the manifest in four bytes, the manifest, and the bytes of a small object.
+const OBJECTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("objects");
+/// The newest term by "term".
+const FACTS: TableDefinition<'_, &str, u64> = TableDefinition::new("facts");
+
+/// A change of the records of a disk.
+#[derive(Debug, Clone)]
+pub enum RecordChange {
+    /// The newest term that this node knows.
+    Term(u64),
+    /// A manifest, and the bytes of a small object; `None` leaves the bytes as they are.
+    Put(Box<Manifest>, Option<Vec<u8>>),
+    /// Removes a manifest.
+    Remove(String),
+}
+
+/// A part as a listing of a disk shows it.
+#[derive(Debug, Clone)]
+pub struct KeptPart {
+    /// The name.
+    pub name: String,
+    /// Bytes.
+    pub len: u64,
+    /// Time since the part was made.
+    pub age: Duration,
+}
+
+/// A part on its way to a disk. A drop removes what there is.
+pub trait PartWriter: Send {
+    /// Adds bytes.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn append(&mut self, bytes: &[u8]) -> Result<()>;
+    /// The part is complete, and durable when this returns.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn finish(self: Box<Self>) -> Result<()>;
+}
+
+/// The disks of a node.
+pub trait StageDisk: Send + Sync {
+    /// Begins a part.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn begin_part(&self, name: &str) -> Result<Box<dyn PartWriter>>;
+    /// Reads bytes of a part, and compares their checksums.
+    ///
+    /// # Errors
+    /// `NotFound`, `Corrupt`, the disk's.
+    fn read_part(&self, name: &str, from: u64, out: &mut [u8]) -> Result<()>;
+    /// The number of bytes of a part.
+    ///
+    /// # Errors
+    /// `NotFound`, `Corrupt`, the disk's.
+    fn part_len(&self, name: &str) -> Result<u64>;
+    /// Gives parts a further name each; durable when this returns.
+    ///
+    /// # Errors
+    /// As [`StageDisk::read_part`].
+    fn link_parts(&self, names: &[(String, String)]) -> Result<()>;
+    /// Removes a part, if there is one.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn remove_part(&self, name: &str) -> Result<()>;
+    /// All parts.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn parts(&self) -> Result<Vec<KeptPart>>;
+    /// Changes records, all or none; durable when this returns.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn change_records(&self, changes: Vec<RecordChange>) -> Result<()>;
+    /// All manifests, each with the number of bytes beside it.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn manifests(&self) -> Result<Vec<(Manifest, u64)>>;
+    /// The bytes beside a manifest.
+    ///
+    /// # Errors
+    /// `NotFound`, the disk's.
+    fn read_inline(&self, mark: &str) -> Result<Vec<u8>>;
+    /// The newest term that was recorded.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn term(&self) -> Result<u64>;
+}
+
+/// Changes of records, and their result.
+struct WaitingChange {
+    changes: Vec<RecordChange>,
+    outcome: Arc<Mutex<Option<Result<()>>>>,
+}
+
+#[derive(Default)]
+struct ChangeQueue {
+    waiting: Vec<WaitingChange>,
+    is_writing: bool,
+}
+
+/// Folders on the cache disks.
+pub struct FolderDisk {
+    folders: Vec<PathBuf>,
+    database: Database,
+    queue: Mutex<ChangeQueue>,
+    written: Condvar,
+}
+
+fn disk_error(path: &Path, error: &std::io::Error) -> Error {
+    let kind = match error.kind() {
+        std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::NoSpace,
+        _ => ErrorKind::Io(error.raw_os_error().unwrap_or(5)),
+    };
+    Error::new(kind, format!("{}: {error}", path.display()))
+}
+
+fn database_error(error: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Io(5), format!("the records of staged files: {error}"))
+}
+
+fn sync_folder(folder: &Path) -> Result<()> {
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| disk_error(folder, &error))
+}
+
+impl FolderDisk {
+    /// Opens or makes the folders `stage` below these ones. The records lie in the first.
+    ///
+    /// # Errors
+    /// The disk's; another process has the records open.
+    pub fn open(below: &[PathBuf]) -> Result<FolderDisk> {
+        let folders: Vec<PathBuf> = below.iter().map(|folder| folder.join("stage")).collect();
+        for folder in &folders {
+            let made = std::fs::create_dir_all(folder).and_then(|()| std::fs::read_dir(folder));
+            let listed = made.map_err(|error| disk_error(folder, &error))?;
+            // What a process has not finished.
+            for name in listed.flatten().map(|entry| entry.path()) {
+                if name.extension().is_some_and(|extension| extension == "new") {
+                    let _ = std::fs::remove_file(name);
+                }
+            }
+        }
+        let Some(first) = folders.first() else {
+            return Err(Error::new(ErrorKind::Invalid, "staged files need a cache disk"));
+        };
+        let path = first.join("records.redb");
+        let database = Database::builder().set_cache_size(PAGE_CACHE).create(&path);
+        let database =
+            database.map_err(|error| Error::new(ErrorKind::Invalid, format!("{}: {error}", path.display())))?;
+        let transaction = database.begin_write().map_err(database_error)?;
+        transaction.open_table(OBJECTS).map_err(database_error)?;
+        transaction.open_table(FACTS).map_err(database_error)?;
+        transaction.commit().map_err(database_error)?;
+        sync_folder(first)?;
+        Ok(FolderDisk { folders, database, queue: Mutex::default(), written: Condvar::new() })
+    }
+
+    /// The file of a part: its name decides the folder.
+    fn path_of(&self, part: &str) -> PathBuf {
+        let folder = crc32c::crc32c(part.as_bytes()) as usize % self.folders.len();
+        self.folders[folder].join(format!("{part}.part"))
+    }
+
+    fn open_part(&self, name: &str) -> Result<OpenPart> {
+        let path = self.path_of(name);
+        let read = File::open(&path).and_then(|file| {
+            let size = file.metadata()?.len();
+            let mut footer = [0; FOOTER as usize];
+            file.read_exact_at(&mut footer, size.saturating_sub(FOOTER))?;
+            let (len, rest) = footer.split_at(8);
+            let len = u64::from_le_bytes(len.try_into().unwrap_or_default());
+            let table_len = len.div_ceil(CHUNK) * 4;
+            if rest[4..] != *MAGIC || len + table_len + FOOTER != size {
+                return Ok(None);
+            }
+            let mut table = vec![0; table_len as usize];
+            file.read_exact_at(&mut table, len)?;
+            let sum = crc32c::crc32c_append(crc32c::crc32c(&table), &footer[..8]);
+            Ok((rest[..4] == sum.to_le_bytes()).then_some(OpenPart { file, len, table }))
+        });
+        let spoilt = || Error::new(ErrorKind::Corrupt, format!("{}: its checksums are damaged", path.display()));
+        read.map_err(|error| disk_error(&path, &error))?.ok_or_else(spoilt)
+    }
+
+    fn write_changes(&self, waiting: &[WaitingChange]) -> Result<()> {
+        let transaction = self.database.begin_write().map_err(database_error)?;
+        {
+            let mut objects = transaction.open_table(OBJECTS).map_err(database_error)?;
+            let mut facts = transaction.open_table(FACTS).map_err(database_error)?;
+            for change in waiting.iter().flat_map(|waiting| &waiting.changes) {
+                match change {
+                    RecordChange::Term(term) => drop(facts.insert("term", *term).map_err(database_error)?),
+                    RecordChange::Remove(mark) => drop(objects.remove(mark.as_str()).map_err(database_error)?),
+                    RecordChange::Put(manifest, bytes) => {
+                        let kept = match bytes {
+                            Some(bytes) => bytes.clone(),
+                            None => {
+                                let found = objects.get(manifest.mark.as_str()).map_err(database_error)?;
+                                found.map(|found| inline_of(found.value()).to_vec()).unwrap_or_default()
+                            }
+                        };
+                        let record = record_of(manifest, &kept)?;
+                        objects.insert(manifest.mark.as_str(), record.as_slice()).map_err(database_error)?;
+                    }
+                }
+            }
+        }
+        transaction.commit().map_err(database_error)
+    }
+}
+
+fn record_of(manifest: &Manifest, bytes: &[u8]) -> Result<Vec<u8>> {
+    let text = serde_json::to_vec(manifest).map_err(database_error)?;
+    let mut record = (text.len() as u32).to_le_bytes().to_vec();
+    record.extend_from_slice(&text);
+    record.extend_from_slice(bytes);
+    Ok(record)
+}
+
+/// The two halves of a record.
+fn split_record(record: &[u8]) -> (&[u8], &[u8]) {
+    let Some((len, rest)) = record.split_first_chunk::<4>() else { return (&[], &[]) };
+    rest.split_at_checked(u32::from_le_bytes(*len) as usize).unwrap_or((rest, &[]))
+}
+
+fn inline_of(record: &[u8]) -> &[u8] {
+    split_record(record).1
+}
+
+struct OpenPart {
+    file: File,
+    len: u64,
+    table: Vec<u8>,
+}
+
+impl OpenPart {
+    /// Reads the chunks around these bytes.
+    fn read(&self, name: &str, from: u64, out: &mut [u8]) -> Result<()> {
+        let end = from + out.len() as u64;
+        if end > self.len {
+            let why = format!("part {name} has {} bytes, and {from} to {end} were asked for", self.len);
+            return Err(Error::new(ErrorKind::Invalid, why));
+        }
+        let mut chunk = vec![0; CHUNK as usize];
+        let mut at = from;
+        while at < end {
+            let index = at / CHUNK;
+            let start = index * CHUNK;
+            let chunk = &mut chunk[..(self.len - start).min(CHUNK) as usize];
+            self.file.read_exact_at(chunk, start).map_err(|error| disk_error(Path::new(name), &error))?;
+            let sum = self.table.get(index as usize * 4..index as usize * 4 + 4);
+            if sum != Some(&crc32c::crc32c(chunk).to_le_bytes()[..]) {
+                let why =
+                    format!("part {name}: the bytes from {start} have another checksum than they were written with");
+                return Err(Error::new(ErrorKind::Corrupt, why));
+            }
+            let until = end.min(start + CHUNK);
+            out[(at - from) as usize..(until - from) as usize]
+                .copy_from_slice(&chunk[(at - start) as usize..(until - start) as usize]);
+            at = until;
+        }
+        Ok(())
+    }
+}
+
+/// A part file that is being written, under another name.
+struct FolderPart {
+    file: File,
+    new: PathBuf,
+    path: PathBuf,
+    len: u64,
+    table: Vec<u8>,
+    /// Checksum of the chunk that is not full.
+    sum: u32,
+}
+
+impl FolderPart {
+    fn write(&mut self, mut bytes: &[u8]) -> std::io::Result<()> {
+        self.file.write_all(bytes)?;
+        while !bytes.is_empty() {
+            let room = (CHUNK - self.len % CHUNK) as usize;
+            let (now, later) = bytes.split_at(room.min(bytes.len()));
+            self.sum = crc32c::crc32c_append(self.sum, now);
+            self.len += now.len() as u64;
+            if self.len.is_multiple_of(CHUNK) {
+                self.table.extend_from_slice(&std::mem::take(&mut self.sum).to_le_bytes());
+            }
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) -> std::io::Result<()> {
+        if !self.len.is_multiple_of(CHUNK) {
+            self.table.extend_from_slice(&self.sum.to_le_bytes());
+        }
+        let len = self.len.to_le_bytes();
+        let sum = crc32c::crc32c_append(crc32c::crc32c(&self.table), &len);
+        let footer = [&self.table[..], &len, &sum.to_le_bytes(), MAGIC].concat();
+        self.file.write_all(&footer)?;
+        self.file.sync_all()?;
+        std::fs::rename(&self.new, &self.path)
+    }
+}
+
+impl PartWriter for FolderPart {
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.write(bytes).map_err(|error| disk_error(&self.new, &error))
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<()> {
+        self.close().map_err(|error| disk_error(&self.path, &error))?;
+        self.path.parent().map_or(Ok(()), sync_folder)
+    }
+}
+
+impl Drop for FolderPart {
+    fn drop(&mut self) {
+        // Absent after the end.
+        let _ = std::fs::remove_file(&self.new);
+    }
+}
+
+impl StageDisk for FolderDisk {
+    fn begin_part(&self, name: &str) -> Result<Box<dyn PartWriter>> {
+        let path = self.path_of(name);
+        let new = path.with_extension("new");
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&new);
+        let file = file.map_err(|error| disk_error(&new, &error))?;
+        Ok(Box::new(FolderPart { file, new, path, len: 0, table: Vec::new(), sum: 0 }))
+    }
+
+    fn read_part(&self, name: &str, from: u64, out: &mut [u8]) -> Result<()> {
+        self.open_part(name)?.read(name, from, out)
+    }
+
+    fn part_len(&self, name: &str) -> Result<u64> {
+        Ok(self.open_part(name)?.len)
+    }
+
+    fn link_parts(&self, names: &[(String, String)]) -> Result<()> {
+        let mut touched: Vec<PathBuf> = Vec::new();
+        for (old, new) in names {
+            let from = self.path_of(old);
+            let to = self.path_of(new);
+            match std::fs::hard_link(&from, &to) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                // On another disk.
+                Err(error) if error.kind() == std::io::ErrorKind::CrossesDevices => self.copy_part(old, new)?,
+                linked => linked.map_err(|error| disk_error(&from, &error))?,
+            }
+            touched
+                .extend(to.parent().filter(|parent| !touched.iter().any(|known| known == parent)).map(PathBuf::from));
+        }
+        touched.iter().try_for_each(|folder| sync_folder(folder))
+    }
+
+    fn remove_part(&self, name: &str) -> Result<()> {
+        let path = self.path_of(name);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(disk_error(&path, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn parts(&self) -> Result<Vec<KeptPart>> {
+        let mut parts = Vec::new();
+        let now = SystemTime::now();
+        for folder in &self.folders {
+            let listed = std::fs::read_dir(folder).map_err(|error| disk_error(folder, &error))?;
+            for entry in listed.flatten() {
+                let path = entry.path();
+                let name = path.file_stem().and_then(|name| name.to_str());
+                let is_part = path.extension().is_some_and(|extension| extension == "part");
+                let (Some(name), true, Ok(facts)) = (name, is_part, entry.metadata()) else { continue };
+                let made = facts.modified().unwrap_or(now);
+                let age = now.duration_since(made).unwrap_or_default();
+                parts.push(KeptPart { name: name.to_owned(), len: facts.len(), age });
+            }
+        }
+        Ok(parts)
+    }
+
+    fn change_records(&self, changes: Vec<RecordChange>) -> Result<()> {
+        let outcome = Arc::new(Mutex::new(None));
+        let mut queue = self.queue.lock();
+        queue.waiting.push(WaitingChange { changes, outcome: Arc::clone(&outcome) });
+        loop {
+            if let Some(outcome) = outcome.lock().take() {
+                return outcome;
+            }
+            if queue.is_writing {
+                self.written.wait(&mut queue);
+                continue;
+            }
+            let waiting = std::mem::take(&mut queue.waiting);
+            queue.is_writing = true;
+            drop(queue);
+            let result = self.write_changes(&waiting);
+            queue = self.queue.lock();
+            waiting.iter().for_each(|waiting| *waiting.outcome.lock() = Some(result.clone()));
+            queue.is_writing = false;
+            self.written.notify_all();
+        }
+    }
+
+    fn manifests(&self) -> Result<Vec<(Manifest, u64)>> {
+        let transaction = self.database.begin_read().map_err(database_error)?;
+        let objects = transaction.open_table(OBJECTS).map_err(database_error)?;
+        let mut found = HashMap::new();
+        for record in objects.iter().map_err(database_error)? {
+            let (mark, record) = record.map_err(database_error)?;
+            let (text, inline) = split_record(record.value());
+            let manifest: Manifest = serde_json::from_slice(text).map_err(|error| {
+                let why = format!(
+                    "the record of staged file {}: {error}; a newer release may have written this",
+                    mark.value()
+                );
+                Error::new(ErrorKind::Invalid, why)
+            })?;
+            found.insert(mark.value().to_owned(), (manifest, inline.len() as u64));
+        }
+        Ok(found.into_values().collect())
+    }
+
+    fn read_inline(&self, mark: &str) -> Result<Vec<u8>> {
+        let transaction = self.database.begin_read().map_err(database_error)?;
+        let objects = transaction.open_table(OBJECTS).map_err(database_error)?;
+        let found = objects.get(mark).map_err(database_error)?;
+        let absent = || Error::new(ErrorKind::NotFound, format!("no record of staged file {mark}"));
+        Ok(inline_of(found.ok_or_else(absent)?.value()).to_vec())
+    }
+
+    fn term(&self) -> Result<u64> {
+        let transaction = self.database.begin_read().map_err(database_error)?;
+        let facts = transaction.open_table(FACTS).map_err(database_error)?;
+        Ok(facts.get("term").map_err(database_error)?.map_or(0, |term| term.value()))
+    }
+}
+
+impl FolderDisk {
+    fn copy_part(&self, old: &str, new: &str) -> Result<()> {
+        let part = self.open_part(old)?;
+        let mut copy = self.begin_part(new)?;
+        let mut at = 0;
+        let mut bytes = vec![0; CHUNK as usize];
+        while at < part.len {
+            let bytes = &mut bytes[..(part.len - at).min(CHUNK) as usize];
+            part.read(old, at, bytes)?;
+            copy.append(bytes)?;
+            at += bytes.len() as u64;
+        }
+        copy.finish()
+    }
+}

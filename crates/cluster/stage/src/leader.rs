@@ -1,0 +1,438 @@
+//! The leader of a term: takes, copies and removes staged objects, and answers what is known of names. A change counts when two
+//! failure domains have it on their disks.
+
+mod nodes;
+mod publish;
+mod recovery;
+
+use crate::ledger::{Admitted, Ledger};
+use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, Piece, StageClass, StoreBase, staged_mark};
+use crate::message::{Answer, CopyCall, NewObject, Reply, StageCall, StageReply};
+use crate::peers::{TermRecord, no_leader, reply_of};
+use crate::shared::{CALL_TIME, StageShared, new_name, stale};
+use nodes::NodeTable;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use spurline_object_store::{RequestFailure, WriteCondition, mark_in};
+use spurline_types::ErrorKind;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+pub use recovery::take_over;
+
+/// Longest time of a change.
+const CHANGE_TIME: Duration = Duration::from_secs(20);
+/// A leader that nobody has confirmed for this long answers nothing.
+pub const VALID_TIME: Duration = Duration::from_secs(6);
+/// An upload is late after this time.
+const UPLOAD_DEADLINE: Duration = Duration::from_secs(60);
+/// Nodes that are tried for a copy.
+const TRIES: usize = 4;
+/// Failure domains that have a staged object.
+pub const DOMAINS: usize = 2;
+
+/// See the head of this file.
+pub struct Leader {
+    shared: Arc<StageShared>,
+    record: Arc<dyn TermRecord>,
+    term: u64,
+    instance: u64,
+    ledger: Mutex<Ledger>,
+    changed: Condvar,
+    nodes: NodeTable,
+    /// All acknowledged objects were found at the begin of the term, for at most one failure domain was away.
+    is_complete: bool,
+    valid_until: Mutex<Instant>,
+    is_over: AtomicBool,
+}
+
+/// A name to which a single change is made at a time.
+struct NameLock<'a> {
+    leader: &'a Leader,
+    at: BucketKey,
+}
+
+impl Drop for NameLock<'_> {
+    fn drop(&mut self) {
+        self.leader.ledger.lock().locked.remove(&self.at);
+        self.leader.changed.notify_all();
+    }
+}
+
+/// Seconds since 1970.
+fn seconds_now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+impl Leader {
+    /// Whether another leader may have taken over.
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Ends the term.
+    pub fn step_down(&self, why: &str) {
+        if !self.is_over.swap(true, Ordering::AcqRel) {
+            tracing::info!("this node keeps the order of staged files no longer (term {}): {why}", self.term);
+        }
+        self.changed.notify_all();
+    }
+
+    fn check_valid(&self) -> Answer<()> {
+        if self.is_over() || Instant::now() > *self.valid_until.lock() { Err(no_leader()) } else { Ok(()) }
+    }
+
+    /// Answers a call, to the leader or to any node.
+    pub fn serve_any(self: &Arc<Self>, call: StageCall, bytes: Vec<u8>) -> Reply {
+        if !call.is_for_leader() {
+            return reply_of(self.shared.serve(call, &bytes));
+        }
+        match self.check_valid() {
+            Ok(()) => reply_of(self.answer(call, bytes)),
+            Err(_) => StageReply::NotLeader(None).into(),
+        }
+    }
+
+    fn answer(self: &Arc<Self>, call: StageCall, bytes: Vec<u8>) -> Answer<Reply> {
+        Ok(match call {
+            StageCall::Find(at) => StageReply::Known(self.ledger.lock().find(&at)),
+            StageCall::FindBelow { prefix, after, is_folded } => {
+                let (names, has_more) = self.ledger.lock().find_below(&prefix, &after, is_folded);
+                StageReply::Names(names, has_more)
+            }
+            StageCall::Locate { at, etag } => StageReply::Located(self.ledger.lock().locate(&at, &etag)),
+            StageCall::Commit(new) => StageReply::Text(self.commit(new, bytes)?),
+            StageCall::Copy(copy) => self.copy(copy)?,
+            StageCall::Remove { at, condition } => self.remove(&at, &condition)?,
+            StageCall::ListUnsaved => StageReply::Unsaved(self.ledger.lock().unsaved(Instant::now())),
+            StageCall::Drop(at) => {
+                let deadline = Instant::now() + CHANGE_TIME;
+                let _lock = self.lock_name(&at, deadline)?;
+                self.ledger.lock().remove(&at);
+                self.changed.notify_all();
+                StageReply::Done
+            }
+            other => return self.shared.serve(other, &bytes),
+        }
+        .into())
+    }
+
+    fn lock_name(&self, at: &BucketKey, deadline: Instant) -> Answer<NameLock<'_>> {
+        let mut ledger = self.ledger.lock();
+        while ledger.locked.contains(at) {
+            if self.changed.wait_until(&mut ledger, deadline).timed_out() {
+                let why = format!("another change of '{}' takes too long", at.key);
+                return Err(RequestFailure::transient(ErrorKind::Timeout, why));
+            }
+        }
+        ledger.locked.insert(at.clone());
+        Ok(NameLock { leader: self, at: at.clone() })
+    }
+
+    /// Takes an object; its version.
+    fn commit(self: &Arc<Self>, new: NewObject, inline: Vec<u8>) -> Answer<String> {
+        let _lock = self.lock_name(&new.at, Instant::now() + CHANGE_TIME)?;
+        self.commit_locked(new, inline)
+    }
+
+    fn commit_locked(self: &Arc<Self>, new: NewObject, inline: Vec<u8>) -> Answer<String> {
+        let mark = new.attributes.mark().unwrap_or_else(new_name);
+        let (base, begun) = match self.ledger.lock().admit(&new.at, &new.condition, &mark)? {
+            Admitted::Known(etag) => return Ok(etag),
+            Admitted::New(base, begun) => (base, begun),
+        };
+        let holders = if new.pieces.is_empty() { self.choose_holders(new.class)? } else { holders_of(&new.pieces) };
+        let order = self.next_order();
+        let manifest = Manifest {
+            at: new.at,
+            attributes: new.attributes.marked(&mark),
+            mark,
+            term: self.term,
+            order,
+            phase: Phase::Waiting,
+            class: new.class,
+            base,
+            begun,
+            size: new.size,
+            pieces: new.pieces,
+            closed_s: seconds_now(),
+            holders,
+            former: Vec::new(),
+            revision: 0,
+        };
+        let manifest = self.hold_everywhere(manifest, &inline)?;
+        let etag = manifest.etag();
+        let stats = &self.shared.stats.stage;
+        stats.acknowledged_objects.add(1);
+        stats.acknowledged_bytes.add(manifest.size);
+        self.ledger.lock().enter(manifest, Instant::now(), false);
+        self.changed.notify_all();
+        Ok(etag)
+    }
+
+    fn next_order(&self) -> u64 {
+        let mut ledger = self.ledger.lock();
+        ledger.order += 1;
+        ledger.order
+    }
+
+    /// Has all holders keep a manifest, or others in their place; the manifest as kept.
+    fn hold_everywhere(self: &Arc<Self>, mut manifest: Manifest, inline: &[u8]) -> Answer<Manifest> {
+        for _ in 0..TRIES {
+            let call = StageCall::Hold { term: self.term, manifest: Box::new(manifest.clone()) };
+            let results = self.call_all(&manifest.holders, &call, inline);
+            let mut failed = Vec::new();
+            let mut last = None;
+            for (node, result) in results {
+                if let Err(failure) = result {
+                    tracing::debug!(node, "a node did not take a staged file: {}", failure.error);
+                    failed.push(node);
+                    last = Some(failure);
+                }
+            }
+            let Some(failure) = last else { return Ok(manifest) };
+            if self.is_over() {
+                return Err(no_leader());
+            }
+            let replaced = self.replace_holders(&manifest, &failed, !inline.is_empty());
+            let Ok(replaced) = replaced else {
+                self.withdraw(&manifest);
+                return Err(failure);
+            };
+            manifest = replaced;
+        }
+        self.withdraw(&manifest);
+        let why = format!("no two nodes of different failure domains take '{}' now", manifest.at.key);
+        Err(RequestFailure::transient(ErrorKind::Unavailable, why))
+    }
+
+    /// Has all nodes forget a manifest that did not count.
+    fn withdraw(&self, manifest: &Manifest) {
+        self.ledger.lock().end(manifest);
+        self.changed.notify_all();
+    }
+
+    /// Sends a call to several nodes at once.
+    fn call_all(self: &Arc<Self>, nodes: &[String], call: &StageCall, bytes: &[u8]) -> Vec<(String, Answer<Reply>)> {
+        let Some((last, others)) = nodes.split_last() else { return Vec::new() };
+        std::thread::scope(|scope| {
+            let started: Vec<_> =
+                others.iter().map(|node| (node, scope.spawn(move || self.order(node, call, bytes)))).collect();
+            let last = (last.clone(), self.order(last, call, bytes));
+            let joined = started.into_iter().map(|(node, thread)| {
+                let lost =
+                    || RequestFailure::transient(ErrorKind::Unavailable, "the thread of a call ended".to_owned());
+                (node.clone(), thread.join().unwrap_or_else(|_| Err(lost())))
+            });
+            joined.chain([last]).collect()
+        })
+    }
+
+    /// Sends a call to a node. A newer term there ends this one.
+    fn order(self: &Arc<Self>, node: &str, call: &StageCall, bytes: &[u8]) -> Answer<Reply> {
+        if self.is_over() {
+            return Err(no_leader());
+        }
+        let reply = self.shared.call(node, call, bytes, CALL_TIME).inspect_err(|_| self.nodes.note_silent(node))?;
+        if let StageReply::OldTerm(term) = reply.reply {
+            self.step_down(&format!("node {node} follows term {term}"));
+        }
+        crate::peers::succeeded(reply)
+    }
+
+    /// Removes an object.
+    fn remove(self: &Arc<Self>, at: &BucketKey, condition: &StoreBase) -> Answer<StageReply> {
+        let deadline = Instant::now() + CHANGE_TIME;
+        let _lock = self.lock_name(at, deadline)?;
+        let mut ledger = self.ledger.lock();
+        let Some(entry) = ledger.entries.get(at) else {
+            drop(ledger);
+            let condition = self.real_condition(at, condition)?;
+            self.ledger.lock().forget_saved(at);
+            return Ok(StageReply::AskStore { condition, source: None });
+        };
+        let is_gone = entry.manifest.phase != Phase::Waiting;
+        let holds = match condition {
+            StoreBase::Any => true,
+            StoreBase::Absent => false,
+            StoreBase::Version(etag) => is_gone || *etag == entry.manifest.etag(),
+        };
+        if !holds {
+            return Err(stale(at));
+        }
+        let is_at_group_only =
+            entry.manifest.base == StoreBase::Absent && entry.manifest.begun.is_empty() && !entry.begun;
+        if is_at_group_only || entry.manifest.class != StageClass::Staged {
+            ledger.remove(at);
+            drop(ledger);
+            self.changed.notify_all();
+            return Ok(StageReply::Done);
+        }
+        let manifest = entry.manifest.clone();
+        drop(ledger);
+        self.remove_at_store(manifest, deadline).inspect_err(|_| {
+            self.ledger.lock().queue_at(Instant::now() + CHANGE_TIME, at);
+        })?;
+        Ok(StageReply::Done)
+    }
+
+    /// Removes an object that the store may have, in this content or an earlier one.
+    fn remove_at_store(self: &Arc<Self>, manifest: Manifest, deadline: Instant) -> Answer<()> {
+        let at = manifest.at.clone();
+        let marks = vec![manifest.mark.clone()];
+        let call = StageCall::SetPhases { term: self.term, marks, phase: Phase::Removing };
+        let told = self.call_all(&manifest.holders, &call, &[]);
+        if told.iter().filter(|(_, result)| result.is_ok()).count() == 0 {
+            return Err(no_leader());
+        }
+        let mut ledger = self.ledger.lock();
+        if let Some(entry) = ledger.entries.get_mut(&at) {
+            entry.manifest.phase = Phase::Removing;
+        }
+        while ledger.uploading.contains_key(&at) {
+            if self.changed.wait_until(&mut ledger, deadline).timed_out() {
+                let why = format!("the upload of '{}' has not ended yet", at.key);
+                return Err(RequestFailure::transient(ErrorKind::Timeout, why));
+            }
+        }
+        drop(ledger);
+        let found = self.shared.head_at_store(&at)?;
+        if let Some(found) = found
+            && let Some(etag) = found.raw.etag.as_deref().map(|etag| etag.trim_matches('"').to_owned())
+        {
+            let is_ours = mark_in(&found.attributes).is_some_and(|mark| is_mark_of(&manifest, mark));
+            let is_base = match &manifest.base {
+                StoreBase::Any => true,
+                StoreBase::Absent => false,
+                StoreBase::Version(base) => *base == etag,
+            };
+            // Another object of the name stays.
+            if is_ours || is_base {
+                let condition = WriteCondition::Version(etag);
+                let delete = async |sides: spurline_object_store::BucketSides<'_>| {
+                    sides.writes.delete(&at.key, &condition).await
+                };
+                self.shared.at_store(&at.bucket, Duration::ZERO, delete)?;
+            }
+        }
+        self.ledger.lock().remove(&at);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// A condition for the store: versions of the group become those of the store.
+    fn real_condition(&self, at: &BucketKey, condition: &StoreBase) -> Answer<StoreBase> {
+        match condition {
+            StoreBase::Version(etag) if staged_mark(etag).is_some() => {
+                Ok(StoreBase::Version(self.real_version(at, etag)?))
+            }
+            other => Ok(other.clone()),
+        }
+    }
+
+    /// The store's version of an object that was uploaded.
+    fn real_version(&self, at: &BucketKey, etag: &str) -> Answer<String> {
+        if let crate::message::Located::Saved(real) = self.ledger.lock().locate(at, etag) {
+            return Ok(real);
+        }
+        let found = self.shared.head_at_store(at)?.ok_or_else(|| stale(at))?;
+        let is_same = mark_in(&found.attributes).is_some() && mark_in(&found.attributes) == staged_mark(etag);
+        let real = found.raw.etag.filter(|_| is_same).ok_or_else(|| stale(at))?;
+        Ok(real.trim_matches('"').to_owned())
+    }
+
+    /// Copies an object.
+    fn copy(self: &Arc<Self>, copy: CopyCall) -> Answer<StageReply> {
+        let CopyCall { from, etag, to, attributes, condition } = copy;
+        let deadline = Instant::now() + CHANGE_TIME;
+        let _lock = self.lock_name(&to, deadline)?;
+        let source = self.ledger.lock().entries.get(&from).map(|entry| entry.manifest.clone());
+        let source = source.filter(|manifest| manifest.phase == Phase::Waiting);
+        let source = source.filter(|manifest| etag.as_ref().is_none_or(|etag| *etag == manifest.etag()));
+        if let Some(source) = source {
+            let attributes = attributes.unwrap_or_else(|| source.attributes.marked(&new_name()));
+            return Ok(StageReply::Text(self.copy_staged(&source, &to, attributes, condition)?));
+        }
+        let source = match &etag {
+            Some(etag) if staged_mark(etag).is_some() => Some(self.real_version(&from, etag)?),
+            other => other.clone(),
+        };
+        self.flush(&to, deadline)?;
+        let condition = self.real_condition(&to, &condition)?;
+        self.ledger.lock().forget_saved(&to);
+        Ok(StageReply::AskStore { condition, source })
+    }
+
+    /// Waits until the store has what is staged of a name.
+    fn flush(&self, at: &BucketKey, deadline: Instant) -> Answer<()> {
+        let mut ledger = self.ledger.lock();
+        if ledger.entries.contains_key(at) {
+            ledger.queue_at(Instant::now(), at);
+            self.changed.notify_all();
+        }
+        while ledger.entries.contains_key(at) {
+            if self.changed.wait_until(&mut ledger, deadline).timed_out() {
+                let why = format!("'{}' is not uploaded yet", at.key);
+                return Err(RequestFailure::transient(ErrorKind::Timeout, why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Stages the bytes of a staged object under another name.
+    fn copy_staged(
+        self: &Arc<Self>,
+        source: &Manifest,
+        to: &BucketKey,
+        attributes: KeptAttributes,
+        condition: StoreBase,
+    ) -> Answer<String> {
+        let mark = attributes.mark().unwrap_or_else(new_name);
+        if let Admitted::Known(etag) = self.ledger.lock().admit(to, &condition, &mark)? {
+            return Ok(etag);
+        }
+        let inline = if source.pieces.is_empty() { self.shared.read_manifest(source)?.to_vec() } else { Vec::new() };
+        let pieces = self.link_pieces(&source.pieces)?;
+        let class = source.class;
+        let attributes = attributes.marked(&mark);
+        let new = NewObject { at: to.clone(), attributes, condition, class, size: source.size, pieces };
+        self.commit_locked(new, inline)
+    }
+
+    /// The same bytes as other parts.
+    fn link_pieces(self: &Arc<Self>, pieces: &[Piece]) -> Answer<Vec<Piece>> {
+        let mut linked = pieces.to_vec();
+        let mut names: HashMap<String, String> = HashMap::new();
+        let mut at_nodes: HashMap<String, BTreeSet<(String, String)>> = HashMap::new();
+        for slice in linked.iter_mut().flat_map(|piece| &mut piece.slices) {
+            let new = names.entry(slice.part.clone()).or_insert_with(new_name).clone();
+            for node in &slice.holders {
+                at_nodes.entry(node.clone()).or_default().insert((slice.part.clone(), new.clone()));
+            }
+            slice.part = new;
+        }
+        for (node, names) in at_nodes {
+            self.order(&node, &StageCall::LinkParts(names.into_iter().collect()), &[])?;
+        }
+        Ok(linked)
+    }
+
+    fn wait_change<'a>(&'a self, mut ledger: MutexGuard<'a, Ledger>, until: Instant) -> MutexGuard<'a, Ledger> {
+        self.changed.wait_until(&mut ledger, until);
+        ledger
+    }
+}
+
+/// Whether the mark is that of this content, or of an earlier one that this replaces.
+fn is_mark_of(manifest: &Manifest, mark: &str) -> bool {
+    let is_base = matches!(&manifest.base, StoreBase::Version(etag) if staged_mark(etag) == Some(mark));
+    manifest.mark == mark || is_base || manifest.begun.iter().any(|begun| begun == mark)
+}
+
+/// All nodes with these parts.
+fn holders_of(pieces: &[Piece]) -> Vec<String> {
+    let slices = pieces.iter().flat_map(|piece| &piece.slices);
+    let nodes: BTreeSet<&String> = slices.flat_map(|slice| &slice.holders).collect();
+    nodes.into_iter().cloned().collect()
+}

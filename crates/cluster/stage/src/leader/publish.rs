@@ -1,0 +1,355 @@
+//! Uploads of staged objects, oldest first, by the nodes that have the bytes; what follows after a conflict; and the end of objects that are
+//! done.
+
+use super::{Leader, is_mark_of, seconds_now};
+use crate::manifest::{BucketKey, Manifest, Phase, Piece, StageClass, StoreBase, staged_mark};
+use crate::message::{Answer, NewObject, StageCall};
+use crate::shared::{new_name, text_of};
+use spurline_object_store::{
+    AnswerProgress, BucketSides, ObjectAttributes, RequestFailure, UploadedPart, WriteCondition, assembly_time,
+    mark_in, transfer_time,
+};
+use spurline_types::ErrorKind;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Parts of an object on their way at once.
+const PARTS_AT_ONCE: usize = 8;
+/// The time of an upload by another node, beside that of the bytes.
+const UPLOAD_TIME: Duration = Duration::from_secs(90);
+/// How often holders are told what is done.
+const DONE_INTERVAL: Duration = Duration::from_millis(200);
+/// Longest wait of a thread of uploads.
+const IDLE_WAIT: Duration = Duration::from_secs(1);
+/// Time between two attempts of a removal.
+const REMOVAL_PAUSE: Duration = Duration::from_secs(5);
+/// Objects that a call names.
+const MARKS_AT_ONCE: usize = 500;
+
+enum Published {
+    /// The store has the object under this etag.
+    Saved(String),
+    /// The store has another object of the name.
+    Conflict,
+}
+
+impl Leader {
+    /// Uploads objects until the term is over.
+    pub fn run_uploads(self: &Arc<Self>) {
+        while !self.is_over() {
+            let mut ledger = self.ledger.lock();
+            let manifest = match ledger.take_job(Instant::now()) {
+                Ok(manifest) => manifest,
+                Err(next) => {
+                    let latest = Instant::now() + IDLE_WAIT;
+                    drop(self.wait_change(ledger, next.map_or(latest, |next| next.min(latest))));
+                    continue;
+                }
+            };
+            drop(ledger);
+            match manifest.phase {
+                Phase::Waiting => self.upload(&manifest),
+                Phase::Removing | Phase::Done => self.end_removal(&manifest),
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    /// Removes at the store what an earlier leader, or a call without a result, has begun to remove.
+    fn end_removal(self: &Arc<Self>, manifest: &Manifest) {
+        let deadline = Instant::now() + IDLE_WAIT;
+        let removed = self.lock_name(&manifest.at, deadline).and_then(|_lock| {
+            let is_same = {
+                let ledger = self.ledger.lock();
+                ledger.entries.get(&manifest.at).is_some_and(|entry| entry.manifest.mark == manifest.mark)
+            };
+            if is_same { self.remove_at_store(manifest.clone(), deadline) } else { Ok(()) }
+        });
+        if let Err(failure) = removed {
+            tracing::debug!("'{}' is not removed yet: {}", manifest.at.key, failure.error);
+            self.ledger.lock().queue_at(Instant::now() + REMOVAL_PAUSE, &manifest.at);
+        }
+    }
+
+    fn upload(self: &Arc<Self>, manifest: &Manifest) {
+        let published = self.publish(manifest);
+        let stats = &self.shared.stats.stage;
+        let published = match published {
+            Ok(Published::Conflict) => self.keep_both(manifest),
+            Ok(Published::Saved(real)) => {
+                self.ledger.lock().note_saved(manifest, &real, Instant::now());
+                stats.uploaded_objects.add(1);
+                stats.uploaded_bytes.add(manifest.size);
+                return;
+            }
+            Err(failure) => Err(failure),
+        };
+        if let Err(failure) = published {
+            stats.upload_failures.add(1);
+            let why = failure.error.message();
+            tracing::warn!("the staged file '{}' is not uploaded yet: {why}", manifest.at.key);
+            self.ledger.lock().note_failed(manifest, why, Instant::now());
+        }
+    }
+
+    /// The condition of an upload; or the etag, if the store has the object already.
+    fn resolve_base(&self, manifest: &Manifest) -> Answer<Result<StoreBase, String>> {
+        let is_of_group = matches!(&manifest.base, StoreBase::Version(etag) if staged_mark(etag).is_some());
+        if manifest.begun.is_empty() && !is_of_group {
+            return Ok(Ok(manifest.base.clone()));
+        }
+        self.compare_with_store(manifest).map(|found| found.unwrap_or(Ok(manifest.base.clone())))
+    }
+
+    /// What the object at the store means for an upload; `None` if nothing is known of the object there.
+    fn compare_with_store(&self, manifest: &Manifest) -> Answer<Option<Result<StoreBase, String>>> {
+        let Some(found) = self.shared.head_at_store(&manifest.at)? else { return Ok(None) };
+        let etag = found.raw.etag.as_deref().unwrap_or_default().trim_matches('"').to_owned();
+        Ok(match mark_in(&found.attributes) {
+            Some(mark) if mark == manifest.mark => Some(Err(etag)),
+            Some(mark) if is_mark_of(manifest, mark) => Some(Ok(StoreBase::Version(etag))),
+            _ => None,
+        })
+    }
+
+    fn publish(self: &Arc<Self>, manifest: &Manifest) -> Answer<Published> {
+        let mut base = match self.resolve_base(manifest)? {
+            Ok(base) => base,
+            Err(etag) => return Ok(Published::Saved(etag)),
+        };
+        for is_second in [false, true] {
+            match self.send_object(manifest, &base) {
+                Ok(etag) => return Ok(Published::Saved(etag)),
+                Err(failure) if !matches!(failure.error.kind(), ErrorKind::Stale | ErrorKind::NotFound) => {
+                    return Err(failure);
+                }
+                Err(_) => {}
+            }
+            match self.compare_with_store(manifest)? {
+                Some(Err(etag)) => return Ok(Published::Saved(etag)),
+                Some(Ok(found)) if !is_second => base = found,
+                _ => break,
+            }
+        }
+        Ok(Published::Conflict)
+    }
+
+    /// Writes the object to the store.
+    fn send_object(self: &Arc<Self>, manifest: &Manifest, base: &StoreBase) -> Answer<String> {
+        if manifest.pieces.len() > 1 {
+            return self.send_pieces(manifest, base);
+        }
+        let holders = match manifest.pieces.first().and_then(|piece| piece.slices.first()) {
+            Some(slice) => &slice.holders,
+            None => &manifest.holders,
+        };
+        let call = StageCall::PutAtStore {
+            manifest: Box::new(manifest.clone()),
+            condition: base.clone(),
+            key: manifest.at.key.clone(),
+        };
+        self.ask_holder(holders, &call, manifest.size)
+    }
+
+    /// Has the first holder that can be reached send bytes to the store; the etag.
+    fn ask_holder(self: &Arc<Self>, holders: &[String], call: &StageCall, size: u64) -> Answer<String> {
+        let mut last = None;
+        for node in holders {
+            match self.shared.call(node, call, &[], UPLOAD_TIME + transfer_time(size)) {
+                Ok(reply) => return text_of(crate::peers::succeeded(reply)?),
+                Err(failure) => last = Some(RequestFailure::from(failure)),
+            }
+        }
+        let none = || RequestFailure::transient(ErrorKind::Unavailable, "no node has the bytes".to_owned());
+        let failure = last.unwrap_or_else(none);
+        Err(RequestFailure::transient(ErrorKind::Unavailable, failure.error.message().to_owned()))
+    }
+
+    fn send_pieces(self: &Arc<Self>, manifest: &Manifest, base: &StoreBase) -> Answer<String> {
+        let BucketKey { bucket, key } = &manifest.at;
+        let attributes = ObjectAttributes::from(&manifest.attributes);
+        let begin = async |sides: BucketSides<'_>| sides.writes.begin_upload(key, &attributes).await;
+        let upload = self.shared.at_store(bucket, Duration::ZERO, begin)?;
+        let sent = self.send_parts(manifest, &upload).and_then(|parts| {
+            let condition = WriteCondition::from(base);
+            let complete = async |sides: BucketSides<'_>| {
+                let progress = AnswerProgress::default();
+                sides.writes.complete(key, &upload, &parts, &condition, &progress).await
+            };
+            self.shared.at_store(bucket, assembly_time(parts.len()), complete)
+        });
+        if sent.is_err() {
+            let abort = async |sides: BucketSides<'_>| sides.writes.abort(key, &upload).await;
+            let _ = self.shared.at_store(bucket, Duration::ZERO, abort);
+        }
+        sent
+    }
+
+    /// Uploads all parts, several at once; each by a node that has the bytes.
+    fn send_parts(self: &Arc<Self>, manifest: &Manifest, upload: &str) -> Answer<Vec<UploadedPart>> {
+        let next = AtomicUsize::new(0);
+        let send_some = || {
+            let mut parts = Vec::new();
+            while let Some(piece) = manifest.pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let number = manifest.pieces.iter().position(|other| std::ptr::eq(other, piece)).unwrap_or_default();
+                let number = number as u32 + 1;
+                let sent = self.send_part(manifest, upload, number, piece);
+                if sent.is_err() {
+                    next.store(manifest.pieces.len(), Ordering::Relaxed);
+                }
+                parts.push(UploadedPart { number, etag: sent? });
+            }
+            Ok(parts)
+        };
+        let results: Vec<Answer<Vec<UploadedPart>>> = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                (1..PARTS_AT_ONCE.min(manifest.pieces.len())).map(|_| scope.spawn(send_some)).collect();
+            let own = send_some();
+            let lost = || RequestFailure::transient(ErrorKind::Unavailable, "the thread of an upload ended".to_owned());
+            let others = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(lost())));
+            others.chain([own]).collect()
+        });
+        let mut parts = Vec::new();
+        for result in results {
+            parts.extend(result?);
+        }
+        parts.sort_by_key(|part| part.number);
+        Ok(parts)
+    }
+
+    fn send_part(self: &Arc<Self>, manifest: &Manifest, upload: &str, number: u32, piece: &Piece) -> Answer<String> {
+        let holders = piece.slices.first().map(|slice| slice.holders.clone()).unwrap_or_default();
+        let (at, upload) = (manifest.at.clone(), upload.to_owned());
+        let call = StageCall::UploadAtStore { at, upload, number, piece: piece.clone() };
+        self.ask_holder(&holders, &call, piece.size())
+    }
+
+    /// Stages an object, whose name another one has at the store, under a name of its own.
+    fn keep_both(self: &Arc<Self>, manifest: &Manifest) -> Answer<()> {
+        let key =
+            format!("{}.conflict-{}-{}", manifest.at.key, seconds_now(), &manifest.mark[..manifest.mark.len().min(8)]);
+        tracing::warn!(
+            "'{}' was changed at the store while a staged file waited for the upload: the staged one is '{key}' now",
+            manifest.at.key
+        );
+        let deadline = Instant::now() + UPLOAD_TIME;
+        let _lock = self.lock_name(&manifest.at, deadline)?;
+        let at = BucketKey::new(&manifest.at.bucket, &key);
+        let inline =
+            if manifest.pieces.is_empty() { self.shared.read_manifest(manifest)?.to_vec() } else { Vec::new() };
+        let new = NewObject {
+            at,
+            attributes: manifest.attributes.marked(&new_name()),
+            condition: StoreBase::Absent,
+            class: manifest.class,
+            size: manifest.size,
+            pieces: self.link_pieces(&manifest.pieces)?,
+        };
+        self.commit(new, inline)?;
+        self.shared.stats.stage.conflicts.add(1);
+        let mut ledger = self.ledger.lock();
+        ledger.uploading.remove(&manifest.at);
+        let is_newest = ledger.entries.get(&manifest.at).is_some_and(|entry| entry.manifest.mark == manifest.mark);
+        if is_newest {
+            ledger.remove(&manifest.at);
+        } else {
+            ledger.end(manifest);
+            ledger.queue_at(Instant::now(), &manifest.at);
+        }
+        Ok(())
+    }
+
+    /// Tells holders what is done, until the term is over.
+    pub fn run_ends(self: &Arc<Self>) {
+        while !self.is_over() {
+            std::thread::sleep(DONE_INTERVAL);
+            self.tell_ends();
+            self.expire_scratch();
+        }
+    }
+
+    fn tell_ends(self: &Arc<Self>) {
+        let untold = self.group_ends(|done, node| !done.told.contains(node));
+        for (node, marks) in untold {
+            for marks in marks.chunks(MARKS_AT_ONCE) {
+                let (term, phase) = (self.term, Phase::Done);
+                let call = StageCall::SetPhases { term, marks: marks.to_vec(), phase };
+                if self.nodes.is_gone(&node) || self.order(&node, &call, &[]).is_ok() {
+                    let mut ledger = self.ledger.lock();
+                    for mark in marks {
+                        if let Some(done) = ledger.done.get_mut(mark) {
+                            done.told.insert(node.clone());
+                        }
+                    }
+                }
+            }
+        }
+        // A node that does not hear this keeps a record without bytes until the next leader asks.
+        let ended: Vec<String> = {
+            let ledger = self.ledger.lock();
+            let ended = ledger.done.iter().filter(|(_, done)| done.told.is_superset(&done.holders));
+            ended.map(|(mark, _)| mark.clone()).collect()
+        };
+        let told = self.group_ends(|done, _| done.told.is_superset(&done.holders));
+        for (node, marks) in told {
+            for marks in marks.chunks(MARKS_AT_ONCE) {
+                let _ = self.order(&node, &StageCall::Forget { term: self.term, marks: marks.to_vec() }, &[]);
+            }
+        }
+        let mut ledger = self.ledger.lock();
+        for mark in ended {
+            ledger.done.remove(&mark);
+        }
+    }
+
+    /// By node: the marks of ended objects that `is_wanted` selects.
+    fn group_ends(&self, is_wanted: impl Fn(&crate::ledger::DoneObject, &str) -> bool) -> HashMap<String, Vec<String>> {
+        let mut by_node: HashMap<String, Vec<String>> = HashMap::new();
+        for (mark, done) in &self.ledger.lock().done {
+            for node in done.holders.iter().filter(|node| is_wanted(done, node)) {
+                by_node.entry(node.clone()).or_default().push(mark.clone());
+            }
+        }
+        by_node
+    }
+
+    fn expire_scratch(&self) {
+        let mut ledger = self.ledger.lock();
+        let expired = ledger.entries.iter().filter(|(_, entry)| match entry.manifest.class {
+            StageClass::Scratch { ttl_s } => entry.closed.elapsed() >= Duration::from_secs(ttl_s),
+            StageClass::Staged => false,
+        });
+        let expired: Vec<BucketKey> = expired.map(|(at, _)| at.clone()).collect();
+        expired.iter().for_each(|at| ledger.remove(at));
+    }
+
+    /// Sets the gauges, and says which uploads are late.
+    pub(super) fn set_gauges(&self) {
+        let stats = &self.shared.stats.stage;
+        let mut ledger = self.ledger.lock();
+        let mut oldest = Duration::ZERO;
+        let mut objects = 0;
+        let mut bytes = 0;
+        for entry in ledger.entries.values_mut().filter(|entry| entry.manifest.class == StageClass::Staged) {
+            let age = entry.closed.elapsed();
+            oldest = oldest.max(age);
+            objects += 1;
+            bytes += entry.manifest.size;
+            if age >= super::UPLOAD_DEADLINE && !entry.is_overdue {
+                entry.is_overdue = true;
+                stats.overdue.add(1);
+                let why = entry.error.as_deref().unwrap_or("others come first");
+                tracing::warn!(
+                    "the staged file '{}' waits for its upload for {} s: {why}",
+                    entry.manifest.at.key,
+                    age.as_secs()
+                );
+            }
+        }
+        stats.unsaved_objects.set(objects);
+        stats.unsaved_bytes.set(bytes);
+        stats.oldest_unsaved_s.set(oldest.as_secs());
+    }
+}

@@ -1,0 +1,227 @@
+//! What a group keeps of a staged object: where the bytes lie, what the store is to have, and in which order. Knows no disk and no node.
+
+use serde::{Deserialize, Serialize};
+use spurline_object_store::{ObjectAttributes, WriteCondition, mark_in, marked_as};
+use spurline_types::CONTENT_HEADERS;
+
+/// The start of the version of a staged object; the mark of the change follows.
+pub const STAGED_ETAG: &str = "staged-";
+/// The start of the id of an upload to the group.
+pub const STAGED_UPLOAD: &str = "staged-";
+/// The user attribute by which a writer asks for a staged object.
+pub const STAGE_ATTRIBUTE: &str = "spurline-stage";
+
+/// A key of a bucket.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BucketKey {
+    /// The bucket, with its scheme.
+    pub bucket: String,
+    /// The key there.
+    pub key: String,
+}
+
+impl BucketKey {
+    /// The key `key` of `bucket`.
+    pub fn new(bucket: &str, key: &str) -> BucketKey {
+        BucketKey { bucket: bucket.to_owned(), key: key.to_owned() }
+    }
+}
+
+/// What must be true of the store's object when a staged one replaces it there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StoreBase {
+    /// Nothing.
+    Any,
+    /// No object has the name.
+    Absent,
+    /// The object has this etag, which may be that of a staged object that was uploaded since.
+    Version(String),
+}
+
+impl From<&WriteCondition> for StoreBase {
+    fn from(condition: &WriteCondition) -> StoreBase {
+        match condition {
+            WriteCondition::None => StoreBase::Any,
+            WriteCondition::Absent => StoreBase::Absent,
+            WriteCondition::Version(etag) => StoreBase::Version(etag.clone()),
+        }
+    }
+}
+
+impl From<&StoreBase> for WriteCondition {
+    fn from(base: &StoreBase) -> WriteCondition {
+        match base {
+            StoreBase::Any => WriteCondition::None,
+            StoreBase::Absent => WriteCondition::Absent,
+            StoreBase::Version(etag) => WriteCondition::Version(etag.clone()),
+        }
+    }
+}
+
+/// The attributes of an object, as text.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptAttributes {
+    content: Vec<(String, String)>,
+    user: Vec<(String, String)>,
+    storage_class: Option<String>,
+}
+
+impl From<&ObjectAttributes> for KeptAttributes {
+    fn from(attributes: &ObjectAttributes) -> KeptAttributes {
+        KeptAttributes {
+            content: attributes.content.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect(),
+            user: attributes.user.clone(),
+            storage_class: attributes.storage_class.clone(),
+        }
+    }
+}
+
+impl From<&KeptAttributes> for ObjectAttributes {
+    fn from(kept: &KeptAttributes) -> ObjectAttributes {
+        let content = kept.content.iter().filter_map(|(name, value)| {
+            let known = CONTENT_HEADERS.iter().find(|known| *known == name)?;
+            Some((*known, value.clone()))
+        });
+        ObjectAttributes {
+            content: content.collect(),
+            user: kept.user.clone(),
+            storage_class: kept.storage_class.clone(),
+        }
+    }
+}
+
+impl KeptAttributes {
+    /// The mark of the change that made the object.
+    pub fn mark(&self) -> Option<String> {
+        mark_in(&ObjectAttributes::from(self)).map(str::to_owned)
+    }
+
+    /// The attributes with another mark.
+    pub fn marked(&self, mark: &str) -> KeptAttributes {
+        KeptAttributes::from(&marked_as(ObjectAttributes::from(self), mark))
+    }
+}
+
+/// Bytes of a part file, which lies on each of the holders' disks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slice {
+    /// The name of the part.
+    pub part: String,
+    /// The first byte.
+    pub from: u64,
+    /// The number of bytes.
+    pub len: u64,
+    /// The nodes that have the part.
+    pub holders: Vec<String>,
+}
+
+/// What the store gets as a part of the object.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// The bytes, in order.
+    pub slices: Vec<Slice>,
+}
+
+impl Piece {
+    /// The number of bytes.
+    pub fn size(&self) -> u64 {
+        self.slices.iter().map(|slice| slice.len).sum()
+    }
+}
+
+/// How long an object stays with the group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StageClass {
+    /// Two nodes have it until the store does.
+    Staged,
+    /// One node has it, the store never, for this many seconds.
+    Scratch {
+        /// Seconds since the close.
+        ttl_s: u64,
+    },
+}
+
+/// The phase of a staged object. Phases only grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Phase {
+    /// Waits for the upload.
+    Waiting,
+    /// Is being removed, at the store too.
+    Removing,
+    /// The store has the object, or something has replaced or removed it.
+    Done,
+}
+
+/// A staged object, as its holders keep it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Its name.
+    pub at: BucketKey,
+    /// Identifies this content; also in the attributes.
+    pub mark: String,
+    /// The term of the leader that has taken it.
+    pub term: u64,
+    /// Its place among all changes of the group in that term.
+    pub order: u64,
+    /// The phase.
+    pub phase: Phase,
+    /// How long it stays.
+    pub class: StageClass,
+    /// What the object at the store must be.
+    pub base: StoreBase,
+    /// Marks of contents that this one replaces and whose upload had begun: the store may have one of them.
+    pub begun: Vec<String>,
+    /// The attributes.
+    pub attributes: KeptAttributes,
+    /// The number of bytes.
+    pub size: u64,
+    /// Where the bytes lie; empty if they lie beside the manifest.
+    pub pieces: Vec<Piece>,
+    /// Seconds since 1970 at the close, by the leader's clock, for people and as the object's time.
+    pub closed_s: u64,
+    /// The nodes that have this manifest.
+    pub holders: Vec<String>,
+    /// Nodes that had the object and were lost: if they come back, they forget the object.
+    pub former: Vec<String>,
+    /// Counts the changes of the holders.
+    pub revision: u32,
+}
+
+impl Manifest {
+    /// The version that readers see.
+    pub fn etag(&self) -> String {
+        staged_etag(&self.mark)
+    }
+
+    /// Which of two changes is later.
+    pub fn place(&self) -> (u64, u64) {
+        (self.term, self.order)
+    }
+
+    /// Whether a node is to have the object.
+    pub fn is_at(&self, node: &str) -> bool {
+        self.nodes().any(|holder| holder == node)
+    }
+
+    /// All nodes with bytes or the manifest.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        let slices = self.pieces.iter().flat_map(|piece| &piece.slices);
+        self.holders.iter().chain(slices.flat_map(|slice| &slice.holders)).map(String::as_str)
+    }
+
+    /// The parts that a node has.
+    pub fn parts_at<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Slice> {
+        let slices = self.pieces.iter().flat_map(|piece| &piece.slices);
+        slices.filter(move |slice| slice.holders.iter().any(|holder| holder == node))
+    }
+}
+
+/// The version of the object with this mark.
+pub fn staged_etag(mark: &str) -> String {
+    format!("{STAGED_ETAG}{mark}")
+}
+
+/// The mark in a version; `None` for a version of the store.
+pub fn staged_mark(etag: &str) -> Option<&str> {
+    etag.trim_matches('"').strip_prefix(STAGED_ETAG)
+}

@@ -1,0 +1,350 @@
+//! What nodes ask each other about staged objects. Calls and answers travel as JSON; bytes of objects beside them.
+
+use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, Piece, StageClass, StoreBase};
+use serde::{Deserialize, Serialize};
+use spurline_object_store::{RequestFailure, RetryHint};
+use spurline_types::{Error, ErrorKind};
+
+/// The result of a request.
+pub type Answer<T> = std::result::Result<T, RequestFailure>;
+
+/// An object to be staged.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct NewObject {
+    /// Its name.
+    pub at: BucketKey,
+    /// The attributes, with a mark.
+    pub attributes: KeptAttributes,
+    /// What the writer requires of the name.
+    pub condition: StoreBase,
+    /// How long it stays.
+    pub class: StageClass,
+    /// The number of bytes.
+    pub size: u64,
+    /// Where the bytes lie; empty if they come with the call.
+    pub pieces: Vec<Piece>,
+}
+
+/// A copy within the bucket.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CopyCall {
+    /// The source.
+    pub from: BucketKey,
+    /// The source's version, if a certain one is wanted.
+    pub etag: Option<String>,
+    /// The new name.
+    pub to: BucketKey,
+    /// Other attributes.
+    pub attributes: Option<KeptAttributes>,
+    /// What the writer requires of the new name.
+    pub condition: StoreBase,
+}
+
+/// A call of a node.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum StageCall {
+    /// To the leader: what is known of a name.
+    Find(BucketKey),
+    /// To the leader: what is known of the names that start with `prefix`, after `after`.
+    FindBelow {
+        /// Bucket and prefix.
+        prefix: BucketKey,
+        /// Names up to this one are known.
+        after: String,
+        /// Names of folders stand for all names there.
+        is_folded: bool,
+    },
+    /// To the leader: what a version of the group is now.
+    Locate {
+        /// The name.
+        at: BucketKey,
+        /// The version.
+        etag: String,
+    },
+    /// To the leader: takes an object.
+    Commit(NewObject),
+    /// To the leader: copies an object.
+    Copy(CopyCall),
+    /// To the leader: removes an object.
+    Remove {
+        /// The name.
+        at: BucketKey,
+        /// What the writer requires of the object.
+        condition: StoreBase,
+    },
+    /// To the leader: all objects that the store does not have.
+    ListUnsaved,
+    /// To the leader: gives up the upload of an object, for good.
+    Drop(BucketKey),
+    /// To any node: the leader of this term asks for everything that the node keeps.
+    Fence {
+        /// The term.
+        term: u64,
+        /// The leader's name.
+        leader: String,
+    },
+    /// To any node: space and place of the node.
+    Describe {
+        /// The leader's term.
+        term: u64,
+        /// The leader's name.
+        leader: String,
+    },
+    /// To a holder: bytes of a part, in order.
+    AppendPart {
+        /// The part.
+        part: String,
+        /// Where these bytes begin.
+        offset: u64,
+        /// The part is complete with these bytes.
+        is_last: bool,
+    },
+    /// To a holder: bytes of a part.
+    ReadPart {
+        /// The part.
+        part: String,
+        /// The first byte.
+        from: u64,
+        /// The number of bytes.
+        len: u64,
+    },
+    /// To a holder: further names of parts, old and new.
+    LinkParts(Vec<(String, String)>),
+    /// To a holder: sends a part to another node.
+    SendPart {
+        /// The part.
+        part: String,
+        /// The node.
+        to: String,
+    },
+    /// To a holder: keeps a manifest, with the bytes of a small object.
+    Hold {
+        /// The leader's term.
+        term: u64,
+        /// The manifest.
+        manifest: Box<Manifest>,
+    },
+    /// To a holder: the bytes of a small object.
+    ReadInline {
+        /// The mark.
+        mark: String,
+    },
+    /// To a holder: the phases of objects have changed.
+    SetPhases {
+        /// The leader's term.
+        term: u64,
+        /// Marks.
+        marks: Vec<String>,
+        /// The phase of all of them.
+        phase: Phase,
+    },
+    /// To a holder: all holders know that these are done.
+    Forget {
+        /// The leader's term.
+        term: u64,
+        /// Marks.
+        marks: Vec<String>,
+    },
+    /// To any node: removes the parts of an upload that was given up.
+    DropUpload(String),
+    /// To a holder: writes an object to the store; the answer is the etag.
+    PutAtStore {
+        /// The object.
+        manifest: Box<Manifest>,
+        /// The condition, resolved.
+        condition: StoreBase,
+        /// The key.
+        key: String,
+    },
+    /// To a holder: uploads a part; the answer is the etag.
+    UploadAtStore {
+        /// The key.
+        at: BucketKey,
+        /// The store's upload.
+        upload: String,
+        /// From 1.
+        number: u32,
+        /// The bytes.
+        piece: Piece,
+    },
+}
+
+impl StageCall {
+    /// Whether the leader alone answers.
+    pub fn is_for_leader(&self) -> bool {
+        matches!(
+            self,
+            StageCall::Find(_)
+                | StageCall::FindBelow { .. }
+                | StageCall::Locate { .. }
+                | StageCall::Commit(_)
+                | StageCall::Copy(_)
+                | StageCall::Remove { .. }
+                | StageCall::ListUnsaved
+                | StageCall::Drop(_)
+        )
+    }
+}
+
+/// What the leader knows of a name.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum KnownName {
+    /// The store decides.
+    Unknown,
+    /// A staged object.
+    Object(Box<Manifest>),
+    /// Being removed.
+    Removing,
+    /// A folder of staged objects, whose name ends with a slash.
+    Folder,
+    /// The store has the object, under another version than readers know.
+    Saved(SavedName),
+}
+
+/// An uploaded object whose readers know the version of the group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedName {
+    /// The store's etag.
+    pub real: String,
+    /// The version that readers know.
+    pub etag: String,
+    /// The time that readers know.
+    pub closed_s: u64,
+}
+
+/// What a version of the group is now.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Located {
+    /// A staged object.
+    Here(Box<Manifest>),
+    /// An object of the store with this etag.
+    Saved(String),
+    /// The leader does not know.
+    Unknown,
+}
+
+/// A node, as the leader needs to know.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeFacts {
+    /// The failure domain.
+    pub domain: String,
+    /// Bytes that may be staged here, and bytes that are.
+    pub size: u64,
+    /// See above.
+    pub used: u64,
+}
+
+/// An answer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum StageReply {
+    /// To `Find`.
+    Known(KnownName),
+    /// To `FindBelow`: names in order, and whether the leader has more.
+    Names(Vec<(String, KnownName)>, bool),
+    /// To `Locate`.
+    Located(Located),
+    /// An etag.
+    Text(String),
+    /// The store is to be asked, with this condition and source version.
+    AskStore {
+        /// The condition.
+        condition: StoreBase,
+        /// The version of the source of a copy.
+        source: Option<String>,
+    },
+    /// To `ListUnsaved`.
+    Unsaved(Vec<UnsavedObject>),
+    /// To `Fence`.
+    Fenced(NodeFacts, Vec<Manifest>),
+    /// To `Describe`.
+    Facts(NodeFacts),
+    /// Bytes come beside the answer.
+    Bytes,
+    /// Done.
+    Done,
+    /// This node does not lead; the other does, as far as it knows.
+    NotLeader(Option<String>),
+    /// The caller's term is over.
+    OldTerm(u64),
+    /// A failure.
+    Failed(SentFailure),
+}
+
+/// A staged object for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnsavedObject {
+    /// Bucket and key.
+    pub at: BucketKey,
+    /// The number of bytes.
+    pub size: u64,
+    /// Seconds since the close.
+    pub age_s: u64,
+    /// The nodes that have the object.
+    pub holders: Vec<String>,
+    /// Never uploaded.
+    pub is_scratch: bool,
+    /// Why the last upload failed.
+    pub error: Option<String>,
+}
+
+/// A failure on its way to another node.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SentFailure {
+    kind: u16,
+    message: String,
+    advice: SentAdvice,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+enum SentAdvice {
+    Never,
+    AfterPause,
+    AtOnce,
+}
+
+impl From<RequestFailure> for SentFailure {
+    fn from(failure: RequestFailure) -> SentFailure {
+        SentFailure {
+            kind: failure.error.kind().code(),
+            message: failure.error.message().to_owned(),
+            advice: match failure.advice {
+                RetryHint::Never => SentAdvice::Never,
+                RetryHint::AtOnce => SentAdvice::AtOnce,
+                RetryHint::AfterPause | RetryHint::AfterRestart | RetryHint::SlowDown(_) => SentAdvice::AfterPause,
+            },
+        }
+    }
+}
+
+impl From<SentFailure> for RequestFailure {
+    fn from(sent: SentFailure) -> RequestFailure {
+        RequestFailure {
+            error: Error::new(ErrorKind::from_code(sent.kind), sent.message),
+            advice: match sent.advice {
+                SentAdvice::Never => RetryHint::Never,
+                SentAdvice::AfterPause => RetryHint::AfterPause,
+                SentAdvice::AtOnce => RetryHint::AtOnce,
+            },
+        }
+    }
+}
+
+/// An answer and the bytes beside it.
+#[derive(Debug)]
+pub struct Reply {
+    /// The answer.
+    pub reply: StageReply,
+    /// The bytes.
+    pub bytes: Vec<u8>,
+}
+
+impl From<StageReply> for Reply {
+    fn from(reply: StageReply) -> Reply {
+        Reply { reply, bytes: Vec::new() }
+    }
+}
+
+/// The failure of an answer of another kind.
+pub fn unexpected(reply: &StageReply) -> RequestFailure {
+    RequestFailure::transient(ErrorKind::Protocol, format!("a node gave an answer of another kind: {reply:?}"))
+}

@@ -1,0 +1,135 @@
+//! The other nodes of the group and its registry, as staged objects need them.
+
+use crate::message::{Answer, Reply, SentFailure, StageCall, StageReply};
+use serde::{Deserialize, Serialize};
+use spurline_object_store::{RequestFailure, RetryHint};
+use spurline_types::{Error, ErrorKind, Result, RetryAdvice};
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// Why a node gave no answer.
+#[derive(Debug, Clone)]
+pub enum PeerFailure {
+    /// The node did not get the call.
+    NotSent(Error),
+    /// The node may have executed the call.
+    Lost(Error),
+    /// The node's own error.
+    Answered(Error),
+}
+
+impl PeerFailure {
+    /// The error.
+    pub fn into_error(self) -> Error {
+        match self {
+            PeerFailure::NotSent(error) | PeerFailure::Lost(error) | PeerFailure::Answered(error) => error,
+        }
+    }
+}
+
+impl From<PeerFailure> for RequestFailure {
+    fn from(failure: PeerFailure) -> RequestFailure {
+        failure_of(failure.into_error())
+    }
+}
+
+/// The failure of a request to the group for this error.
+pub fn failure_of(error: Error) -> RequestFailure {
+    let is_final = error.kind().retry_advice() == RetryAdvice::Never;
+    RequestFailure { advice: if is_final { RetryHint::Never } else { RetryHint::AfterPause }, error }
+}
+
+/// The nodes of the group.
+pub trait StagePeers: Send + Sync {
+    /// The names of all present nodes, this one included.
+    fn names(&self) -> Vec<String>;
+
+    /// Sends a call to another node, once.
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    fn call(
+        &self,
+        node: &str,
+        call: &[u8],
+        bytes: &[u8],
+        room: usize,
+        deadline: Instant,
+    ) -> Result<(Vec<u8>, Vec<u8>), PeerFailure>;
+}
+
+/// Sends a call to another node.
+///
+/// # Errors
+/// Why there is no answer. A failure of the call itself is an answer.
+pub fn call_node(
+    peers: &dyn StagePeers,
+    node: &str,
+    call: &StageCall,
+    bytes: &[u8],
+    room: usize,
+    deadline: Instant,
+) -> Result<Reply, PeerFailure> {
+    let encoded = serde_json::to_vec(call).map_err(|error| PeerFailure::NotSent(json_error(&error)))?;
+    let (body, bytes) = peers.call(node, &encoded, bytes, room, deadline)?;
+    let reply: StageReply = serde_json::from_slice(&body).map_err(|error| PeerFailure::Lost(json_error(&error)))?;
+    Ok(Reply { reply, bytes })
+}
+
+fn json_error(error: &serde_json::Error) -> Error {
+    Error::new(ErrorKind::Protocol, format!("a call about staged files: {error}"))
+}
+
+/// The answer without failures.
+///
+/// # Errors
+/// The failure of the call.
+pub fn succeeded(reply: Reply) -> Answer<Reply> {
+    match reply.reply {
+        StageReply::Failed(failure) => Err(failure.into()),
+        StageReply::OldTerm(term) => {
+            let why = format!("another node keeps the order of staged files now, in term {term}");
+            Err(RequestFailure::transient(ErrorKind::Unavailable, why))
+        }
+        StageReply::NotLeader(_) => Err(no_leader()),
+        _ => Ok(reply),
+    }
+}
+
+/// The failure while no node leads.
+pub fn no_leader() -> RequestFailure {
+    let why = "no node of the group keeps the order of staged files now; another takes over within seconds";
+    RequestFailure::transient(ErrorKind::Unavailable, why.to_owned())
+}
+
+/// An answer for a result.
+pub fn reply_of(result: Answer<Reply>) -> Reply {
+    result.unwrap_or_else(|failure| StageReply::Failed(SentFailure::from(failure)).into())
+}
+
+/// What the registry records of the order of staged objects.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TermFacts {
+    /// The term.
+    pub term: u64,
+    /// The leader's name.
+    pub leader: String,
+    /// Identifies the leader's process.
+    pub instance: u64,
+    /// The nodes that may keep objects, with their failure domains.
+    pub nodes: BTreeMap<String, String>,
+}
+
+/// The record of the registry.
+pub trait TermRecord: Send + Sync {
+    /// The facts, and the version of the record.
+    ///
+    /// # Errors
+    /// The registry's.
+    fn read(&self) -> Result<(u64, TermFacts)>;
+    /// Replaces a record of this version; false if the version is another.
+    ///
+    /// # Errors
+    /// The registry's; the record may have been replaced.
+    fn replace(&self, version: u64, facts: &TermFacts) -> Result<bool>;
+}

@@ -1,0 +1,319 @@
+//! The stage of a node: finds or becomes the leader, answers the calls of other nodes, and sends this node's own.
+//!
+//! | the registry says | this node |
+//! |---|---|
+//! | another node leads, and is present | sends calls there |
+//! | another node leads, and is absent | takes over, if this node keeps staged files |
+//! | this process leads | answers calls, as long as the registry or all nodes confirm that |
+//! | nobody has led ever | takes over likewise; without such a node nothing is staged, and the store is asked |
+//! | nothing, for no answer | goes on as before |
+
+use crate::disk::StageDisk;
+use crate::holder::Holder;
+use crate::leader::{Leader, take_over};
+use crate::message::{Answer, Reply, StageCall, StageReply};
+use crate::peers::{PeerFailure, StagePeers, TermFacts, TermRecord, no_leader, reply_of, succeeded};
+use crate::shared::{OpenStore, StageShared};
+use parking_lot::{Condvar, Mutex, RwLock};
+use spurline_object_store::RequestFailure;
+use spurline_sys::random;
+use spurline_types::{Error, ErrorKind, Result, Stats};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How often a node looks at the registry and a leader at its nodes.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often a node looks at the registry that keeps no staged objects: leaders tell all nodes.
+const BYSTANDER_INTERVAL: Duration = Duration::from_secs(5);
+/// How often parts are looked for that nothing names.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
+/// Longest time until a call has reached a leader.
+const LEADER_TIME: Duration = Duration::from_secs(15);
+const LEADER_PAUSE: Duration = Duration::from_millis(100);
+/// The time of a call to the leader.
+const ANSWER_TIME: Duration = Duration::from_secs(25);
+
+/// What a node keeps of staged files.
+pub struct StageSpace {
+    /// The failure domain.
+    pub domain: String,
+    /// Most bytes.
+    pub size: u64,
+    /// The disks.
+    pub disk: Arc<dyn StageDisk>,
+}
+
+/// What a [`StageService`] is made of.
+pub struct StageParts {
+    /// The node's name in the group.
+    pub name: String,
+    /// Disks for staged objects, if the node keeps any.
+    pub space: Option<StageSpace>,
+    /// The other nodes.
+    pub peers: Arc<dyn StagePeers>,
+    /// The registry's record.
+    pub record: Arc<dyn TermRecord>,
+    /// Opens the stores.
+    pub open_store: Box<OpenStore>,
+    /// Counters.
+    pub stats: Arc<Stats>,
+    /// Uploads at once.
+    pub uploads: usize,
+}
+
+/// See the head of this file.
+pub struct StageService {
+    shared: Arc<StageShared>,
+    record: Arc<dyn TermRecord>,
+    /// Identifies this process in the registry.
+    instance: u64,
+    uploads: usize,
+    /// What the registry said last.
+    known: RwLock<Option<TermFacts>>,
+    leader: RwLock<Option<Arc<Leader>>>,
+    is_stopping: AtomicBool,
+    stop: Mutex<bool>,
+    stopped: Condvar,
+}
+
+impl StageService {
+    /// Starts the stage of a node.
+    ///
+    /// # Errors
+    /// The disk's; when a thread can't be started.
+    pub fn start(parts: StageParts) -> Result<Arc<StageService>> {
+        let StageParts { name, space, peers, record, open_store, stats, uploads } = parts;
+        let holder = match space {
+            Some(StageSpace { domain, size, disk }) => Some(Holder::open(&name, &domain, size, disk)?),
+            None => None,
+        };
+        let shared = Arc::new(StageShared { name, holder, peers, stats, open_store, stores: Mutex::default() });
+        let service = Arc::new(StageService {
+            shared,
+            record,
+            instance: random(),
+            uploads,
+            known: RwLock::default(),
+            leader: RwLock::default(),
+            is_stopping: AtomicBool::new(false),
+            stop: Mutex::new(false),
+            stopped: Condvar::new(),
+        });
+        let looking = Arc::downgrade(&service);
+        start_thread("stage", move || look_often(&looking))?;
+        Ok(service)
+    }
+
+    /// Answers a call of another node, as encoded there.
+    ///
+    /// # Errors
+    /// For a call that this release does not know.
+    pub fn serve_encoded(&self, call: &[u8], bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
+        let call: StageCall = serde_json::from_slice(call)
+            .map_err(|error| Error::new(ErrorKind::Protocol, format!("a call about staged files: {error}")))?;
+        let Reply { reply, bytes } = self.serve(call, bytes.to_vec());
+        let body = serde_json::to_vec(&reply)
+            .map_err(|error| Error::new(ErrorKind::Protocol, format!("an answer about staged files: {error}")))?;
+        Ok((body, bytes))
+    }
+
+    fn serve(&self, call: StageCall, bytes: Vec<u8>) -> Reply {
+        if let StageCall::Describe { term, leader } | StageCall::Fence { term, leader } = &call {
+            self.note_leader(*term, leader);
+        }
+        let leader = self.leader.read().clone();
+        match leader {
+            Some(leader) => leader.serve_any(call, bytes),
+            None => reply_of(self.shared.serve(call, &bytes)),
+        }
+    }
+
+    fn note_leader(&self, term: u64, leader: &str) {
+        let mut known = self.known.write();
+        let is_newer = known.as_ref().is_none_or(|known| known.term < term);
+        if is_newer {
+            let facts = known.clone().unwrap_or_default();
+            *known = Some(TermFacts { term, leader: leader.to_owned(), instance: 0, ..facts });
+        }
+    }
+
+    /// Whether objects of this group may be staged. Without a word of the registry, the node's own disks tell; a leader tells within a
+    /// second.
+    ///
+    /// # Errors
+    /// While a leader is needed and not known.
+    pub fn is_in_use(&self) -> Answer<bool> {
+        match self.known.read().as_ref() {
+            Some(known) => Ok(known.term > 0),
+            None if self.shared.holder.as_ref().is_some_and(|holder| holder.term() > 0) => Err(no_leader()),
+            None => Ok(false),
+        }
+    }
+
+    /// Sends a call to the leader, and waits for one if there is none. A call without an answer is sent again, for each may be.
+    ///
+    /// # Errors
+    /// The call's.
+    pub fn ask_leader(&self, call: &StageCall, bytes: &[u8]) -> Answer<Reply> {
+        let deadline = Instant::now() + LEADER_TIME;
+        loop {
+            let failure = match self.try_leader(call, bytes) {
+                Ok(reply) => match reply.reply {
+                    StageReply::NotLeader(_) => no_leader(),
+                    _ => return succeeded(reply),
+                },
+                Err(failure) => failure,
+            };
+            if Instant::now() >= deadline || self.is_stopping.load(Ordering::Acquire) {
+                return Err(failure);
+            }
+            std::thread::sleep(LEADER_PAUSE);
+        }
+    }
+
+    fn try_leader(&self, call: &StageCall, bytes: &[u8]) -> Answer<Reply> {
+        let name = self.known.read().as_ref().map(|known| known.leader.clone()).ok_or_else(no_leader)?;
+        if name == self.shared.name {
+            let leader = self.leader.read().clone().ok_or_else(no_leader)?;
+            return Ok(leader.serve_any(call.clone(), bytes.to_vec()));
+        }
+        self.shared.call(&name, call, bytes, ANSWER_TIME).map_err(|failure| match failure {
+            PeerFailure::Answered(error) => crate::peers::failure_of(error),
+            other => RequestFailure::transient(ErrorKind::Unavailable, other.into_error().message().to_owned()),
+        })
+    }
+
+    /// The parts that this node shares with the leader.
+    pub(crate) fn shared(&self) -> &Arc<StageShared> {
+        &self.shared
+    }
+
+    /// The present nodes that keep objects, with their failure domains.
+    pub(crate) fn known_nodes(&self) -> Vec<(String, String)> {
+        let Some(known) = self.known.read().clone() else { return Vec::new() };
+        let present = self.shared.peers.names();
+        known.nodes.into_iter().filter(|(node, _)| present.contains(node)).collect()
+    }
+
+    /// Whether two nodes of different failure domains keep objects now, as far as this node knows.
+    pub fn can_stage(&self) -> bool {
+        let domains: BTreeSet<String> = self.known_nodes().into_iter().map(|(_, domain)| domain).collect();
+        domains.len() >= crate::leader::DOMAINS
+    }
+
+    /// The number of staged objects that this node keeps.
+    pub fn kept_objects(&self) -> usize {
+        self.shared.holder.as_ref().map_or(0, Holder::kept_objects)
+    }
+
+    /// Waits until the group has uploaded everything, as long as `patience`; the number of objects left.
+    pub fn drain(&self, patience: Duration) -> usize {
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = self.kept_objects();
+            if left == 0 || Instant::now() >= deadline {
+                return left;
+            }
+            std::thread::sleep(LEADER_PAUSE);
+        }
+    }
+
+    /// Ends the stage: another node takes over.
+    pub fn stop(&self) {
+        self.is_stopping.store(true, Ordering::Release);
+        *self.stop.lock() = true;
+        self.stopped.notify_all();
+        if let Some(leader) = self.leader.write().take() {
+            leader.step_down("this node stops");
+        }
+    }
+
+    /// Waits; true at the end.
+    fn pause(&self, time: Duration) -> bool {
+        let mut stop = self.stop.lock();
+        if !*stop {
+            self.stopped.wait_for(&mut stop, time);
+        }
+        *stop
+    }
+
+    /// Looks at the registry once, and takes over if nobody leads.
+    fn look(self: &Arc<Self>) {
+        let leader = self.leader.read().clone();
+        if let Some(leader) = leader {
+            let facts = leader.look_at_nodes();
+            if !leader.is_over() {
+                if facts.is_some() {
+                    *self.known.write() = facts;
+                }
+                return;
+            }
+            *self.leader.write() = None;
+        }
+        let Ok((_, facts)) = self.record.read() else { return };
+        let present = self.shared.peers.names();
+        let has_leader = facts.term > 0 && facts.leader != self.shared.name && present.contains(&facts.leader);
+        let is_newest = self.known.read().as_ref().is_none_or(|known| known.term <= facts.term);
+        if is_newest {
+            *self.known.write() = Some(facts.clone());
+        }
+        // Until the registry lists this node, others may not reach it.
+        let is_listed = present.contains(&self.shared.name);
+        if has_leader || self.shared.holder.is_none() || !is_listed {
+            return;
+        }
+        match take_over(&self.shared, &self.record, self.instance) {
+            Ok(Some(leader)) => self.begin_term(leader),
+            Ok(None) => {}
+            Err(error) => tracing::debug!("the order of staged files is not taken over: {error}"),
+        }
+    }
+
+    fn begin_term(self: &Arc<Self>, leader: Arc<Leader>) {
+        let facts = leader.look_at_nodes();
+        if facts.is_some() {
+            *self.known.write() = facts;
+        }
+        *self.leader.write() = Some(Arc::clone(&leader));
+        let mut started = Ok(());
+        for _ in 0..self.uploads.max(1) {
+            let leader = Arc::clone(&leader);
+            started = started.and_then(|()| start_thread("stage-upload", move || leader.run_uploads()));
+        }
+        let ending = Arc::clone(&leader);
+        started = started.and_then(|()| start_thread("stage-ends", move || ending.run_ends()));
+        if let Err(error) = started {
+            leader.step_down(error.message());
+        }
+    }
+}
+
+impl Drop for StageService {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+    thread.map(drop).map_err(|error| Error::io("a thread for staged files", &error))
+}
+
+fn look_often(service: &Weak<StageService>) {
+    let mut swept = Instant::now();
+    while let Some(service) = service.upgrade() {
+        service.look();
+        if swept.elapsed() >= SWEEP_INTERVAL {
+            swept = Instant::now();
+            if let Some(holder) = &service.shared.holder {
+                holder.sweep();
+            }
+        }
+        let interval = if service.shared.holder.is_some() { LOOK_INTERVAL } else { BYSTANDER_INTERVAL };
+        if service.pause(interval) {
+            return;
+        }
+    }
+}
