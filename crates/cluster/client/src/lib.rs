@@ -7,6 +7,7 @@ mod hedge;
 mod hot_spread;
 mod latency;
 mod members;
+mod node_calls;
 mod node_rails;
 mod path_monitor;
 mod peer;
@@ -24,6 +25,7 @@ mod writes;
 
 pub use latency::LatencyTracker;
 pub use members::{GroupMembers, MakePeer, MembersSnapshot};
+pub use node_calls::{NodeCallFailure, NodeCalls, NodeReply};
 pub use node_rails::{NodeRails, RailDialer, RailsConfig};
 pub use path_monitor::PathMonitor;
 pub use peer::{GroupPeer, RequestPatience};

@@ -187,7 +187,16 @@ impl GroupPeer {
         plan: &CallPlan,
         ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
     ) -> Result<T> {
-        let CallPlan { lands, deadline, .. } = *plan;
+        self.attempt_once(plan.lands, plan.deadline, ask)
+    }
+
+    /// Calls this node once, without retries. `lands` is the address of the bytes.
+    pub(crate) fn attempt_once<T>(
+        &self,
+        lands: Option<usize>,
+        deadline: Instant,
+        ask: &mut dyn FnMut(&mut ChannelLease<'_>, Instant) -> Result<T, CallError>,
+    ) -> Result<T> {
         let call = PathCall { lands, deadline, may_repeat: false, process: None };
         let terms = AttemptTerms { call, late_is_away: true };
         self.attempt_call(terms, ask).map_err(|failure| match failure {

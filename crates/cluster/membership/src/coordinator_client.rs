@@ -1,6 +1,6 @@
 //! `coordinator://`: the embedded coordinator as a registry, over gRPC.
 
-use crate::group_record::{CoordinatorRecord, GroupRecord};
+use crate::group_record::{CoordinatorRecord, GroupRecord, RecordName};
 use crate::pb::group_client::GroupClient;
 use crate::{ANSWER_TIMEOUT, LEASE_TIME, MemberWatch, NodeLease, Registry, handshake_gate, pb, small_runtime};
 use hyper_util::rt::TokioIo;
@@ -35,23 +35,23 @@ pub(crate) struct CoordinatorClient {
 
 /// The connection to a coordinator, for a group.
 pub(crate) struct CoordinatorHandle {
-    address: String,
+    pub(crate) address: String,
     pub(crate) group: String,
     pub(crate) channel: Channel,
     runtime: Runtime,
-    /// The version of the group's record, and the time of the coordinator's report.
-    record: Mutex<Option<(u64, Instant)>>,
+    /// The version of the group's rules, and the time of the coordinator's report.
+    rules: Mutex<Option<(u64, Instant)>>,
 }
 
 impl CoordinatorHandle {
-    /// Notes the version of the group's record.
-    pub(crate) fn note_record(&self, version: u64) {
-        *self.record.lock() = Some((version, Instant::now()));
+    /// Notes the version of the group's rules.
+    pub(crate) fn note_rules(&self, version: u64) {
+        *self.rules.lock() = Some((version, Instant::now()));
     }
 
-    /// Whether the coordinator reported this version of the record within the last lease time.
-    pub(crate) fn has_record(&self, version: u64) -> bool {
-        self.record.lock().is_some_and(|(noted, when)| noted == version && when.elapsed() < LEASE_TIME)
+    /// Whether the coordinator reported this version of the rules within the last lease time.
+    pub(crate) fn has_rules(&self, version: u64) -> bool {
+        self.rules.lock().is_some_and(|(noted, when)| noted == version && when.elapsed() < LEASE_TIME)
     }
 
     /// Waits for the answer to a request.
@@ -82,8 +82,8 @@ impl CoordinatorClient {
         let url = format!("coordinator://{address}");
         let address = address.to_string();
         let group = group.to_owned();
-        let record = Mutex::default();
-        let coordinator = CoordinatorHandle { address, group, channel, runtime, record };
+        let rules = Mutex::default();
+        let coordinator = CoordinatorHandle { address, group, channel, runtime, rules };
         Ok(CoordinatorClient { url, coordinator: Arc::new(coordinator) })
     }
 }
@@ -102,8 +102,8 @@ impl Registry for CoordinatorClient {
         Some(Box::new(CoordinatorLease { coordinator: Arc::clone(&self.coordinator), name: None }))
     }
 
-    fn group_record(&self) -> Option<Box<dyn GroupRecord>> {
-        Some(Box::new(CoordinatorRecord(Arc::clone(&self.coordinator))))
+    fn group_record(&self, name: RecordName) -> Option<Box<dyn GroupRecord>> {
+        Some(Box::new(CoordinatorRecord::new(Arc::clone(&self.coordinator), name)))
     }
 }
 
@@ -269,7 +269,7 @@ impl NodeLease for CoordinatorLease {
         let request = pb::AnnounceRequest { group: at.group.clone(), node: Some(member_to_wire(member)) };
         let mut client = GroupClient::new(at.channel.clone());
         let pb::AnnounceReply { lease_ms, record_version } = at.call(limit, client.announce(request))?;
-        at.note_record(record_version);
+        at.note_rules(record_version);
         Ok(Duration::from_millis(lease_ms))
     }
 
@@ -286,7 +286,10 @@ impl NodeLease for CoordinatorLease {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::group_record::{RecordTable, RecordsService};
+    use crate::pb::records_server::{Records, RecordsServer};
     use crate::{CoordinatorServer, CoordinatorServerConfig};
+    use tonic::Request;
 
     /// Retries for longer than the slowest machine needs.
     fn done<T>(mut what: impl FnMut() -> Result<T>) -> T {
@@ -305,19 +308,69 @@ mod tests {
         let coordinator = CoordinatorServer::start(CoordinatorServerConfig::default(), Arc::default()).unwrap();
         let address = coordinator.addresses()[0].to_string().parse().unwrap();
         let client = CoordinatorClient::new(&address, "g", &Trust::without_checks()).unwrap();
-        let record = client.group_record().unwrap();
+        let record = client.group_record(RecordName::Rules).unwrap();
         assert!(done(|| record.replace(0, &serde_json::json!({"revision": 1}))));
         let version = done(|| record.read(None)).unwrap().version;
-        *client.coordinator.record.lock() = None;
+        *client.coordinator.rules.lock() = None;
         let (mut lease, node) = (client.node_lease().unwrap(), Member::from_address("127.0.0.1:1", 1));
         done(|| lease.renew(&node, Instant::now() + ANSWER_TIMEOUT));
-        assert!(client.coordinator.has_record(version));
+        assert!(client.coordinator.has_rules(version));
         drop(coordinator);
         // The coordinator is gone, but no request is needed while its report is recent.
-        client.coordinator.note_record(version);
+        client.coordinator.note_rules(version);
         assert_eq!(record.read(Some(version)).unwrap(), None);
-        *client.coordinator.record.lock() = None;
+        // Nor do announcements have the version of another record.
+        assert!(client.group_record(RecordName::Stage).unwrap().read(Some(version)).is_err());
+        *client.coordinator.rules.lock() = None;
         assert!(record.read(Some(version)).is_err());
+    }
+
+    /// The records of a coordinator whose release knows one record of a group.
+    struct OldRecords(RecordsService);
+
+    #[tonic::async_trait]
+    impl Records for OldRecords {
+        async fn read(&self, request: Request<pb::ReadRecordRequest>) -> Result<Response<pb::ReadRecordReply>, Status> {
+            let request = pb::ReadRecordRequest { name: String::new(), ..request.into_inner() };
+            self.0.read(Request::new(request)).await
+        }
+
+        async fn replace(
+            &self,
+            request: Request<pb::ReplaceRecordRequest>,
+        ) -> Result<Response<pb::ReplaceRecordReply>, Status> {
+            let request = pb::ReplaceRecordRequest { name: String::new(), ..request.into_inner() };
+            self.0.replace(Request::new(request)).await
+        }
+    }
+
+    #[test]
+    fn an_older_coordinator_stores_the_rules_and_no_other_record() {
+        let runtime = small_runtime("old-coordinator").unwrap();
+        let inside = runtime.enter();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap().to_string().parse().unwrap();
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        let incoming = handshake_gate::admit_connections(listener, Trust::without_checks(), Arc::default());
+        let table = Arc::new(RecordTable::open(None).unwrap());
+        let records = RecordsServer::new(OldRecords(RecordsService(Arc::clone(&table))));
+        let server = tonic::transport::Server::builder().add_service(records);
+        runtime.spawn(server.serve_with_incoming(incoming));
+        drop(inside);
+        let client = CoordinatorClient::new(&address, "g", &Trust::without_checks()).unwrap();
+        let rules = client.group_record(RecordName::Rules).unwrap();
+        let stage = client.group_record(RecordName::Stage).unwrap();
+        assert_eq!(done(|| rules.read(None)).unwrap().version, 0);
+        for refused in [stage.replace(0, &serde_json::json!(1)).map(drop), stage.read(None).map(drop)] {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.message().contains("the coordinator's release is older"), "{error}");
+        }
+        assert_eq!(table.record_of("g", RecordName::Rules).version, 0, "the rules were not replaced");
+        assert!(rules.replace(0, &serde_json::json!({"revision": 1})).unwrap());
+        assert!(stage.replace(table.rules_version("g"), &serde_json::json!(1)).is_err());
+        assert_eq!(table.record_of("g", RecordName::Rules).value, serde_json::json!({"revision": 1}));
     }
 
     mod test_all {

@@ -304,7 +304,7 @@ impl Group for GroupService {
                     );
                     self.0.notify_change();
                 }
-                let record_version = self.0.records.version_of(&group);
+                let record_version = self.0.records.rules_version(&group);
                 Ok(Response::new(pb::AnnounceReply { lease_ms: lease.as_millis() as u64, record_version }))
             }
             Err(error) => {

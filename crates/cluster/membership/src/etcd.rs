@@ -11,7 +11,7 @@ use crate::etcdpb::{
     Compare, KeyValue, LeaseGrantRequest, LeaseRevokeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest,
     TxnResponse,
 };
-use crate::group_record::GroupRecord;
+use crate::group_record::{GroupRecord, RecordName};
 use crate::url::EtcdUrl;
 use crate::{
     ANSWER_TIMEOUT, LEASE_TIME, MemberWatch, NodeLease, Registry, may_take_over, name_conflict, node_record,
@@ -81,10 +81,10 @@ impl Registry for EtcdRegistry {
         }))
     }
 
-    fn group_record(&self) -> Option<Box<dyn GroupRecord>> {
+    fn group_record(&self, name: RecordName) -> Option<Box<dyn GroupRecord>> {
         let session = Arc::clone(&self.session);
         let runtime = Arc::clone(&self.runtime);
-        Some(Box::new(EtcdRecord::new(&self.group, session, runtime)))
+        Some(Box::new(EtcdRecord::new(&self.group, name, session, runtime)))
     }
 }
 

@@ -1,11 +1,11 @@
-//! The record of a group in a key of etcd, `/spurline/GROUP/rules`, replaced in a transaction at the key's revision.
+//! A record of a group in a key of etcd, `/spurline/GROUP/rules` or `/spurline/GROUP/stage`, replaced in a transaction at the key's revision.
 
 use crate::ANSWER_TIMEOUT;
 use crate::etcd_session::{EtcdSession, KeyWatch};
 use crate::etcdpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use crate::etcdpb::request_op::Request as Op;
 use crate::etcdpb::{Compare, PutRequest, RangeRequest, RequestOp, TxnRequest};
-use crate::group_record::{GroupRecord, StoredRecord};
+use crate::group_record::{GroupRecord, RecordName, StoredRecord};
 use parking_lot::Mutex;
 use serde_json::Value;
 use spurline_types::{Error, ErrorKind, Result};
@@ -29,8 +29,8 @@ struct SeenKey {
 }
 
 impl EtcdRecord {
-    pub(crate) fn new(group: &str, session: Arc<EtcdSession>, runtime: Arc<Runtime>) -> Self {
-        let key = format!("/spurline/{group}/rules").into_bytes();
+    pub(crate) fn new(group: &str, name: RecordName, session: Arc<EtcdSession>, runtime: Arc<Runtime>) -> Self {
+        let key = format!("/spurline/{group}/{}", name.as_str()).into_bytes();
         EtcdRecord { key, session, runtime, seen: Mutex::default() }
     }
 

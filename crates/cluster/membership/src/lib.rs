@@ -26,7 +26,7 @@ pub use announcer::NodeAnnouncer;
 pub use coordinator_server::{CoordinatorServer, CoordinatorServerConfig};
 pub use etcd_jobs::{ActiveJob, BeginResult, JobStore, StoredJob};
 pub use follower::{GroupStatus, MemberListener, RegistryFollower, RegistryState};
-pub use group_record::{GroupRecord, StoredRecord};
+pub use group_record::{GroupRecord, RecordName, StoredRecord};
 pub use job_service::{JobHandler, request_jobs};
 pub use lease_table::{LeaseTable, TableLimits};
 pub use members::{HoldTimes, MemberView};
@@ -60,8 +60,9 @@ pub trait Registry: Send + Sync + 'static {
     /// A registration for a node; `None` where the registry takes none.
     fn node_lease(&self) -> Option<Box<dyn NodeLease>>;
 
-    /// The group's record; `None` where the registry stores nothing.
-    fn group_record(&self) -> Option<Box<dyn GroupRecord>> {
+    /// A record of the group; `None` where the registry stores nothing.
+    fn group_record(&self, name: RecordName) -> Option<Box<dyn GroupRecord>> {
+        let _ = name;
         None
     }
 }

@@ -6,6 +6,7 @@ mod held_objects;
 mod hot;
 mod path_locks;
 mod recent;
+mod stage;
 mod store;
 mod writes;
 
@@ -48,6 +49,7 @@ thread_local! {
 
 pub use held_objects::{HeldObject, HeldPage, RecentRecord};
 pub use hot::HotRule;
+pub use stage::{StageHandler, StageReply};
 pub use store::OpenRequests;
 pub use writes::{OpenWritable, WritesInUse};
 
@@ -91,6 +93,7 @@ pub struct CacheNode {
     changing_rules: Mutex<()>,
     writes: writes::WriteService,
     store: store::StoreService,
+    stage: OnceLock<Arc<dyn StageHandler>>,
 }
 
 impl CacheNode {
@@ -126,6 +129,7 @@ impl CacheNode {
             changing_rules: Mutex::default(),
             writes: writes::WriteService::default(),
             store: store::StoreService::default(),
+            stage: OnceLock::new(),
         })
     }
 
@@ -618,6 +622,7 @@ impl CacheNode {
             }
             NodeRequest::Write(write) => self.count_change(write.payload.len(), || self.serve_write(&write, responder)),
             NodeRequest::Store(store) => self.count_change(store.payload.len(), || self.serve_store(&store, responder)),
+            NodeRequest::Stage(stage) => self.serve_stage(&stage, responder),
             other => Err(Error::new(ErrorKind::Unsupported, format!("{other} is not served here"))),
         }
     }

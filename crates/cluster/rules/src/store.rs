@@ -3,7 +3,7 @@
 
 use crate::RuleSet;
 use parking_lot::Mutex;
-use spurline_membership::{GroupRecord, Registry};
+use spurline_membership::{GroupRecord, RecordName, Registry};
 use spurline_types::{Error, ErrorKind, Result};
 
 /// Retries after concurrent changes.
@@ -25,7 +25,7 @@ struct LastRead {
 impl RuleStore {
     /// The rule set of the registry's group; `None` where the registry stores nothing.
     pub fn open(registry: &dyn Registry) -> Option<RuleStore> {
-        registry.group_record().map(|record| RuleStore { record, last: Mutex::default() })
+        registry.group_record(RecordName::Rules).map(|record| RuleStore { record, last: Mutex::default() })
     }
 
     /// The stored set. An unchanged record costs little or no traffic.

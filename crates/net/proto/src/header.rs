@@ -50,12 +50,14 @@ pub enum FrameOp {
     Write,
     /// A request for the store of a bucket.
     Store,
+    /// A call of one node to another about staged files.
+    Stage,
     /// An operation of a newer peer; the number is kept.
     Unknown(u16),
 }
 
 impl FrameOp {
-    const NAMED: [(FrameOp, u16); 22] = [
+    const NAMED: [(FrameOp, u16); 23] = [
         (FrameOp::Hello, 1),
         (FrameOp::Ping, 2),
         (FrameOp::Challenge, 3),
@@ -78,6 +80,7 @@ impl FrameOp {
         (FrameOp::FolderMarker, 31),
         (FrameOp::Write, 32),
         (FrameOp::Store, 33),
+        (FrameOp::Stage, 34),
     ];
 
     /// The number on the wire.
@@ -105,6 +108,7 @@ impl FrameOp {
             FrameOp::FolderMarker => 31,
             FrameOp::Write => 32,
             FrameOp::Store => 33,
+            FrameOp::Stage => 34,
             FrameOp::Unknown(code) => code,
         }
     }
@@ -250,7 +254,8 @@ impl FrameHeader {
         if self.flags.contains(FrameFlags::ANSWER) {
             return Err(FrameError::Value { what: "the flags of a request", value: self.flags.0.into() });
         }
-        let most = if matches!(self.op, FrameOp::Write | FrameOp::Store) { MAX_WRITE } else { 0 };
+        let takes_bytes = matches!(self.op, FrameOp::Write | FrameOp::Store | FrameOp::Stage);
+        let most = if takes_bytes { MAX_WRITE } else { 0 };
         check_len("a request's payload", self.payload_len as usize, most)?;
         check_len("a request's body", self.body_len as usize, MAX_REQUEST_BODY)?;
         Ok(())

@@ -27,6 +27,7 @@ mod proof;
 mod rail;
 pub mod rdma;
 mod request;
+mod stage;
 mod store;
 mod wire_caller;
 mod wire_value;
@@ -44,6 +45,7 @@ pub use open_flags::OpenFlags;
 pub use proof::{Challenge, ChallengeAnswer, MAX_PEER_NAME, NONCE_LEN, PROOF_LEN, PROOF_SCHEME, TokenProof};
 pub use rail::{MAX_RAILS, RailInfo, RailLink};
 pub use request::{HelloRequest, NodeRequest, ReadFlags, ReadRequest, VolumeId, check_path};
+pub use stage::{MAX_STAGE_CALL, StageRequest};
 pub use store::{
     SentPart, SentParts, StoreAnswer, StoreAttributes, StoreBody, StoreBytes, StoreCall, StoreCondition, StoreObject,
     StoreOwner, StoreRequest, StoreRetry, StoreSettings, StoreSource, TextList, UploadParts,
@@ -61,12 +63,14 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"SPUR");
 /// The oldest protocol version this build speaks.
 pub const MIN_VERSION: u16 = 3;
 /// The newest protocol version this build speaks.
-pub const MAX_VERSION: u16 = 8;
+pub const MAX_VERSION: u16 = 9;
 /// The oldest version whose peers write: other operations kept their form since [`MIN_VERSION`], those on writable volumes did
 /// not.
 pub const MIN_WRITE_VERSION: u16 = 7;
 /// The oldest version whose nodes send requests of a mount to the store of a bucket.
 pub const MIN_STORE_VERSION: u16 = 8;
+/// The oldest version whose nodes answer calls about staged files.
+pub const MIN_STAGE_VERSION: u16 = 9;
 /// The version of the frames themselves: header, order of parts, padding. The handshake agrees on the format of
 /// bodies, so every peer understands a handshake.
 pub const FRAME_VERSION: u16 = 1;
@@ -78,7 +82,7 @@ pub const MAX_GREETING_BODY: usize = 8 << 10;
 pub const MAX_ANSWER_BODY: usize = 4 << 20;
 /// The longest payload of one frame: the largest block.
 pub const MAX_PAYLOAD: usize = 64 << 20;
-/// The longest payload of a request: the bytes of a write, or of a piece of an object.
+/// The longest payload of a request: the bytes of a write, of a piece of an object, or of a staged file.
 pub const MAX_WRITE: usize = 4 << 20;
 /// The longest version text of an object.
 pub const MAX_VERSION_TEXT: usize = 4096;

@@ -5,7 +5,7 @@ use crate::header::check_len;
 use crate::proof::{Challenge, TokenProof};
 use crate::{
     FrameError, FrameHeader, FrameOp, HEADER_LEN, MAX_REQUEST_BODY, MAX_VERSION, MAX_WRITE, MIN_VERSION, ObjectRanges,
-    StoreRequest, WriteRequest, frame_padding,
+    StageRequest, StoreRequest, WriteRequest, frame_padding,
 };
 use std::fmt;
 
@@ -238,6 +238,8 @@ pub enum NodeRequest<'a> {
     Write(WriteRequest<'a>),
     /// A request for the store of a bucket; answered by a `StoreAnswer`, and a payload for reads.
     Store(StoreRequest<'a>),
+    /// A call about staged files; answered by bytes, and a payload for reads.
+    Stage(StageRequest<'a>),
     /// A request of a newer peer.
     Unknown {
         /// Its operation number.
@@ -273,15 +275,17 @@ impl<'a> NodeRequest<'a> {
             NodeRequest::Classify { .. } => FrameOp::Classify,
             NodeRequest::Write(_) => FrameOp::Write,
             NodeRequest::Store(_) => FrameOp::Store,
+            NodeRequest::Stage(_) => FrameOp::Stage,
             NodeRequest::Unknown { op, .. } => FrameOp::from_code(*op),
         }
     }
 
-    /// The bytes that follow the frame; empty except for a write and a request for a store.
+    /// The bytes that follow the frame; empty except for a write, a request for a store and a call about staged files.
     pub fn payload(&self) -> &'a [u8] {
         match self {
             NodeRequest::Write(write) => write.payload,
             NodeRequest::Store(store) => store.payload,
+            NodeRequest::Stage(stage) => stage.payload,
             _ => &[],
         }
     }
@@ -294,6 +298,7 @@ impl<'a> NodeRequest<'a> {
         match self {
             NodeRequest::Write(write) => write.with_payload(payload).map(NodeRequest::Write),
             NodeRequest::Store(store) => store.with_payload(payload).map(NodeRequest::Store),
+            NodeRequest::Stage(stage) => Ok(NodeRequest::Stage(StageRequest { payload, ..stage })),
             other if payload.is_empty() => Ok(other),
             _ => Err(FrameError::Value { what: "the payload of a request", value: payload.len() as u64 }),
         }
@@ -383,6 +388,7 @@ impl<'a> NodeRequest<'a> {
             NodeRequest::Rules { text } => out.put_bytes(text.as_bytes()),
             NodeRequest::Write(ref write) => write.encode(out),
             NodeRequest::Store(ref store) => store.encode(out),
+            NodeRequest::Stage(ref stage) => stage.encode(out),
             NodeRequest::Unknown { body, .. } => out.extend_from_slice(body),
         }
     }
@@ -452,6 +458,7 @@ impl<'a> NodeRequest<'a> {
             FrameOp::Info => NodeRequest::Info { volume: take_volume(&mut take)?, path: take_path(&mut take)? },
             FrameOp::Write => NodeRequest::Write(WriteRequest::take(&mut take)?),
             FrameOp::Store => NodeRequest::Store(StoreRequest::take(&mut take)?),
+            FrameOp::Stage => NodeRequest::Stage(StageRequest::take(&mut take)?),
             FrameOp::Unknown(op) => return Ok(NodeRequest::Unknown { op, body }),
         };
         take.expect_end()?;
@@ -494,6 +501,7 @@ impl fmt::Display for NodeRequest<'_> {
                 Some(key) => write!(f, "{} '{key}'", store.call.name()),
                 None => f.write_str(store.call.name()),
             },
+            NodeRequest::Stage(_) => f.write_str("call about staged files"),
             NodeRequest::Unknown { op, .. } => write!(f, "operation {op}"),
         }
     }

@@ -3,12 +3,12 @@
 use proptest::prelude::*;
 use spurline_proto::{
     AnswerBody, CapacityAnswer, Challenge, ChallengeAnswer, ChangeId, FRAME_ALIGN, FrameError, FrameFlags, FrameHeader,
-    FrameOp, HEADER_LEN, HelloRequest, KnownGrants, MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, MAX_WRITE, NONCE_LEN,
-    NodeRequest, NumberList, ObjectRange, OpenFlags, PROOF_LEN, RailInfo, RailLink, RangeDone, RangeList, RangesDone,
-    ReadFlags, ReadRequest, SentPart, SentParts, StoreAnswer, StoreAttributes, StoreBody, StoreBytes, StoreCall,
-    StoreCondition, StoreObject, StoreRequest, StoreRetry, StoreSource, TextList, TokenProof, UploadParts, VolumeId,
-    WelcomeAnswer, WireCaller, WriteAnswer, WriteCall, WriteRequest, check_path, decode_error, encode_error_message,
-    frame_padding,
+    FrameOp, HEADER_LEN, HelloRequest, KnownGrants, MAX_PAYLOAD, MAX_RAILS, MAX_REQUEST_BODY, MAX_STAGE_CALL,
+    MAX_WRITE, NONCE_LEN, NodeRequest, NumberList, ObjectRange, OpenFlags, PROOF_LEN, RailInfo, RailLink, RangeDone,
+    RangeList, RangesDone, ReadFlags, ReadRequest, SentPart, SentParts, StageRequest, StoreAnswer, StoreAttributes,
+    StoreBody, StoreBytes, StoreCall, StoreCondition, StoreObject, StoreRequest, StoreRetry, StoreSource, TextList,
+    TokenProof, UploadParts, VolumeId, WelcomeAnswer, WireCaller, WriteAnswer, WriteCall, WriteRequest, check_path,
+    decode_error, encode_error_message, frame_padding,
 };
 use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, Version};
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
@@ -140,6 +140,9 @@ proptest! {
         round_trip(NodeRequest::Weigh { weight: max }, id);
         round_trip(NodeRequest::DropAll { volume, every_source: max % 2 == 0, with_pinned: max % 3 == 0, part: max }, id);
         round_trip(NodeRequest::Rules { text: &text }, id);
+        let stage = NodeRequest::Stage(StageRequest { call: path, payload: &[] });
+        round_trip(stage, id);
+        prop_assert_eq!(stage.with_payload(path).unwrap().payload(), path);
         round_trip(NodeRequest::Unknown { op, body: path }, id);
     }
 
@@ -442,11 +445,14 @@ fn limits_hold() {
     let request = FrameHeader::new_request(FrameOp::Read, 1, 0);
     assert!(request.new_answer(0, 0, MAX_PAYLOAD).is_ok() && request.new_answer(0, 0, MAX_PAYLOAD + 1).is_err());
     assert!(FrameHeader { payload_len: 1, ..request }.check_request().is_err());
-    for op in [FrameOp::Write, FrameOp::Store] {
+    for op in [FrameOp::Write, FrameOp::Store, FrameOp::Stage] {
         let write = FrameHeader::new_request(op, 1, 0);
         assert!(FrameHeader { payload_len: MAX_WRITE as u32, ..write }.check_request().is_ok());
         assert!(FrameHeader { payload_len: MAX_WRITE as u32 + 1, ..write }.check_request().is_err());
     }
+    let call = vec![7; MAX_STAGE_CALL + 1];
+    assert!(NodeRequest::Stage(StageRequest { call: &call[1..], payload: &[] }).encode(1, &mut out).is_ok());
+    assert!(NodeRequest::Stage(StageRequest { call: &call, payload: &[] }).encode(1, &mut out).is_err());
     assert!(FrameHeader { version: 0, ..request }.check_request().is_err());
     // A count of more entries than there are bytes does not make the decoder allocate for them.
     assert!(ListPage::decode(&[0xff, 0xff, 0xff, 0xff, 0]).is_err());
@@ -470,8 +476,8 @@ fn limits_hold() {
     }
     let hello =
         |min_version, max_version| HelloRequest { min_version, max_version, peer: "", source: "" }.negotiate_version();
-    assert_eq!((hello(3, 3), hello(1, 3), hello(3, 9)), (Ok(3), Ok(3), Ok(8)));
-    assert!(hello(1, 2).is_err() && hello(9, 9).is_err() && hello(0, 0).is_err() && hello(9, 3).is_err());
+    assert_eq!((hello(3, 3), hello(1, 3), hello(3, 10)), (Ok(3), Ok(3), Ok(9)));
+    assert!(hello(1, 2).is_err() && hello(10, 10).is_err() && hello(0, 0).is_err() && hello(9, 3).is_err());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::peers::PeerConnector;
 use crate::{rules, settings};
 use spurline_cache::CacheContext;
-use spurline_client::{GroupMembers, GroupPeerFetch};
+use spurline_client::{GroupMembers, GroupPeerFetch, NodeCalls};
 use spurline_config::{Fault, GroupConfig, NodeConfig};
 use spurline_membership::{HoldTimes, MemberListener, NodeAnnouncer, Registry, RegistryFollower, RegistryState};
 use spurline_node::CacheNode;
@@ -145,6 +145,8 @@ pub fn announce_node(
 const MOVED_BLOCKS_TIME: Duration = Duration::from_secs(3600);
 /// Connections to each other node, per source: for moved blocks only, no reader's load.
 const BETWEEN_NODES: usize = 4;
+/// Connections to each node for calls about staged files: a call occupies a connection while that node's disk syncs.
+const STAGE_CONNECTIONS: usize = 16;
 
 /// Lets a node fetch blocks from the other nodes of the group before the origin, and follow the group's rules, while the result
 /// is kept. `name` is the node's name in the group.
@@ -165,6 +167,8 @@ pub fn join_group(
     let registry = spurline_membership::open_registry(&group.registry, &group.name, trust)?;
     let follower = start_follower(&registry, group.hold, stats)?;
     settings::compare_with_others(config, name, &follower.known_members(Instant::now() + FIRST_NODE_TIMEOUT), &reach)?;
+    let calls = stage_calls(config, &reach);
+    let called = Arc::clone(&calls);
     let open = move |source: &str, members: &[Arc<Member>]| reach.group_members(source, members);
     let siblings = GroupPeerFetch::new(name, config.cache.block_size, MOVED_BLOCKS_TIME, Arc::clone(stats), open);
     shared.set_peer_fetch(Arc::clone(&siblings) as _);
@@ -172,13 +176,22 @@ pub fn join_group(
     let own = name.to_owned();
     follower.set_listener(Arc::new(move |members: &[Arc<Member>]| {
         siblings.set_members(members);
+        called.set_members(members);
         if let Some(part) = group_share(&own, members) {
             share.set_group_share(part);
         }
     }));
     let dirs: &[_] = if shared.capacity_bytes().is_some() { &config.cache.dirs } else { &[] };
     let rules = rules::follow::start_following(node, &registry, rules::state_file::RuleFiles::open(dirs, group))?;
-    Ok(Some(NodeGroup { registry, _follower: follower, _rules: rules }))
+    Ok(Some(NodeGroup { registry, calls, _follower: follower, _rules: rules }))
+}
+
+/// Calls to the other nodes about staged files, with no member yet. Handshakes name the node's first source: all nodes of a group
+/// serve the same.
+fn stage_calls(config: &NodeConfig, reach: &PeerConnector) -> Arc<NodeCalls> {
+    let source = config.sources.first().map_or("", |source| source.as_str());
+    let reach = PeerConnector { nconnect: STAGE_CONNECTIONS, ..reach.clone() };
+    Arc::new(NodeCalls::new(reach.group_members(source, &[])))
 }
 
 /// A node's share of the group's blocks; `None` for a node that is not listed yet or is drained, which keeps the last share.
@@ -191,6 +204,8 @@ fn group_share(name: &str, members: &[Arc<Member>]) -> Option<f64> {
 /// A node's membership: the registry, and the tasks that follow the group and the rules.
 pub struct NodeGroup {
     registry: Arc<dyn Registry>,
+    /// Calls to the nodes of the group by name, this node included.
+    pub calls: Arc<NodeCalls>,
     _follower: RegistryFollower,
     _rules: Option<rules::follow::RuleFollower>,
 }

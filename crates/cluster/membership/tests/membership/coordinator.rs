@@ -3,7 +3,8 @@
 use crate::common;
 use common::{node, of_group, open, wait_for};
 use spurline_membership::{
-    CoordinatorServer, CoordinatorServerConfig, HoldTimes, NodeAnnouncer, RegistryFollower, RegistryState, StoredRecord,
+    CoordinatorServer, CoordinatorServerConfig, HoldTimes, NodeAnnouncer, RecordName, RegistryFollower, RegistryState,
+    StoredRecord,
 };
 use spurline_types::{ErrorKind, Stats};
 use std::net::SocketAddr;
@@ -179,7 +180,10 @@ fn a_record_has_one_writer_at_a_time_and_outlives_a_restart_with_its_file() {
     let text = |revision: u64| serde_json::json!({"revision": revision});
     let one = start(None, Some(&file));
     let at = one.addresses()[0];
-    let (record, other) = (open(&url(&one)).group_record().unwrap(), open(&url(&one)).group_record().unwrap());
+    let (record, other) = (
+        open(&url(&one)).group_record(RecordName::Rules).unwrap(),
+        open(&url(&one)).group_record(RecordName::Rules).unwrap(),
+    );
     let read = |known: Option<u64>| {
         let mut found = None;
         wait_for("an answer", || {
@@ -193,11 +197,22 @@ fn a_record_has_one_writer_at_a_time_and_outlives_a_restart_with_its_file() {
     assert!(!record.replace(0, &text(9)).unwrap(), "the other writer was first");
     let first = read(None).unwrap();
     assert_eq!((&first.value, read(Some(first.version))), (&text(1), None));
+    // Another record of the group, by two handles.
+    let stages = [(); 2].map(|()| open(&url(&one)).group_record(RecordName::Stage).unwrap());
+    assert!(stages[0].replace(0, &text(7)).unwrap());
+    let stage = stages[1].read(None).unwrap().unwrap();
+    assert_eq!((&stage.value, stages[0].read(Some(stage.version)).unwrap()), (&text(7), None));
+    assert!(!stages[1].replace(0, &text(8)).unwrap());
+    assert!(stages[1].replace(stage.version, &text(9)).unwrap());
+    let stage = stages[0].read(Some(stage.version)).unwrap();
+    assert_eq!(stage.as_ref().map(|stage| &stage.value), Some(&text(9)));
+    assert_eq!(read(Some(first.version)), None, "the rules did not change");
     assert!(record.replace(first.version, &text(2)).unwrap());
     let second = other.read(None).unwrap().unwrap();
     drop(one);
     let one = start(Some(at), Some(&file));
     assert_eq!(read(None), Some(second.clone()));
+    wait_for("the other record", || stages[0].read(None).is_ok_and(|read| read == stage));
     drop(one);
     let one = start(Some(at), None);
     assert_eq!(read(None).unwrap().version, 0, "nothing is kept without a file");
@@ -211,9 +226,11 @@ fn a_record_has_one_writer_at_a_time_and_outlives_a_restart_with_its_file() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.message().contains(&at.to_string()), "{error}");
     // Registries of other kinds list nodes and store nothing.
-    assert!(
-        open("static:127.0.0.1:1").group_record().is_none() && open("dns:nodes.example:1").group_record().is_none()
-    );
+    for name in [RecordName::Rules, RecordName::Stage] {
+        for url in ["static:127.0.0.1:1", "dns:nodes.example:1"] {
+            assert!(open(url).group_record(name).is_none());
+        }
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::common;
 use common::{node, of_group, open, wait_for};
-use spurline_membership::{HoldTimes, NodeAnnouncer, Registry, RegistryFollower, RegistryState};
+use spurline_membership::{HoldTimes, NodeAnnouncer, RecordName, Registry, RegistryFollower, RegistryState};
 use spurline_testkit::EtcdServer;
 use spurline_types::{ErrorKind, Stats};
 use std::path::Path;
@@ -77,7 +77,7 @@ fn a_record_is_a_key_with_one_writer_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), 0, "http", &[]);
     let text = |n: u64| serde_json::json!({"revision": n});
-    let record_of = |server: &EtcdServer| open(&server.url()).group_record().unwrap();
+    let record_of = |server: &EtcdServer| open(&server.url()).group_record(RecordName::Rules).unwrap();
     let record = record_of(&server);
     assert_eq!(record.read(None).unwrap().unwrap().version, 0);
     // Of several writers at one version one succeeds.
@@ -93,6 +93,11 @@ fn a_record_is_a_key_with_one_writer_at_a_time() {
     let first = record.read(Some(0)).unwrap().unwrap();
     // Unchanged: the first read compares revisions, and later ones rely on a watch.
     (0..3).for_each(|_| assert_eq!(record.read(Some(first.version)).unwrap(), None));
+    let stage = open(&server.url()).group_record(RecordName::Stage).unwrap();
+    assert_eq!(stage.read(None).unwrap().unwrap().version, 0);
+    assert!(stage.replace(0, &text(3)).unwrap() && !stage.replace(0, &text(4)).unwrap());
+    assert_eq!(stage.read(None).unwrap().unwrap().value, text(3));
+    assert_eq!(record.read(Some(first.version)).unwrap(), None, "the rules did not change");
     assert!(record_of(&server).replace(first.version, &text(7)).unwrap());
     let mut second = None;
     wait_for("the change", || {
@@ -101,7 +106,10 @@ fn a_record_is_a_key_with_one_writer_at_a_time() {
     });
     let second = second.unwrap();
     assert_eq!(second.value, text(7));
-    assert_eq!(of_group(&server.url(), "other").group_record().unwrap().read(None).unwrap().unwrap().version, 0);
+    assert_eq!(
+        of_group(&server.url(), "other").group_record(RecordName::Rules).unwrap().read(None).unwrap().unwrap().version,
+        0
+    );
     // The record is back with etcd, and so is the watch.
     let port = server.port();
     drop(server);
@@ -196,7 +204,7 @@ fn a_server_with_users_that_comes_back_empty_has_its_members_again() {
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let with_users = |dir: &Path, port: u16, entries: u64| {
         let server = start(dir, port, "http", &[]);
-        let record = open(&server.url()).group_record().unwrap();
+        let record = open(&server.url()).group_record(RecordName::Rules).unwrap();
         for n in 1..=entries {
             let version = record.read(None).unwrap().unwrap().version;
             assert!(record.replace(version, &serde_json::json!({"revision": n})).unwrap());

@@ -4,6 +4,7 @@ mod close_to_open;
 mod repeated;
 mod rig;
 mod slow_answers;
+mod stage;
 mod store;
 
 use rig::{BLOCK, BoundAnswer, Node, OldRelease, connect, mount, start_writes};
