@@ -90,11 +90,9 @@ impl StagedBackend {
     }
 
     async fn locate(&self, key: &str, etag: &str) -> Answer<Located> {
-        let call = StageCall::Locate { at: self.at(key), etag: etag.trim_matches('"').to_owned() };
-        match self.ask(call, Bytes::new()).await?.reply {
-            StageReply::Located(located) => Ok(located),
-            other => Err(unexpected(&other)),
-        }
+        let at = self.at(key);
+        let etag = etag.trim_matches('"').to_owned();
+        self.run_apart(move |service| service.locate(&at, &etag)).await
     }
 
     /// The version of the store for one of the group; `None` while the object is staged.

@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const ORPHAN_AGE: Duration = Duration::from_secs(24 * 3600);
 /// A part whose next bytes do not come for this long is given up.
 const PART_IDLE: Duration = Duration::from_secs(120);
+/// Manifests and their pieces in an answer.
+const LISTED_PIECES: usize = 2000;
 /// Most bytes of an answer.
 pub const READ_MAX: u64 = 4 << 20;
 
@@ -85,7 +87,7 @@ impl Holder {
         self.state.lock().term
     }
 
-    /// Takes orders of this term from now on, and says what there is.
+    /// Takes orders of this term from now on.
     pub fn fence(&self, term: u64) -> Answer<Reply> {
         {
             let mut state = self.state.lock();
@@ -95,10 +97,28 @@ impl Holder {
             state.term = term;
         }
         self.disk.change_records(vec![RecordChange::Term(term)]).map_err(failure_of)?;
+        Ok(StageReply::Facts(self.facts()).into())
+    }
+
+    /// Manifests by mark, as many as fit into an answer.
+    pub fn list_kept(&self, after: &str) -> Reply {
         let state = self.state.lock();
-        let manifests = state.manifests.values().map(|(manifest, _)| manifest.clone()).collect();
-        let facts = NodeFacts { domain: self.domain.clone(), size: self.size, used: state.used() };
-        Ok(StageReply::Fenced(facts, manifests).into())
+        let mut marks: Vec<&String> = state.manifests.keys().filter(|mark| mark.as_str() > after).collect();
+        marks.sort_unstable();
+        let mut listed = Vec::new();
+        let mut weight = 0;
+        let mut marks = marks.into_iter();
+        for mark in marks.by_ref() {
+            if let Some((manifest, _)) = state.manifests.get(mark) {
+                weight += 1 + manifest.pieces.len();
+                listed.push(manifest.clone());
+            }
+            if weight >= LISTED_PIECES {
+                break;
+            }
+        }
+        let has_more = marks.next().is_some();
+        StageReply::Kept(listed, has_more).into()
     }
 
     fn check_space(&self, state: &HolderState, more: u64) -> Answer<()> {

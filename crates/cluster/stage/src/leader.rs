@@ -27,6 +27,8 @@ const CHANGE_TIME: Duration = Duration::from_secs(20);
 pub const VALID_TIME: Duration = Duration::from_secs(6);
 /// An upload is late after this time.
 const UPLOAD_DEADLINE: Duration = Duration::from_secs(60);
+/// Unsaved objects in an answer.
+const UNSAVED_MAX: usize = 5000;
 /// Nodes that are tried for a copy.
 const TRIES: usize = 4;
 /// Failure domains that have a staged object.
@@ -105,7 +107,12 @@ impl Leader {
             StageCall::Commit(new) => StageReply::Text(self.commit(new, bytes)?),
             StageCall::Copy(copy) => self.copy(copy)?,
             StageCall::Remove { at, condition } => self.remove(&at, &condition)?,
-            StageCall::ListUnsaved => StageReply::Unsaved(self.ledger.lock().unsaved(Instant::now())),
+            StageCall::ListUnsaved => {
+                let mut unsaved = self.ledger.lock().unsaved(Instant::now());
+                let count = unsaved.len() as u64;
+                unsaved.truncate(UNSAVED_MAX);
+                StageReply::Unsaved(unsaved, count)
+            }
             StageCall::Drop(at) => {
                 let deadline = Instant::now() + CHANGE_TIME;
                 let _lock = self.lock_name(&at, deadline)?;

@@ -1,6 +1,6 @@
 //! The leader's table of all staged objects. Knows no node, no store and no clock of its own.
 
-use crate::manifest::{BucketKey, Manifest, Phase, StageClass, StoreBase};
+use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, StageClass, StoreBase};
 use crate::message::{Answer, KnownName, Located, SavedName, UnsavedObject};
 use crate::shared::stale;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -229,7 +229,7 @@ impl Ledger {
         let saved = names_below(&self.saved, prefix, after, is_folded, |saved| KnownName::Saved(saved.clone()));
         // The store lists the folders of its objects.
         names.extend(saved.into_iter().filter(|(_, known)| !matches!(known, KnownName::Folder)));
-        names.extend(names_below(&self.entries, prefix, after, is_folded, known_entry));
+        names.extend(names_below(&self.entries, prefix, after, is_folded, listed_entry));
         let has_more = names.len() > NAMES_MAX;
         (names.into_iter().take(NAMES_MAX).collect(), has_more)
     }
@@ -268,6 +268,18 @@ impl Ledger {
             }
         });
         shown.collect()
+    }
+}
+
+/// An object as a listing needs it.
+fn listed_entry(entry: &Entry) -> KnownName {
+    match entry.manifest.phase {
+        Phase::Waiting => {
+            let (pieces, attributes) = (Vec::new(), KeptAttributes::default());
+            let manifest = Manifest { pieces, attributes, begun: Vec::new(), ..entry.manifest.clone() };
+            KnownName::Object(Box::new(manifest))
+        }
+        Phase::Removing | Phase::Done => KnownName::Removing,
     }
 }
 

@@ -76,12 +76,17 @@ pub enum StageCall {
     ListUnsaved,
     /// To the leader: gives up the upload of an object, for good.
     Drop(BucketKey),
-    /// To any node: the leader of this term asks for everything that the node keeps.
+    /// To any node: earlier leaders are refused from now on.
     Fence {
         /// The term.
         term: u64,
         /// The leader's name.
         leader: String,
+    },
+    /// To any node: what the node keeps, by mark.
+    ListKept {
+        /// Marks up to this one are known.
+        after: String,
     },
     /// To any node: space and place of the node.
     Describe {
@@ -252,11 +257,11 @@ pub enum StageReply {
         /// The version of the source of a copy.
         source: Option<String>,
     },
-    /// To `ListUnsaved`.
-    Unsaved(Vec<UnsavedObject>),
-    /// To `Fence`.
-    Fenced(NodeFacts, Vec<Manifest>),
-    /// To `Describe`.
+    /// To `ListUnsaved`: the oldest, and the number of all.
+    Unsaved(Vec<UnsavedObject>, u64),
+    /// To `ListKept`: manifests by mark, and whether there are more.
+    Kept(Vec<Manifest>, bool),
+    /// To `Fence` and `Describe`.
     Facts(NodeFacts),
     /// Bytes come beside the answer.
     Bytes,

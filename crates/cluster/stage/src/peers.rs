@@ -7,6 +7,20 @@ use spurline_types::{Error, ErrorKind, Result, RetryAdvice};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+/// Longer calls go as bytes.
+const CALL_MAX: usize = 60 << 10;
+/// In the place of a call that goes as bytes.
+const LONG_CALL: &[u8] = b"{}";
+
+/// A call as it came, with its bytes.
+///
+/// # Errors
+/// `Protocol` for a call that this release does not know.
+pub fn decode_call<'a>(call: &[u8], bytes: &'a [u8]) -> Result<(StageCall, &'a [u8])> {
+    let (call, bytes) = if call == LONG_CALL { (bytes, &[][..]) } else { (call, bytes) };
+    Ok((serde_json::from_slice(call).map_err(|error| json_error(&error))?, bytes))
+}
+
 /// Why a node gave no answer.
 #[derive(Debug, Clone)]
 pub enum PeerFailure {
@@ -44,6 +58,11 @@ pub trait StagePeers: Send + Sync {
     /// The names of all present nodes, this one included.
     fn names(&self) -> Vec<String>;
 
+    /// Most bytes of a call to any node.
+    fn frame_len(&self) -> usize {
+        4 << 20
+    }
+
     /// Sends a call to another node, once.
     ///
     /// # Errors
@@ -71,7 +90,9 @@ pub fn call_node(
     deadline: Instant,
 ) -> Result<Reply, PeerFailure> {
     let encoded = serde_json::to_vec(call).map_err(|error| PeerFailure::NotSent(json_error(&error)))?;
-    let (body, bytes) = peers.call(node, &encoded, bytes, room, deadline)?;
+    // A long call has no bytes, and goes as bytes.
+    let (encoded, bytes) = if encoded.len() > CALL_MAX { (LONG_CALL, &encoded[..]) } else { (&encoded[..], bytes) };
+    let (body, bytes) = peers.call(node, encoded, bytes, room, deadline)?;
     let reply: StageReply = serde_json::from_slice(&body).map_err(|error| PeerFailure::Lost(json_error(&error)))?;
     Ok(Reply { reply, bytes })
 }

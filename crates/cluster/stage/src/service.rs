@@ -11,8 +11,9 @@
 use crate::disk::StageDisk;
 use crate::holder::Holder;
 use crate::leader::{Leader, take_over};
-use crate::message::{Answer, Reply, StageCall, StageReply};
-use crate::peers::{PeerFailure, StagePeers, TermFacts, TermRecord, no_leader, reply_of, succeeded};
+use crate::manifest::{BucketKey, Manifest};
+use crate::message::{Answer, Located, Reply, StageCall, StageReply, unexpected};
+use crate::peers::{PeerFailure, StagePeers, TermFacts, TermRecord, decode_call, no_leader, reply_of, succeeded};
 use crate::shared::{OpenStore, StageShared};
 use parking_lot::{Condvar, Mutex, RwLock};
 use spurline_object_store::RequestFailure;
@@ -34,6 +35,15 @@ const LEADER_TIME: Duration = Duration::from_secs(15);
 const LEADER_PAUSE: Duration = Duration::from_millis(100);
 /// The time of a call to the leader.
 const ANSWER_TIME: Duration = Duration::from_secs(25);
+
+/// The place of an object is believed for this long.
+const LOCATED_TIME: Duration = Duration::from_secs(2);
+const LOCATED_MAX: usize = 64;
+
+struct LocatedManifest {
+    manifest: Arc<Manifest>,
+    when: Instant,
+}
 
 /// What a node keeps of staged files.
 pub struct StageSpace {
@@ -73,6 +83,8 @@ pub struct StageService {
     /// What the registry said last.
     known: RwLock<Option<TermFacts>>,
     leader: RwLock<Option<Arc<Leader>>>,
+    /// Where bytes lie, of objects that were read lately.
+    located: Mutex<Vec<LocatedManifest>>,
     is_stopping: AtomicBool,
     stop: Mutex<bool>,
     stopped: Condvar,
@@ -97,6 +109,7 @@ impl StageService {
             uploads,
             known: RwLock::default(),
             leader: RwLock::default(),
+            located: Mutex::default(),
             is_stopping: AtomicBool::new(false),
             stop: Mutex::new(false),
             stopped: Condvar::new(),
@@ -111,8 +124,7 @@ impl StageService {
     /// # Errors
     /// For a call that this release does not know.
     pub fn serve_encoded(&self, call: &[u8], bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
-        let call: StageCall = serde_json::from_slice(call)
-            .map_err(|error| Error::new(ErrorKind::Protocol, format!("a call about staged files: {error}")))?;
+        let (call, bytes) = decode_call(call, bytes)?;
         let Reply { reply, bytes } = self.serve(call, bytes.to_vec());
         let body = serde_json::to_vec(&reply)
             .map_err(|error| Error::new(ErrorKind::Protocol, format!("an answer about staged files: {error}")))?;
@@ -183,6 +195,36 @@ impl StageService {
             PeerFailure::Answered(error) => crate::peers::failure_of(error),
             other => RequestFailure::transient(ErrorKind::Unavailable, other.into_error().message().to_owned()),
         })
+    }
+
+    /// Where the bytes of a version lie, as the leader said lately; `None` if the version is not staged any more.
+    pub(crate) fn locate(&self, at: &BucketKey, etag: &str) -> Answer<Located> {
+        let now = Instant::now();
+        {
+            let mut located = self.located.lock();
+            located.retain(|known| now.saturating_duration_since(known.when) < LOCATED_TIME);
+            if let Some(known) = located.iter().find(|known| known.manifest.etag() == etag && known.manifest.at == *at) {
+                return Ok(Located::Here(Box::new((*known.manifest).clone())));
+            }
+        }
+        let call = StageCall::Locate { at: at.clone(), etag: etag.to_owned() };
+        let found = match self.ask_leader(&call, &[])?.reply {
+            StageReply::Located(found) => found,
+            other => return Err(unexpected(&other)),
+        };
+        if let Located::Here(manifest) = &found {
+            let mut located = self.located.lock();
+            if located.len() >= LOCATED_MAX {
+                located.remove(0);
+            }
+            located.push(LocatedManifest { manifest: Arc::new((**manifest).clone()), when: now });
+        }
+        Ok(found)
+    }
+
+    /// Reads of a version have failed: the leader is asked again.
+    pub(crate) fn forget_located(&self, etag: &str) {
+        self.located.lock().retain(|known| known.manifest.etag() != etag);
     }
 
     /// The parts that this node shares with the leader.

@@ -23,8 +23,6 @@ pub type OpenStore = dyn Fn(&str) -> Result<SourceRequests> + Send + Sync;
 pub const CALL_TIME: Duration = Duration::from_secs(5);
 /// The time of a request to the store, beside that of the bytes.
 const STORE_TIME: Duration = Duration::from_secs(60);
-/// Bytes of a frame between nodes.
-const FRAME: usize = 4 << 20;
 
 /// See the head of this file.
 pub struct StageShared {
@@ -64,10 +62,36 @@ impl StageShared {
         }
         let room = match call {
             StageCall::ReadPart { len, .. } => (*len).min(READ_MAX) as usize,
-            StageCall::ReadInline { .. } => FRAME,
+            StageCall::ReadInline { .. } => READ_MAX as usize,
             _ => 0,
         };
         call_node(&*self.peers, node, call, bytes, room, Instant::now() + time)
+    }
+
+    /// Has a node refuse earlier leaders; the node's facts, and all that the node keeps.
+    ///
+    /// # Errors
+    /// Of the way, or of the calls.
+    pub fn fence(self: &Arc<Self>, node: &str, term: u64) -> Answer<(NodeFacts, Vec<Manifest>)> {
+        let call = StageCall::Fence { term, leader: self.name.clone() };
+        let facts = match self.ask(node, &call, &[], CALL_TIME)?.reply {
+            StageReply::Facts(facts) => facts,
+            other => return Err(unexpected(&other)),
+        };
+        let mut all: Vec<Manifest> = Vec::new();
+        loop {
+            let after = all.last().map_or_else(String::new, |manifest| manifest.mark.clone());
+            match self.ask(node, &StageCall::ListKept { after }, &[], CALL_TIME)?.reply {
+                StageReply::Kept(some, has_more) => {
+                    let is_empty = some.is_empty();
+                    all.extend(some);
+                    if !has_more || is_empty {
+                        return Ok((facts, all));
+                    }
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
     }
 
     /// As [`Self::call`], where any failure is one of the request.
@@ -92,6 +116,7 @@ impl StageShared {
     pub fn serve(self: &Arc<Self>, call: StageCall, bytes: &[u8]) -> Answer<Reply> {
         match call {
             StageCall::Fence { term, .. } => self.holder()?.fence(term),
+            StageCall::ListKept { after } => Ok(self.holder()?.list_kept(&after)),
             StageCall::Describe { term, .. } => {
                 let Some(holder) = &self.holder else {
                     return Ok(StageReply::Facts(NodeFacts { domain: String::new(), size: 0, used: 0 }).into());
@@ -259,7 +284,7 @@ impl StageShared {
         let total: usize = pieces.iter().map(Bytes::len).sum();
         let mut offset = 0;
         for piece in pieces {
-            for frame in piece.chunks(FRAME) {
+            for frame in piece.chunks(self.peers.frame_len()) {
                 let is_last = offset + frame.len() == total;
                 let call = StageCall::AppendPart { part: part.to_owned(), offset: offset as u64, is_last };
                 self.ask(node, &call, frame, 4 * CALL_TIME)?;
@@ -275,7 +300,7 @@ impl StageShared {
         let len = holder.part_len(part)?;
         let mut offset = 0;
         while offset < len {
-            let Reply { bytes, .. } = holder.read_part(part, offset, (len - offset).min(READ_MAX))?;
+            let Reply { bytes, .. } = holder.read_part(part, offset, (len - offset).min(self.peers.frame_len() as u64))?;
             let is_last = offset + bytes.len() as u64 == len;
             let call = StageCall::AppendPart { part: part.to_owned(), offset, is_last };
             self.ask(to, &call, &bytes, 4 * CALL_TIME)?;

@@ -166,6 +166,8 @@ impl StagedBackend {
         let manifest = Arc::new(manifest);
         let stream = futures::stream::unfold(from, move |at| {
             let (service, manifest) = (Arc::clone(&service), Arc::clone(&manifest));
+            let reader = Arc::clone(&service);
+            let version = manifest.etag();
             async move {
                 if at >= end {
                     return None;
@@ -173,6 +175,9 @@ impl StagedBackend {
                 let read = tokio::task::spawn_blocking(move || read_some(&service, &manifest, at, end)).await;
                 let lost = || RequestFailure::transient(ErrorKind::Unavailable, "the node ends".to_owned());
                 let read = read.unwrap_or_else(|_| Err(lost()));
+                if read.is_err() {
+                    reader.forget_located(&version);
+                }
                 let next = read.as_ref().map_or(end, |bytes| at + bytes.len() as u64);
                 Some((read, next))
             }

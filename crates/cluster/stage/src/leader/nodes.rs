@@ -172,14 +172,16 @@ impl Leader {
     pub fn look_at_nodes(self: &Arc<Self>) -> Option<TermFacts> {
         let started = Instant::now();
         let record = self.record.read();
-        let is_confirmed = match &record {
-            Ok((_, facts)) if facts.term == self.term && facts.instance == self.instance => true,
+        match &record {
+            Ok((_, facts)) if facts.term == self.term && facts.instance == self.instance => {
+                *self.valid_until.lock() = started + VALID_TIME;
+            }
             Ok((_, facts)) => {
                 self.step_down(&format!("node {} leads, in term {}", facts.leader, facts.term));
                 return None;
             }
-            Err(_) => false,
-        };
+            Err(_) => {}
+        }
         let mut names: BTreeSet<String> = self.shared.peers.names().into_iter().collect();
         let table = self.nodes.all();
         names.extend(table.keys().cloned());
@@ -201,7 +203,7 @@ impl Leader {
         if self.is_over() {
             return None;
         }
-        if is_confirmed || all_answered {
+        if all_answered {
             *self.valid_until.lock() = started + VALID_TIME;
         }
         let known = record.ok().map(|(version, facts)| self.change_nodes(version, facts, &fresh));
@@ -244,10 +246,7 @@ impl Leader {
 
     /// Has a node that is new or was away follow this term, and forget what others know to be done.
     fn welcome(self: &Arc<Self>, node: &str) -> Answer<()> {
-        let call = StageCall::Fence { term: self.term, leader: self.shared.name.clone() };
-        let Reply { reply: StageReply::Fenced(_, manifests), .. } = self.order(node, &call, &[])? else {
-            return Err(too_few_domains());
-        };
+        let (_, manifests) = self.shared.fence(node, self.term)?;
         let mut old = Vec::new();
         let mut ledger = self.ledger.lock();
         for manifest in manifests {

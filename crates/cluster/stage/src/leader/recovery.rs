@@ -11,7 +11,7 @@ use super::nodes::NodeTable;
 use super::{Leader, VALID_TIME};
 use crate::ledger::Ledger;
 use crate::manifest::{BucketKey, Manifest, Phase};
-use crate::message::{NodeFacts, StageCall, StageReply};
+use crate::message::NodeFacts;
 use crate::peers::{TermFacts, TermRecord};
 use crate::shared::{CALL_TIME, StageShared};
 use parking_lot::{Condvar, Mutex};
@@ -68,15 +68,12 @@ pub fn take_over(
 fn fence_all(shared: &Arc<StageShared>, facts: &TermFacts) -> HashMap<String, FencedNode> {
     let mut fenced = HashMap::new();
     let started = Instant::now();
-    let call = StageCall::Fence { term: facts.term, leader: shared.name.clone() };
     loop {
         for node in facts.nodes.keys() {
             if fenced.contains_key(node) {
                 continue;
             }
-            if let Ok(reply) = shared.call(node, &call, &[], CALL_TIME)
-                && let StageReply::Fenced(node_facts, manifests) = reply.reply
-            {
+            if let Ok((node_facts, manifests)) = shared.fence(node, facts.term) {
                 fenced.insert(node.clone(), FencedNode { facts: node_facts, manifests });
             }
         }
