@@ -15,7 +15,7 @@ use crate::manifest::{BucketKey, KeptAttributes, Manifest, STAGE_ATTRIBUTE, Stag
 use crate::message::{
     Answer, CopyCall, KnownName, Located, NewObject, Reply, SavedName, StageCall, StageReply, unexpected,
 };
-use crate::service::StageService;
+use crate::service::{StageService, StageSlot};
 use crate::shared::{new_name, stale, text_of};
 use bytes::Bytes;
 use futures::FutureExt as _;
@@ -39,20 +39,20 @@ pub type ClassOf = dyn Fn(&str) -> Option<StageClass> + Send + Sync;
 /// See the head of this file.
 pub struct StagedBackend {
     inner: Box<dyn ObjectBackend>,
-    service: Arc<StageService>,
+    stage: Arc<StageSlot>,
     bucket: Arc<str>,
     class_of: Arc<ClassOf>,
 }
 
 impl StagedBackend {
-    /// The store `inner` of `bucket`, with what `service` stages above. `class_of` knows the rules by key.
+    /// The store `inner` of `bucket`, with what `stage` has above. `class_of` knows the rules by key.
     pub fn new(
         inner: Box<dyn ObjectBackend>,
-        service: Arc<StageService>,
+        stage: Arc<StageSlot>,
         bucket: &str,
         class_of: Arc<ClassOf>,
     ) -> StagedBackend {
-        StagedBackend { inner, service, bucket: bucket.into(), class_of }
+        StagedBackend { inner, stage, bucket: bucket.into(), class_of }
     }
 
     fn at(&self, key: &str) -> BucketKey {
@@ -70,7 +70,7 @@ impl StagedBackend {
         &self,
         work: impl FnOnce(&Arc<StageService>) -> Answer<T> + Send + 'static,
     ) -> Answer<T> {
-        let service = Arc::clone(&self.service);
+        let service = Arc::clone(self.stage.service()?);
         let ran = tokio::task::spawn_blocking(move || work(&service)).await;
         ran.unwrap_or_else(|_| Err(RequestFailure::transient(ErrorKind::Unavailable, "the node ends".to_owned())))
     }
@@ -80,7 +80,7 @@ impl StagedBackend {
     }
 
     async fn find(&self, key: &str) -> Answer<KnownName> {
-        if is_hidden(key) || !self.service.is_in_use()? {
+        if is_hidden(key) || !self.stage.is_in_use()? {
             return Ok(KnownName::Unknown);
         }
         match self.ask(StageCall::Find(self.at(key)), Bytes::new()).await?.reply {
@@ -196,8 +196,9 @@ impl ObjectBackend for StagedBackend {
 
     fn try_clone(&self) -> Option<Box<dyn ObjectBackend>> {
         let inner = self.inner.try_clone()?;
-        let (service, class_of) = (Arc::clone(&self.service), Arc::clone(&self.class_of));
-        Some(Box::new(StagedBackend { inner, service, bucket: Arc::clone(&self.bucket), class_of }))
+        let stage = Arc::clone(&self.stage);
+        let class_of = Arc::clone(&self.class_of);
+        Some(Box::new(StagedBackend { inner, stage, bucket: Arc::clone(&self.bucket), class_of }))
     }
 
     fn writes(&self) -> Option<&dyn ObjectWriteBackend> {
@@ -237,7 +238,7 @@ impl ObjectBackend for StagedBackend {
         async move {
             let Some(etag) = etag else {
                 return match self.find(key).await? {
-                    KnownName::Object(manifest) => Ok(self.body_of(*manifest, from, to)),
+                    KnownName::Object(manifest) => self.body_of(*manifest, from, to),
                     KnownName::Removing => Err(not_found(key)),
                     KnownName::Saved(saved) => self.get_saved(key, from, to, &saved.real, &saved.etag).await,
                     KnownName::Unknown | KnownName::Folder => self.inner.get(key, from, to, None).await,
@@ -247,7 +248,7 @@ impl ObjectBackend for StagedBackend {
                 return self.inner.get(key, from, to, Some(etag)).await;
             }
             if let Located::Here(manifest) = self.locate(key, etag).await? {
-                return Ok(self.body_of(*manifest, from, to));
+                return self.body_of(*manifest, from, to);
             }
             match self.real_version(key, etag).await? {
                 Some(real) => self.get_saved(key, from, to, &real, etag).await,
@@ -437,7 +438,7 @@ impl ObjectWriteBackend for StagedBackend {
             if let Some(attributes) = &mut attributes {
                 attributes.user.retain(|(name, _)| name != STAGE_ATTRIBUTE);
             }
-            if !self.service.is_in_use()? {
+            if !self.stage.is_in_use()? {
                 return self.copy_at_store(from, to, attributes.as_ref(), &condition.into(), work_time).await;
             }
             let marked = attributes.as_ref().map(|attributes| match mark_in(attributes) {
@@ -465,7 +466,7 @@ impl ObjectWriteBackend for StagedBackend {
 
     fn delete<'a>(&'a self, key: &'a str, condition: &'a WriteCondition) -> BoxFuture<'a, Answer<()>> {
         async move {
-            if is_hidden(key) || !self.service.is_in_use()? {
+            if is_hidden(key) || !self.stage.is_in_use()? {
                 return self.store()?.delete(key, condition).await;
             }
             let call = StageCall::Remove { at: self.at(key), condition: condition.into() };

@@ -8,7 +8,7 @@ mod recovery;
 use crate::ledger::{Admitted, Ledger};
 use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, Piece, StageClass, StoreBase, staged_mark};
 use crate::message::{Answer, CopyCall, NewObject, Reply, StageCall, StageReply};
-use crate::peers::{TermRecord, no_leader, reply_of};
+use crate::peers::{TermFacts, TermRecord, no_leader, reply_of};
 use crate::shared::{CALL_TIME, StageShared, new_name, stale};
 use nodes::NodeTable;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -71,6 +71,16 @@ impl Leader {
     /// Whether another leader may have taken over.
     pub fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Ends the term, so that another node can begin one at once.
+    pub fn resign(&self) {
+        self.step_down("this node stops");
+        if let Ok((version, facts)) = self.record.read()
+            && facts.term == self.term
+        {
+            let _ = self.record.replace(version, &TermFacts { leader: String::new(), ..facts });
+        }
     }
 
     /// Ends the term.

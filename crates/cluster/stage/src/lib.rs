@@ -19,4 +19,4 @@ pub use disk::{FolderDisk, KeptPart, PartWriter, RecordChange, StageDisk};
 pub use manifest::{BucketKey, Manifest, StageClass};
 pub use message::UnsavedObject;
 pub use peers::{PeerFailure, StagePeers, TermFacts, TermRecord};
-pub use service::{StageParts, StageService, StageSpace};
+pub use service::{StageParts, StageService, StageSlot, StageSpace};

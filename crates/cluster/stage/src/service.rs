@@ -21,7 +21,7 @@ use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// How often a node looks at the registry and a leader at its nodes.
@@ -71,6 +71,43 @@ pub struct StageParts {
     pub stats: Arc<Stats>,
     /// Uploads at once.
     pub uploads: usize,
+}
+
+/// The place of a stage that starts after the stores are open.
+#[derive(Default)]
+pub struct StageSlot {
+    service: OnceLock<Arc<StageService>>,
+    /// The node has kept objects before: nothing is known of names until the stage runs.
+    is_awaited: AtomicBool,
+}
+
+impl StageSlot {
+    /// Until the stage runs, requests wait for its start.
+    pub fn await_start(&self) {
+        self.is_awaited.store(true, Ordering::Release);
+    }
+
+    /// The stage runs. Only the first call has an effect.
+    pub fn set(&self, service: Arc<StageService>) {
+        let _ = self.service.set(service);
+    }
+
+    /// The stage.
+    ///
+    /// # Errors
+    /// Before its start.
+    pub(crate) fn service(&self) -> Answer<&Arc<StageService>> {
+        self.service.get().ok_or_else(no_leader)
+    }
+
+    /// See [`StageService::is_in_use`].
+    pub(crate) fn is_in_use(&self) -> Answer<bool> {
+        match self.service.get() {
+            Some(service) => service.is_in_use(),
+            None if self.is_awaited.load(Ordering::Acquire) => Err(no_leader()),
+            None => Ok(false),
+        }
+    }
 }
 
 /// See the head of this file.
@@ -267,8 +304,9 @@ impl StageService {
         self.is_stopping.store(true, Ordering::Release);
         *self.stop.lock() = true;
         self.stopped.notify_all();
-        if let Some(leader) = self.leader.write().take() {
-            leader.step_down("this node stops");
+        let leader = self.leader.write().take();
+        if let Some(leader) = leader {
+            leader.resign();
         }
     }
 

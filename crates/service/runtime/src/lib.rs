@@ -26,6 +26,7 @@ mod s3_endpoint;
 mod settings;
 pub mod setup;
 mod shared_folder;
+mod stage;
 pub mod unmount;
 pub mod upgrade;
 pub mod volume;

@@ -7,6 +7,7 @@ use crate::recent_file::RecentObjectsFile;
 use crate::s3_endpoint::{EndpointFiles, bucket_writes, log_endpoint, start_endpoint, stop_endpoint};
 use crate::setup::MetadataLimits;
 use crate::shared_folder::SharedCacheFolder;
+use crate::stage::{NodeStage, RunningStage, prepare_stage};
 use crate::writes::{bucket_options, open_node_directory, store_settings, unwritable, unwritable_bucket};
 use crate::{group, limits, rails, settings, setup};
 use spurline_cache::CacheContext;
@@ -59,6 +60,8 @@ pub struct RunningNode {
     _target: Arc<ProcessTarget>,
     s3: Option<S3Endpoint>,
     node: Arc<CacheNode>,
+    stage: Option<RunningStage>,
+    _staging: Option<NodeStage>,
     recent: Option<RecentObjectsFile>,
     /// Cache directories that this start made; last, because a drop removes the directories.
     fresh: FreshDirs,
@@ -104,7 +107,11 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         Arc::clone(&stats),
     );
     let buckets = SharedBuckets::default();
+    let staging = prepare_stage(&config, &buckets, &stats)?;
     let node = open_service(&config, &name, &shared, &buckets, &stats)?;
+    if let Some(staging) = &staging {
+        staging.set_node(&node);
+    }
     let recent = if store.is_some() { RecentObjectsFile::open(&config.cache.dirs, &node)? } else { None };
     // Rails come first: the handshake over TCP lists the rails.
     let (rdma, rails) = match (&config.net.rdma, &found) {
@@ -124,6 +131,10 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let own_name = group::name_in_group(&config, &host, &listening);
     node.set_name(own_name.clone());
     let others = group::join_group(&config, &own_name, &node, &shared, &trust, &stats)?;
+    let stage = match (&staging, &others) {
+        (Some(staging), Some(group)) => staging.start(&config, &own_name, &node, group, &stats)?,
+        _ => None,
+    };
     // The node serves first, and then registers.
     let announcer =
         group::announce_node(&config, &host, &listening, node.instance(), others.as_ref(), marks.before(), &stats)?;
@@ -164,6 +175,8 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         _target: target,
         s3,
         node,
+        stage,
+        _staging: staging,
         recent,
         fresh,
     })
@@ -463,6 +476,9 @@ impl RunningNode {
     /// Leaves the group, answers the requests under way within [`setup::STOP_PATIENCE`], and ends.
     pub fn stop(self) {
         tracing::info!("stopping");
+        if let Some(stage) = self.stage {
+            stage.stop();
+        }
         if let Some(announcer) = self.announcer.as_ref() {
             announcer.stop_announcing();
         }

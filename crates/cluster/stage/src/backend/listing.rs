@@ -42,7 +42,7 @@ impl StagedBackend {
         is_folded: bool,
         list: impl AsyncFnOnce(Option<String>) -> Answer<RawPage>,
     ) -> Answer<RawPage> {
-        if is_hidden(prefix) || !self.service.is_in_use()? {
+        if is_hidden(prefix) || !self.stage.is_in_use()? {
             return list(token.map(str::to_owned)).await;
         }
         let place = MergedPlace::from_token(token)?;

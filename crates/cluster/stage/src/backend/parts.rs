@@ -158,11 +158,11 @@ impl StagedBackend {
     }
 
     /// Bytes of a staged object, read as they are asked for.
-    pub(super) fn body_of(&self, manifest: Manifest, from: u64, to: u64) -> RawBody {
+    pub(super) fn body_of(&self, manifest: Manifest, from: u64, to: u64) -> Answer<RawBody> {
         let end = to.min(manifest.size);
         let etag = manifest.etag();
         let (mtime, total) = (time_at(manifest.closed_s), manifest.size);
-        let service = Arc::clone(&self.service);
+        let service = Arc::clone(self.stage.service()?);
         let manifest = Arc::new(manifest);
         let stream = futures::stream::unfold(from, move |at| {
             let (service, manifest) = (Arc::clone(&service), Arc::clone(&manifest));
@@ -182,14 +182,14 @@ impl StagedBackend {
                 Some((read, next))
             }
         });
-        RawBody {
+        Ok(RawBody {
             etag: Some(etag),
             mtime: Some(mtime),
             total: Some(total),
             range: Some(from..end),
             partial: true,
             stream: stream.boxed(),
-        }
+        })
     }
 
     /// Makes a part from bytes of an object.

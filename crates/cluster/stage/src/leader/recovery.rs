@@ -57,7 +57,7 @@ pub fn take_over(
     let fenced = fence_all(shared, &facts);
     if before.term == 0 {
         std::thread::sleep(FIRST_WAIT);
-    } else if !fenced.contains_key(&before.leader) {
+    } else if !before.leader.is_empty() && !fenced.contains_key(&before.leader) {
         // The leader before may not know of this term, and is valid for this long.
         std::thread::sleep(VALID_TIME + CALL_TIME);
     }
