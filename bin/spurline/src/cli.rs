@@ -257,6 +257,8 @@ Examples:
     spurline limit s3://scratch --ttl 1d --quota 2T \\
         --registry coordinator://head:7400
     spurline limit s3://scratch --ttl none --registry coordinator://head:7400
+  Checkpoints are closed when two nodes have them, and uploaded soon after:
+    spurline limit s3://models/run-7 --stage --registry coordinator://head:7400
   List the rules, with the bytes cached under each:
     spurline rules --registry coordinator://head:7400";
 
@@ -461,6 +463,15 @@ pub struct LimitArgs {
     /// none removes the limit
     #[arg(long, value_name = "SIZE")]
     pub quota: Option<QuotaLimit>,
+    /// New files are kept by two nodes and uploaded later (staged); of a bucket, through nodes with --stage-size
+    #[arg(long)]
+    pub stage: bool,
+    /// New files stay on the disk of a node, are never uploaded, and are gone with the node; give a --ttl and a --quota
+    #[arg(long, conflicts_with = "stage")]
+    pub scratch: bool,
+    /// New files are uploaded before their close ends, as without --stage and --scratch
+    #[arg(long, conflicts_with_all = ["stage", "scratch"])]
+    pub direct: bool,
     /// The folders and the group.
     #[command(flatten)]
     pub rule: RuleArgs,

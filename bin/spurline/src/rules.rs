@@ -6,7 +6,7 @@ use crate::signals;
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use serde_json::{Value, json};
 use spurline_config::{Fault, Registry, SourceUrl, TrustConfig};
-use spurline_rules::{FolderRule, HeldRule, RuleSet};
+use spurline_rules::{FolderRule, HeldRule, RuleSet, WriteClass};
 use spurline_runtime::locator::locate_path;
 use spurline_runtime::rules::change::{RuleChange, apply_change, is_within, less_than_a_block, node_answers};
 use spurline_runtime::rules::describe_rule;
@@ -55,12 +55,16 @@ pub fn unpin_folders(args: RuleArgs) -> Result<ExitCode, Fault> {
 /// # Errors
 /// When nothing is to be changed, or the registry can't be reached.
 pub fn limit_folders(args: LimitArgs) -> Result<ExitCode, Fault> {
-    let LimitArgs { ttl, quota, rule } = &args;
-    if ttl.is_none() && quota.is_none() {
+    let class = chosen_class(&args);
+    let LimitArgs { ttl, quota, rule, .. } = &args;
+    if ttl.is_none() && quota.is_none() && class.is_none() {
         return Err(Fault::usage(
             "no limit was given",
-            "give --ttl TIME or --quota SIZE; the word none takes one away",
+            "give --ttl TIME or --quota SIZE, where the word none takes one away, or --stage, --scratch or --direct",
         ));
+    }
+    if let Some(class) = class {
+        check_class(class, &urls_of(&rule.path)?)?;
     }
     if ttl.as_ref().is_some_and(|ttl| ttl.0.is_some_and(|ttl| ttl.is_zero())) {
         return Err(Fault::usage("a time of 0 would keep nothing", "say so by --quota 0, or give a longer --ttl"));
@@ -73,8 +77,34 @@ pub fn limit_folders(args: LimitArgs) -> Result<ExitCode, Fault> {
         if let Some(quota) = quota {
             rule.quota_bytes = quota.0.map(|quota| quota.0);
         }
+        if let Some(class) = class {
+            rule.set_write_class(class);
+        }
     };
     run_change(rule, &RuleChange { pins: false, needs: &|_| Ok(()), make: &make })
+}
+
+/// Where new files go, if a flag says so.
+fn chosen_class(args: &LimitArgs) -> Option<WriteClass> {
+    let given =
+        [(args.stage, WriteClass::Staged), (args.scratch, WriteClass::Scratch), (args.direct, WriteClass::Direct)];
+    given.into_iter().find_map(|(is_given, class)| is_given.then_some(class))
+}
+
+/// Refuses classes of new files for folders that are in no bucket.
+fn check_class(class: WriteClass, urls: &[String]) -> Result<(), Fault> {
+    let flag = match class {
+        WriteClass::Direct => return Ok(()),
+        WriteClass::Staged => "--stage",
+        WriteClass::Scratch => "--scratch",
+    };
+    match urls.iter().find(|url| url.starts_with("file:")) {
+        None => Ok(()),
+        Some(url) => Err(Fault::usage(
+            format!("{flag}: {url} is in a directory, and changes of a directory go straight to its files"),
+            format!("leave {flag} out, or name a folder of a bucket"),
+        )),
+    }
 }
 
 /// Runs `spurline rules`; exit code 1 when a node did not answer.
@@ -278,5 +308,17 @@ mod tests {
         assert_eq!(url_below("s3://b/", b"v w").unwrap(), "s3://b/v w");
         assert!(url_below("s3://b", b"\xff").is_err());
         assert!(url_of("s4://b").unwrap_err().to_string().contains("unknown scheme"));
+    }
+
+    #[test]
+    fn only_files_of_buckets_are_staged_or_scratch_data() {
+        let bucket = ["s3://b/run".to_owned()];
+        let both = ["s3://b/run".to_owned(), "file:///data".to_owned()];
+        for (class, flag) in [(WriteClass::Staged, "--stage"), (WriteClass::Scratch, "--scratch")] {
+            assert_eq!(check_class(class, &bucket), Ok(()));
+            let said = check_class(class, &both).unwrap_err().to_string();
+            assert!(said.contains(&format!("{flag}: file:///data is in a directory")), "{said}");
+        }
+        assert_eq!(check_class(WriteClass::Direct, &both), Ok(()));
     }
 }

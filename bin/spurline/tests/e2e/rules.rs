@@ -195,6 +195,19 @@ fn limited_folders_go_and_nodes_that_join_know_the_rules() {
     end(other);
     group.run(&["limit", "s3://data/scratch", "--ttl", "none"]);
     assert_eq!(group.held("scratch"), None);
+    // Classes of new files are rules, too.
+    let class = |words: &[&str]| group.run(&[&["limit", "s3://data/scratch"], words].concat());
+    let said = class(&["--stage"]);
+    assert!(said.contains("s3://data/scratch: new files are staged"), "{said}");
+    assert_eq!(group.rules()["rules"][0]["stage"], true);
+    let said = class(&["--scratch", "--quota", "4M"]);
+    assert!(said.contains("at most 4.00 MiB, new files are scratch data, never uploaded"), "{said}");
+    let rules = group.rules();
+    assert_eq!((&rules["rules"][0]["scratch"], rules["rules"][0].get("stage")), (&Value::Bool(true), None), "{rules}");
+    class(&["--direct", "--quota", "none"]);
+    assert_eq!(group.held("scratch"), None);
+    refused(&group.try_to(&["limit", "/data", "--stage"]), 2, &["--stage: file:///data is in a directory"]);
+    refused(&group.try_to(&["limit", "s3://data/scratch", "--stage", "--scratch"]), 2, &["--scratch"]);
     end(node);
 }
 

@@ -3,7 +3,7 @@
 use crate::errno::{FsError, FsResult};
 use crate::fs::FileSystem;
 use crate::inode::Inode;
-use spurline_types::{FileKind, url};
+use spurline_types::{FileKind, STAGED_XATTR, is_staged_etag, url};
 
 const ETAG: &[u8] = b"user.spurline.etag";
 const VERSION: &[u8] = b"user.spurline.version";
@@ -11,7 +11,7 @@ const SOURCE: &[u8] = b"user.spurline.source";
 
 impl FileSystem {
     /// The attribute `name`: `user.spurline.etag` and `user.spurline.version` of files, `user.spurline.source` (the
-    /// URL) of files and directories.
+    /// URL) of files and directories; `user.spurline.staged` of files whose version nodes keep and the store does not have.
     ///
     /// # Errors
     /// `NoData` for any other name; `NoNamespace` for `system.*` and `security.*`, after which programs stop
@@ -23,6 +23,7 @@ impl FileSystem {
         }
         let value = match name {
             ETAG => inode.current().etag().map(|etag| etag.as_bytes().to_vec()),
+            STAGED_XATTR => inode.current().etag().filter(|etag| is_staged_etag(etag)).map(|_| b"1".to_vec()),
             VERSION if inode.kind == FileKind::File => Some(inode.current().version.as_str().as_bytes().to_vec()),
             SOURCE if inode.kind != FileKind::Symlink => Some(self.inode_url(&inode)),
             _ => None,

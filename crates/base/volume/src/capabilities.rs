@@ -17,7 +17,7 @@
 
 use crate::writes::AttrChange;
 use spurline_types::errno::{EINVAL, EOPNOTSUPP, EPERM, EXDEV};
-use spurline_types::{Error, ErrorKind, OBJECT_HEADERS_XATTR, Result};
+use spurline_types::{Error, ErrorKind, OBJECT_HEADERS_XATTR, Result, STAGED_XATTR};
 
 /// From `linux/falloc.h`: space is allocated beyond the end, and the length stays.
 const FALLOC_FL_KEEP_SIZE: u32 = 1;
@@ -125,6 +125,8 @@ impl WriteCapabilities {
             LimitedCall::Xattr(OBJECT_HEADERS_XATTR) => {
                 (self.xattrs || self.publishes, EOPNOTSUPP, "headers of objects")
             }
+            // A source of objects says which files the store has.
+            LimitedCall::Xattr(STAGED_XATTR) => (self.xattrs || self.publishes, EOPNOTSUPP, "staged files"),
             LimitedCall::Xattr(name) if name.starts_with(b"user.") => {
                 (self.xattrs, EOPNOTSUPP, "extended attributes of users")
             }
@@ -184,6 +186,10 @@ mod tests {
         // Any source has them, or refuses them itself.
         for call in [LimitedCall::Allocate(FALLOC_FL_KEEP_SIZE), LimitedCall::Xattr(b"security.capability")] {
             assert!(none.check(call).is_ok(), "{call:?}");
+        }
+        let bucket = WriteCapabilities { publishes: true, ..none.clone() };
+        for name in [OBJECT_HEADERS_XATTR, STAGED_XATTR] {
+            assert!(bucket.check(LimitedCall::Xattr(name)).is_ok() && none.check(LimitedCall::Xattr(name)).is_err());
         }
         let set = AttrChange { mode: Some(0o600), uid: Some(1), size: Some(7), ..AttrChange::default() };
         assert_eq!(none.stored_attributes(&set), AttrChange { size: Some(7), ..AttrChange::default() });

@@ -80,12 +80,54 @@ pub struct FolderRule {
     pub ttl_seconds: Option<u64>,
     /// The bytes that the group may store of the folder.
     pub quota_bytes: Option<u64>,
+    /// New files are staged. Absent for `false`, so that older releases read the rule unchanged.
+    #[serde(skip_serializing_if = "is_false")]
+    pub stage: bool,
+    /// New files are scratch data. Never beside `stage`; absent for `false`.
+    #[serde(skip_serializing_if = "is_false")]
+    pub scratch: bool,
+}
+
+/// Where the files of a bucket that mounts write through nodes go.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WriteClass {
+    /// To the store, before a close or an fsync ends.
+    #[default]
+    Direct,
+    /// To disks of two nodes, and to the store later.
+    Staged,
+    /// To the disk of a node alone, never to the store.
+    Scratch,
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 impl FolderRule {
     /// Whether the rule has no effect.
     pub fn is_empty(&self) -> bool {
-        !self.pin && self.ttl_seconds.is_none() && self.quota_bytes.is_none()
+        !self.pin
+            && self.ttl_seconds.is_none()
+            && self.quota_bytes.is_none()
+            && self.write_class() == WriteClass::Direct
+    }
+
+    /// Where new files of the folder go.
+    pub fn write_class(&self) -> WriteClass {
+        if self.stage {
+            WriteClass::Staged
+        } else if self.scratch {
+            WriteClass::Scratch
+        } else {
+            WriteClass::Direct
+        }
+    }
+
+    /// Changes where new files of the folder go.
+    pub fn set_write_class(&mut self, class: WriteClass) {
+        self.stage = class == WriteClass::Staged;
+        self.scratch = class == WriteClass::Scratch;
     }
 }
 

@@ -34,7 +34,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-pub use rules::{FolderRule, FolderRules, rule_class};
+pub use rules::{FolderRule, FolderRules, WriteClass, rule_class};
 pub use sent::{SentRange, sent_object};
 pub use spurline_store::RemovedBytes;
 pub use warm::WarmBatch;

@@ -5,7 +5,7 @@ use crate::CacheContext;
 use parking_lot::{Mutex, RwLock};
 use spurline_store::{BlockClass, Store, UNCLASSIFIED};
 use spurline_types::{ObjectId, url};
-pub use spurline_volume::info::FolderRule;
+pub use spurline_volume::info::{FolderRule, WriteClass};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,6 +94,14 @@ impl RuleTable {
         self.state.read().rules.find(source, path).map_or(UNCLASSIFIED, |(_, class)| *class)
     }
 
+    /// Where a new file goes.
+    pub fn write_class(&self, source: &str, path: &[u8]) -> WriteClass {
+        if !self.any.load(Ordering::Acquire) {
+            return WriteClass::Direct;
+        }
+        self.state.read().rules.rule_for(source, path).map_or(WriteClass::Direct, FolderRule::write_class)
+    }
+
     pub fn rules(&self) -> Arc<FolderRules> {
         Arc::clone(&self.state.read().rules)
     }
@@ -153,6 +161,11 @@ impl CacheContext {
     /// The folder rules.
     pub fn folder_rules(&self) -> Arc<FolderRules> {
         self.rules.rules()
+    }
+
+    /// Where the new file `path` of a bucket goes, by the folder rules. Allocates nothing.
+    pub fn write_class(&self, source: &str, path: &str) -> WriteClass {
+        self.rules.write_class(source, path.as_bytes())
     }
 
     /// Replaces the folder rules. Until `classify_blocks`, blocks on disk stay under the rule of their arrival, if that rule
@@ -226,5 +239,33 @@ mod tests {
         assert!(class() == rule_class(&rule) && rule_class(&rule) != UNCLASSIFIED && table.is_known());
         table.set_rules(FolderRules::default(), None);
         assert!(class() == UNCLASSIFIED && table.is_known());
+    }
+
+    #[test]
+    fn new_files_go_where_the_rule_of_the_deepest_folder_says() {
+        let table = RuleTable::default();
+        let class = |source: &str, path: &str| table.write_class(source, path.as_bytes());
+        assert_eq!(class("s3://b", "x"), WriteClass::Direct);
+        let rule = |url: &str, class: WriteClass| {
+            let mut rule = FolderRule { url: url.into(), pin: true, ..FolderRule::default() };
+            rule.set_write_class(class);
+            rule
+        };
+        let rules = [
+            rule("s3://b/run", WriteClass::Staged),
+            rule("s3://b/run/kv", WriteClass::Scratch),
+            rule("s3://b/run/final", WriteClass::Direct),
+        ];
+        table.set_rules(FolderRules::new(rules), None);
+        assert_eq!(class("s3://b", "x"), WriteClass::Direct);
+        assert_eq!((class("s3://b", "run/x"), class("s3://b/run", "a/x")), (WriteClass::Staged, WriteClass::Staged));
+        assert_eq!(
+            (class("s3://b", "run/kv/x"), class("s3://b/run/kv", "x")),
+            (WriteClass::Scratch, WriteClass::Scratch)
+        );
+        assert_eq!(
+            (class("s3://b", "run/final/x"), class("s3://b", "runner/x")),
+            (WriteClass::Direct, WriteClass::Direct)
+        );
     }
 }

@@ -49,6 +49,7 @@ thread_local! {
 
 pub use held_objects::{HeldObject, HeldPage, RecentRecord};
 pub use hot::HotRule;
+pub use spurline_cache::WriteClass;
 pub use stage::{StageHandler, StageReply};
 pub use store::OpenRequests;
 pub use writes::{OpenWritable, WritesInUse};
@@ -196,6 +197,11 @@ impl CacheNode {
     /// The folder rules.
     pub fn rules(&self) -> Arc<RuleSet> {
         Arc::clone(&self.rules.read())
+    }
+
+    /// Where the new file `path` of a bucket goes, by the folder rules: the rule of the deepest folder decides. Allocates nothing.
+    pub fn write_class(&self, source_url: &str, path: &str) -> WriteClass {
+        self.shared.write_class(source_url, path)
     }
 
     /// The rules with the bytes held by each, and the node's pinned and pinnable bytes.

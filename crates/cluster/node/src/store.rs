@@ -36,6 +36,7 @@ use spurline_transport::Responder;
 use spurline_types::{CONTENT_HEADERS, Error, ErrorKind, ObjectRef, Result, Version};
 use spurline_volume::Volume as _;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -59,6 +60,8 @@ pub(crate) struct StoreService {
     transfers: Mutex<HashMap<u64, StoreChange>>,
     memory: Arc<ChangesMemory>,
     assemblies: Assemblies,
+    /// The node keeps staged files now.
+    stages: AtomicBool,
 }
 
 /// The requests that this node accepts.
@@ -85,6 +88,7 @@ impl StoreService {
 
     fn describe(&self, requests: &SourceRequests) -> Result<StoreAnswer> {
         let settings = self.accepted.get().and_then(|accepted| accepted.settings).ok_or_else(|| no_bytes().error)?;
+        let settings = StoreSettings { stages: self.stages.load(Ordering::Relaxed), ..settings };
         Ok(StoreAnswer::Described(requests.describe().into(), settings))
     }
 
@@ -126,6 +130,11 @@ impl CacheNode {
     /// requests below a source. Only the first call has an effect.
     pub fn accept_store_requests(&self, settings: Option<StoreSettings>, open: Box<OpenRequests>) {
         self.store.accept(settings, open);
+    }
+
+    /// Whether this node keeps staged files now, as mounts learn at their start.
+    pub fn set_stages(&self, stages: bool) {
+        self.store.stages.store(stages, Ordering::Relaxed);
     }
 
     fn requests_of(&self, volume: VolumeId, call: &StoreCall<'_>) -> Result<Arc<SourceRequests>> {

@@ -8,5 +8,5 @@ mod store;
 
 pub use node_rules::{HeldRule, NodeRules};
 pub use set::{RULES_MAX, RuleSet};
-pub use spurline_cache::FolderRule;
+pub use spurline_cache::{FolderRule, WriteClass};
 pub use store::RuleStore;

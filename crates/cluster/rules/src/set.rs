@@ -143,6 +143,7 @@ fn is_valid_url(url: &str) -> bool {
 mod tests {
     use super::*;
     use serde_json::json;
+    use spurline_cache::WriteClass;
 
     fn urls(list: &[&str]) -> Vec<String> {
         list.iter().map(ToString::to_string).collect()
@@ -151,9 +152,22 @@ mod tests {
     #[test]
     fn sets_come_back_from_json_and_wrong_ones_are_refused() {
         let plain = FolderRule { url: "s3://b".into(), ..FolderRule::default() };
-        let full = FolderRule { url: "s3://b/a".into(), pin: true, ttl_seconds: Some(60), quota_bytes: Some(1 << 40) };
-        let set = RuleSet { revision: 7, rules: vec![plain, full] };
+        let full = FolderRule {
+            url: "s3://b/a".into(),
+            pin: true,
+            ttl_seconds: Some(60),
+            quota_bytes: Some(1 << 40),
+            ..FolderRule::default()
+        };
+        let staged = FolderRule { url: "s3://b/run".into(), stage: true, ..FolderRule::default() };
+        let scratch = FolderRule { url: "s3://b/kv".into(), scratch: true, ..FolderRule::default() };
+        let set = RuleSet { revision: 7, rules: vec![plain, full.clone(), scratch, staged] };
         assert_eq!(serde_json::from_str::<RuleSet>(&set.to_text()).unwrap(), set);
+        // As an earlier release writes and reads.
+        let earlier = json!({"revision": 7, "rules": [{"url": "s3://b/a", "pin": true, "ttl_seconds": 60, "quota_bytes": 1u64 << 40}]});
+        let set = RuleSet { revision: 7, rules: vec![full] };
+        assert_eq!(RuleSet::from_record(&earlier).unwrap(), set);
+        assert_eq!(serde_json::to_value(&set).unwrap(), earlier);
         assert_eq!(RuleSet::from_record(&Value::Null).unwrap(), RuleSet::default());
         for wrong in [
             json!({}),
@@ -174,6 +188,11 @@ mod tests {
         assert_eq!((one.revision, one.rules.len(), one.rules[0].url.as_str()), (1, 2, "s3://b/x"));
         let two = one.with_changes(&urls(&["s3://b/x"]), &|rule| rule.ttl_seconds = Some(60)).unwrap();
         assert!(two.revision == 2 && two.rules[0].pin && two.rules[0].ttl_seconds == Some(60));
+        let staged = two.with_changes(&urls(&["s3://b/x"]), &|rule| rule.set_write_class(WriteClass::Staged)).unwrap();
+        let scratch =
+            staged.with_changes(&urls(&["s3://b/x"]), &|rule| rule.set_write_class(WriteClass::Scratch)).unwrap();
+        assert!(staged.rules[0].stage && !scratch.rules[0].stage && scratch.rules[0].scratch && scratch.rules[0].pin);
+        let two = scratch.with_changes(&urls(&["s3://b/x"]), &|rule| rule.set_write_class(WriteClass::Direct)).unwrap();
         let three = two.with_changes(&urls(&["s3://b/x", "s3://b/y"]), &|rule| rule.pin = false).unwrap();
         assert_eq!(three.rules.iter().map(|rule| rule.url.as_str()).collect::<Vec<_>>(), ["s3://b/x"]);
         assert_eq!(three.with_changes(&urls(&["s3://b/x", "s3://none"]), &|rule| rule.pin &= true).unwrap(), three);

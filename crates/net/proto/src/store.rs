@@ -469,6 +469,8 @@ pub struct StoreSettings {
     pub abort_uploads_after_s: u64,
     /// `--squash`.
     pub squash: Option<StoreOwner>,
+    /// The nodes keep staged files. On the wire a last byte, which only such a node sends.
+    pub stages: bool,
 }
 
 /// The owner of all changes.
@@ -604,7 +606,35 @@ impl<'a> WireValue<'a> for StoreSource<'a> {
     }
 }
 
-wire_struct!(StoreSettings, "the settings of a bucket": last_writer_wins, allow_unguarded_writes, object_attrs, rename_limit, abort_uploads_after_s, squash);
+/// The last byte is absent in the answer of an earlier release, and of a node that keeps no staged files: mounts of earlier releases
+/// read the latter.
+impl WireValue<'_> for StoreSettings {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.last_writer_wins.put(out);
+        self.allow_unguarded_writes.put(out);
+        self.object_attrs.put(out);
+        self.rename_limit.put(out);
+        self.abort_uploads_after_s.put(out);
+        self.squash.put(out);
+        if self.stages {
+            self.stages.put(out);
+        }
+    }
+
+    fn take(take: &mut ByteCursor<'_>, _: &'static str) -> Result<Self, FrameError> {
+        const WHAT: &str = "the settings of a bucket";
+        Ok(StoreSettings {
+            last_writer_wins: WireValue::take(take, WHAT)?,
+            allow_unguarded_writes: WireValue::take(take, WHAT)?,
+            object_attrs: WireValue::take(take, WHAT)?,
+            rename_limit: WireValue::take(take, WHAT)?,
+            abort_uploads_after_s: WireValue::take(take, WHAT)?,
+            squash: WireValue::take(take, WHAT)?,
+            stages: if take.0.is_empty() { false } else { WireValue::take(take, WHAT)? },
+        })
+    }
+}
+
 wire_struct!(StoreOwner, "an owner": uid, gid);
 wire_struct!(StoreBody, "the bytes of a change": transfer, len, checksum);
 wire_struct!(SentPart, "a part that was sent": offset, len, transfer, node);
@@ -653,4 +683,34 @@ wire_enum! { 'a StoreAnswer, "an answer of the store":
     6 Failed(error, retry),
     7 Working(quiet_ms),
     8 Described(text, settings),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_nodes_without_staged_files_have_the_form_of_earlier_releases() {
+        let squash = Some(StoreOwner { uid: 7, gid: 8 });
+        let plain = StoreSettings {
+            object_attrs: true,
+            rename_limit: 9,
+            abort_uploads_after_s: 10,
+            squash,
+            ..StoreSettings::default()
+        };
+        let mut earlier = Vec::new();
+        StoreAnswer::Described("server".into(), plain).encode(&mut earlier);
+        assert_eq!(earlier.len(), 1 + 4 + 6 + 3 + 8 + 8 + 1 + 4 + 4);
+        let mut staging = Vec::new();
+        StoreAnswer::Described("server".into(), StoreSettings { stages: true, ..plain }).encode(&mut staging);
+        assert_eq!(staging, [&earlier[..], &[1]].concat());
+        for (bytes, stages) in [(&earlier, false), (&staging, true)] {
+            let settings = StoreSettings { stages, ..plain };
+            assert_eq!(StoreAnswer::decode(bytes).unwrap(), StoreAnswer::Described("server".into(), settings));
+            assert!(StoreAnswer::decode(&bytes[..bytes.len() - 2]).is_err());
+        }
+        *staging.last_mut().unwrap() = 2;
+        assert!(StoreAnswer::decode(&staging).is_err());
+    }
 }

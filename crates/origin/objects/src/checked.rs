@@ -49,6 +49,9 @@ impl CheckedBucket {
         if !is_guarded {
             requests.send_no_conditions();
         }
+        if options.stage {
+            requests.stage_changes();
+        }
         let requests = Arc::new(requests);
         let mut rules = options.rename_rules();
         rules.guarded &= is_guarded;

@@ -190,7 +190,7 @@ impl FileAttrs {
     }
 }
 
-fn no_xattr() -> Error {
+pub(crate) fn no_xattr() -> Error {
     Error::new(ErrorKind::Io(libc::ENODATA), "no such extended attribute")
 }
 

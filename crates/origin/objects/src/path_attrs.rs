@@ -1,6 +1,6 @@
 //! Attributes of what paths of a bucket lead to. Those of a file that is open are changed by [`OpenObject`].
 
-use crate::file_attrs::{FileAttrs, check_space};
+use crate::file_attrs::{FileAttrs, check_space, no_xattr};
 use crate::found::{FoundNode, FoundObject, found_object};
 use crate::last_known::StoredName;
 use crate::names::{default_mode, key_of};
@@ -9,9 +9,11 @@ use crate::requests::{NewObject, marked};
 use crate::volume::BucketFiles;
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
-use spurline_object_store::{CopySource, ObjectAttributes, WriteCondition, bare_etag, without_mark};
+use spurline_object_store::{CopySource, ObjectAttributes, WriteCondition, bare_etag, is_staged_etag, without_mark};
 use spurline_origin::folder_attr;
-use spurline_types::{Error, ErrorKind, FileKind, OBJECT_HEADERS_XATTR, ObjectAttr, ObjectHeaders, Result};
+use spurline_types::{
+    Error, ErrorKind, FileKind, OBJECT_HEADERS_XATTR, ObjectAttr, ObjectHeaders, Result, STAGED_XATTR,
+};
 use spurline_volume::writes::{AttrChange, NodeAttr, S_IFDIR, S_IFMT};
 use std::time::SystemTime;
 
@@ -82,7 +84,8 @@ impl BucketFiles {
     /// # Errors
     /// `EOPNOTSUPP` if not.
     pub fn check_xattr(&self, name: &[u8]) -> Result<()> {
-        if name == OBJECT_HEADERS_XATTR || self.options.object_attrs && name.starts_with(b"user.") {
+        let is_kept = self.options.object_attrs && name.starts_with(b"user.") && name != STAGED_XATTR;
+        if name == OBJECT_HEADERS_XATTR || is_kept {
             return Ok(());
         }
         Err(Error::new(ErrorKind::Unsupported, "a bucket keeps no extended attributes of this kind"))
@@ -110,6 +113,17 @@ impl BucketFiles {
             stored => stored?,
         };
         Ok(without_mark(stored.attributes).headers())
+    }
+
+    /// The value of [`STAGED_XATTR`] of what a path leads to. A file with changes that are not published is not staged.
+    ///
+    /// # Errors
+    /// `ENODATA` where the store has the file; the store's.
+    pub fn staged_mark(&self, path: &[u8]) -> Result<Vec<u8>> {
+        match self.find_known(path)? {
+            FoundNode::Object(found) if found.attr.etag.as_deref().is_some_and(is_staged_etag) => Ok(b"1".to_vec()),
+            _ => Err(no_xattr()),
+        }
     }
 
     /// Changes the attributes of a folder, which are those of its marker: a folder without a marker gets one. The root of a

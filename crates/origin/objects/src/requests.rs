@@ -11,19 +11,23 @@
 //! | none until the deadline | any | done, if the object has the mark of this change; else the failure |
 //!
 //! The outcome of a change whose object can't be looked at is not known: the failure is that of the look then.
+//!
+//! With [`BucketRequests::stage_changes`] new objects carry the request that nodes keep these and upload later. An upload whose id says
+//! that nodes keep the parts has no record in the store. Hidden objects always go to the store.
 
 use crate::upload_record::record_upload;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{StreamExt as _, TryStreamExt as _};
 use spurline_object_store::{
-    AnswerProgress, CopySource, ObjectAttributes, ObjectBackend, ObjectBody, ObjectWriteBackend, RawObject,
-    RequestFailure, RetryHint, RetryState, SharedBucket, StoredObject, UploadedPart, WriteCondition, assembly_time,
-    bare_etag, bucket_unavailable, mark_in, marked_as, transfer_time,
+    AnswerProgress, CopySource, HIDDEN_NAME, ObjectAttributes, ObjectBackend, ObjectBody, ObjectWriteBackend,
+    RawObject, RequestFailure, RetryHint, RetryState, STAGE_ATTRIBUTE, SharedBucket, StoredObject, UploadedPart,
+    WriteCondition, assembly_time, bare_etag, bucket_unavailable, is_staged_upload, mark_in, marked_as, transfer_time,
 };
 use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::repeated::ChangeMark;
+use std::borrow::Cow;
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
@@ -58,6 +62,8 @@ pub(crate) struct BucketRequests {
     body_units: Arc<Semaphore>,
     /// The store keeps no conditions, and may refuse requests that have any.
     is_unconditional: bool,
+    /// New objects are to be kept by nodes and uploaded later.
+    stages: bool,
 }
 
 /// An upload in parts.
@@ -143,12 +149,40 @@ impl BucketRequests {
             return Err(unchangeable());
         }
         let body_units = Arc::new(Semaphore::new((BODY_BYTES / BODY_UNIT) as usize));
-        Ok(BucketRequests { bucket, root: root.to_owned(), copy_max: COPY_MAX, body_units, is_unconditional: false })
+        Ok(BucketRequests {
+            bucket,
+            root: root.to_owned(),
+            copy_max: COPY_MAX,
+            body_units,
+            is_unconditional: false,
+            stages: false,
+        })
     }
 
     /// No change has a condition from now on.
     pub fn send_no_conditions(&mut self) {
         self.is_unconditional = true;
+    }
+
+    /// New objects are kept by nodes from now on, and uploaded later.
+    pub fn stage_changes(&mut self) {
+        self.stages = true;
+    }
+
+    /// The attributes of a new object, as the nodes or the store get these.
+    fn sent_attributes<'a>(&self, key: &str, attributes: &'a ObjectAttributes) -> Cow<'a, ObjectAttributes> {
+        let is_hidden = key.strip_prefix(&self.root).is_some_and(|path| path.starts_with(HIDDEN_NAME));
+        let stages = self.stages && !is_hidden;
+        if !stages && attributes.get(STAGE_ATTRIBUTE).is_none() {
+            return Cow::Borrowed(attributes);
+        }
+        let mut sent = attributes.clone();
+        // Metadata of a user with this name is no request.
+        sent.take_stage();
+        if stages {
+            sent.set_stage();
+        }
+        Cow::Owned(sent)
     }
 
     /// The condition of a change, as the store gets it.
@@ -411,7 +445,10 @@ impl BucketRequests {
 
     async fn head_over(&self, backend: &dyn ObjectBackend, key: &str) -> Result<StoredObject> {
         let answer = self.repeat_over(backend, self.time_of(0), "a head", |backend| backend.head_all(key)).await;
-        answer.map_err(|failure| failure.error)
+        let mut found = answer.map_err(|failure| failure.error)?;
+        // A node of an earlier release has stored the request.
+        found.attributes.take_stage();
+        Ok(found)
     }
 
     /// All objects whose keys start with `prefix`, in the order of their keys; at most about `limit` of them.
@@ -459,6 +496,7 @@ impl BucketRequests {
         let body = ObjectBody::new(body);
         let NewObject { key, attributes, condition } = *object;
         let condition = self.sent_condition(condition);
+        let attributes = &*self.sent_attributes(key, attributes);
         let sent = self
             .repeat_over(backend, self.time_of_change(len, condition), "a write", |backend| {
                 backend.put(key, body.clone(), attributes, condition)
@@ -471,15 +509,20 @@ impl BucketRequests {
         }
     }
 
-    /// Begins an upload in parts, and records it. A lost answer leaves an upload without a record behind.
+    /// Begins an upload in parts, and records the upload, unless nodes keep it. A lost answer leaves an upload without a record
+    /// behind.
     pub async fn begin_upload(&self, key: &str, attributes: &ObjectAttributes) -> Result<OpenUpload> {
         let upload = self.begin_unrecorded_upload(key, attributes).await?;
+        if is_staged_upload(&upload.id) {
+            return Ok(upload);
+        }
         let record = record_upload(self, &self.root, key, &upload.id).await;
         Ok(OpenUpload { record, ..upload })
     }
 
     /// Begins an upload that ends within a moment.
     pub async fn begin_unrecorded_upload(&self, key: &str, attributes: &ObjectAttributes) -> Result<OpenUpload> {
+        let attributes = &*self.sent_attributes(key, attributes);
         let begun =
             self.repeat(self.time_of(0), "the start of an upload", |backend| backend.begin_upload(key, attributes));
         let id = begun.await.map_err(|failure| failure.error)?;
@@ -588,6 +631,7 @@ impl BucketRequests {
         }
         let NewObject { key, attributes, condition } = *object;
         let condition = self.sent_condition(condition);
+        let attributes = &*self.sent_attributes(key, attributes);
         let copied = self
             .repeat(self.time_of_copy(len), "a copy", |backend| {
                 backend.copy(from, key, Some(attributes), condition, transfer_time(len))

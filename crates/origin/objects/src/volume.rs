@@ -22,7 +22,8 @@ use spurline_object_store::{ObjectAttributes, OriginOptions, WriteCondition, bar
 use spurline_origin::{ObjectOrigin, OriginStore as _, OutageWatch, StoredNode, folder_attr, object_attr};
 use spurline_sys::{join_path, split_path};
 use spurline_types::{
-    Error, ErrorKind, FileKind, ListPage, OBJECT_HEADERS_XATTR, ObjectAttr, ObjectRef, Result, Stats, Version,
+    Error, ErrorKind, FileKind, ListPage, OBJECT_HEADERS_XATTR, ObjectAttr, ObjectRef, Result, STAGED_XATTR, Stats,
+    Version,
 };
 use spurline_volume::Volume;
 use spurline_volume::capabilities::{DirectoryRename, LockScope, WriteCapabilities};
@@ -852,6 +853,9 @@ impl WritableVolume for WritableBucket {
     fn get_xattr(&self, at: NodePath<'_>, name: &[u8], _caller: &Caller) -> Result<Vec<u8>> {
         if name == OBJECT_HEADERS_XATTR {
             return Ok(self.files.object_headers(at.path)?.to_xattr());
+        }
+        if name == STAGED_XATTR {
+            return self.files.staged_mark(at.path);
         }
         self.files.file_attrs_at(at.path)?.xattr(name)
     }

@@ -54,6 +54,8 @@ pub struct BucketWriteOptions {
     pub part_len: u64,
     /// The cache fills blocks of new objects from these files ([`crate::PublishingOrigin`]).
     pub fills_cache: bool,
+    /// Nodes keep new objects, and upload these later. Only for a store behind nodes.
+    pub stage: bool,
     /// The source's prefix with a trailing slash, or empty.
     pub(crate) root: String,
 }
@@ -80,6 +82,7 @@ impl BucketWriteOptions {
             staging_max: u64::MAX,
             part_len: FIRST_PART,
             fills_cache: true,
+            stage: false,
             root: String::new(),
         }
     }

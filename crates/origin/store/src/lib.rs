@@ -42,6 +42,7 @@ pub use shared_buckets::{HeldBucket, SharedBucket, SharedBuckets};
 pub use source::{SourceLocation, SourceScheme, normal_url};
 pub use source_requests::{BucketSides, SourceRequests};
 pub use write_backend::{
-    AnswerProgress, CopySource, ObjectAttributes, ObjectBody, ObjectWriteBackend, StoredObject, UploadedPart,
-    WriteCondition, assembly_time, transfer_time,
+    AnswerProgress, CopySource, ObjectAttributes, ObjectBody, ObjectWriteBackend, STAGE_ATTRIBUTE, STAGED_ETAG,
+    STAGED_UPLOAD, StoredObject, UploadedPart, WriteCondition, assembly_time, is_staged_etag, is_staged_upload,
+    transfer_time,
 };

@@ -7,6 +7,7 @@ use crc_fast::{CrcAlgorithm, Digest};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use spurline_types::{CONTENT_HEADERS, ObjectHeaders, USER_METADATA_PREFIX};
+pub use spurline_types::{STAGED_ETAG, STAGED_UPLOAD, is_staged_etag, is_staged_upload};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Range;
@@ -18,6 +19,10 @@ use std::time::{Duration, Instant};
 const LEAST_RATE: u64 = 1 << 20;
 /// The time for the end of an upload grows with its parts by this time: stores assemble thousands of parts in minutes.
 const TIME_PER_PART: Duration = Duration::from_millis(250);
+
+/// The attribute of a user with the value `1` by which a writer requests that nodes keep the object and upload it later. Nodes take the
+/// attribute away: no object has it.
+pub const STAGE_ATTRIBUTE: &str = "spurline-stage";
 
 /// The time that a request with `len` bytes, or a copy of these within the store, may take in addition.
 pub fn transfer_time(len: u64) -> Duration {
@@ -67,6 +72,18 @@ impl ObjectAttributes {
     pub fn set(&mut self, name: &str, value: String) {
         self.user.retain(|(known, _)| known != name);
         self.user.push((name.to_owned(), value));
+    }
+
+    /// Requests that nodes keep the object and upload it later.
+    pub fn set_stage(&mut self) {
+        self.set(STAGE_ATTRIBUTE, "1".to_owned());
+    }
+
+    /// Takes the request of [`Self::set_stage`] away, and says whether there was one.
+    pub fn take_stage(&mut self) -> bool {
+        let requested = self.get(STAGE_ATTRIBUTE) == Some("1");
+        self.user.retain(|(name, _)| name != STAGE_ATTRIBUTE);
+        requested
     }
 
     /// Replaces all attributes but the storage class.
@@ -274,4 +291,25 @@ pub trait ObjectWriteBackend: Send + Sync {
 
     /// Removes an object; an absent one counts as removed.
     fn delete<'a>(&'a self, key: &'a str, condition: &'a WriteCondition) -> BoxFuture<'a, Result<(), RequestFailure>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_request_to_stage_an_object_is_taken_once() {
+        let plain = ObjectAttributes::with_content_type("text/plain");
+        let mut attributes = plain.clone();
+        attributes.set("note", "stays".to_owned());
+        assert!(!attributes.take_stage());
+        attributes.set_stage();
+        attributes.set_stage();
+        assert_eq!(attributes.get(STAGE_ATTRIBUTE), Some("1"));
+        assert!(attributes.take_stage() && !attributes.take_stage());
+        attributes.set(STAGE_ATTRIBUTE, "of a user".to_owned());
+        assert!(!attributes.take_stage(), "another value is no request, and does not stay");
+        assert_eq!(attributes.user, [("note".to_owned(), "stays".to_owned())]);
+        assert_eq!(attributes.content, plain.content);
+    }
 }

@@ -93,6 +93,12 @@ settings! {
         /// How a bucket is changed.
         #[command(flatten)]
         pub bucket: BucketWrites,
+        /// A close or an fsync waits for the disks of two nodes, in place of the store; the nodes upload the file soon after
+        ///
+        /// With --rw of a bucket, through nodes with --stage-size. Folders that are to be written so through every mount
+        /// have a rule: spurline limit FOLDER --stage.
+        #[arg(long, help_heading = "Writing to a bucket")]
+        pub stage: bool,
     }
 }
 
@@ -250,7 +256,7 @@ impl RawFuse {
                 "give --rw or --read-only, not both",
             ));
         }
-        let writes = WritesConfig { squash: self.squash, bucket: self.bucket };
+        let writes = WritesConfig { squash: self.squash, bucket: self.bucket, stage: self.stage };
         if !rw {
             return match writes.given_flag().or(self.local_locks.then_some("--local-locks")) {
                 None => Ok(None),
@@ -460,6 +466,9 @@ mod tests {
         let squashed = |args: &mut RawFuse| (args.rw, args.squash) = (true, Some((7, 8)));
         assert_eq!(check(squashed).unwrap(), Some(WritesConfig { squash: Some((7, 8)), ..WritesConfig::default() }));
         assert!(check(|args| args.squash = Some((7, 8))).unwrap_err().contains("--rw"));
+        let staged = |args: &mut RawFuse| (args.rw, args.stage) = (true, true);
+        assert!(check(staged).unwrap().unwrap().stage);
+        assert!(check(|args| args.stage = true).unwrap_err().contains("--stage has no effect in a read-only mount"));
         assert!(check(|args| args.local_locks = true).unwrap_err().contains("--local-locks"));
         assert!(check(|args| (args.rw, args.read_only) = (true, true)).unwrap_err().contains("not both"));
         assert!(check(|args| (args.rw, args.options) = (true, vec!["ro".into()])).unwrap_err().contains("not both"));

@@ -76,7 +76,7 @@ impl RawGateway {
                 "give --s3-listen ADDRESS:PORT, such as 127.0.0.1:9000",
             ));
         };
-        let writes = WritesConfig { squash: self.squash, bucket: self.bucket };
+        let writes = WritesConfig { squash: self.squash, bucket: self.bucket, stage: false };
         let writes = check_node_writes(self.writable, writes, std::slice::from_ref(&source))?;
         if writes.is_some() {
             self.volume.check_changes(self.bucket, "--writable")?;

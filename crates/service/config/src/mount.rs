@@ -58,8 +58,9 @@ impl RawMount {
         let mountpoint = absolute_path(&self.mountpoint);
         let fuse = self.fuse.check()?;
         let writes = self.fuse.check_writes()?;
-        if writes.is_some() {
+        if let Some(writes) = writes {
             self.volume.check_changes(self.fuse.bucket, "--rw")?;
+            self.volume.check_stage(writes)?;
         }
         self.fuse.check_recovery()?;
         let name = mountpoint.display().to_string();
@@ -82,5 +83,31 @@ impl RawMount {
             access_log: self.fuse.access_log.as_deref().map(absolute_path),
             recover: self.fuse.recover,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spurline_types::fault::ExitKind;
+
+    #[test]
+    fn staged_files_need_a_bucket_and_nodes() {
+        let host = HostLimits { root: true, ..HostLimits::detect() };
+        let check = |source: &str, registry: Option<&str>| {
+            let mut raw = RawMount::new(source.parse().unwrap(), "/mnt".into());
+            raw.fuse.rw = true;
+            raw.fuse.stage = true;
+            raw.volume.group.registry = registry.map(|url| url.parse().unwrap());
+            raw.check(&host)
+        };
+        let staged = check("s3://b/x", Some("coordinator://head:7400")).unwrap();
+        assert!(staged.volume.writes.unwrap().stage);
+        let alone = check("s3://b/x", None).unwrap_err();
+        let said = alone.to_string();
+        assert!(said.contains("staged files need two nodes") && said.contains("--registry coordinator://"), "{said}");
+        assert_eq!(alone.code, ExitKind::Usage);
+        let said = check("/srv", Some("coordinator://head:7400")).unwrap_err().to_string();
+        assert!(said.contains("only files of a bucket are staged"), "{said}");
     }
 }

@@ -8,6 +8,7 @@ use crate::log::{LogConfig, MetricsConfig, RawLog};
 use crate::net::{NetConfig, RawNetwork, warn_unencrypted};
 use crate::origin::OriginConfig;
 use crate::s3::{RawS3, S3Config};
+use crate::stage::{RawStage, StageConfig, StageNeeds};
 use crate::trust::{RawTrust, TrustConfig};
 use crate::values::{SourceUrl, TransportMode};
 #[cfg(feature = "clap")]
@@ -46,6 +47,9 @@ settings! {
         /// How buckets are changed.
         #[command(flatten)]
         pub bucket: BucketWrites,
+        /// Staged files.
+        #[command(flatten)]
+        pub stage: RawStage,
         /// The S3 endpoint.
         #[command(flatten)]
         pub s3: RawS3,
@@ -112,6 +116,8 @@ pub struct NodeConfig {
     pub under: OriginConfig,
     /// Set for a node that takes changes.
     pub writes: Option<WritesConfig>,
+    /// Set for a node that keeps staged files.
+    pub stage: Option<StageConfig>,
     /// Set for a node with an S3 endpoint.
     pub s3: Option<S3Config>,
     /// Listening addresses and protocols.
@@ -145,7 +151,7 @@ impl RawNode {
             Some(group) if !group.registry.takes_registrations() => (None, Some(group.registry)),
             group => (group, None),
         };
-        if let Some(registry) = untold {
+        if let Some(registry) = &untold {
             warnings.push(format!("--registry {registry} does not register nodes: it is for mounts"));
         }
         if let Some(name) = &self.name {
@@ -155,9 +161,16 @@ impl RawNode {
                         move: give --name, or a fixed --group-port";
             warnings.push(text.to_owned());
         }
-        let writes = WritesConfig { squash: self.squash, bucket: self.bucket };
+        let writes = WritesConfig { squash: self.squash, bucket: self.bucket, stage: false };
         let writes = check_node_writes(self.writable, writes, &sources)?;
         let cache = self.cache.check(host, CachePlace::Here, NODE_FOLDER, &mut warnings)?;
+        let stage = self.stage.check(&StageNeeds {
+            writes: writes.is_some(),
+            sources: &sources,
+            has_disks: !cache.dirs.is_empty(),
+            group: group.as_ref(),
+            other_registry: untold.as_ref(),
+        })?;
         let rdma = self.net.wants_rdma();
         let s3 = self.s3.check(&sources, self.writable)?;
         let demand = BudgetDemand {
@@ -186,6 +199,7 @@ impl RawNode {
         let (log, metrics) = self.log.check()?;
         Ok(NodeConfig {
             writes,
+            stage,
             s3,
             sources,
             weight: self.weight,

@@ -126,6 +126,7 @@ impl RawVolume {
     /// As [`RawVolume::check`], and for a source that is neither a directory nor a bucket of S3.
     pub fn check_writable(self, writes: WritesConfig, host: &HostLimits) -> Result<VolumeConfig, Fault> {
         self.check_changes(writes.bucket, "writable")?;
+        self.check_stage(writes)?;
         self.check_for(VolumeReader::of_program(), Some(writes), host)
     }
 
@@ -190,6 +191,27 @@ impl RawVolume {
             warnings,
         })
     }
+
+    /// Checks that there may be nodes which keep the staged files of a process that makes changes.
+    pub(crate) fn check_stage(&self, writes: WritesConfig) -> Result<(), Fault> {
+        if !writes.stage {
+            return Ok(());
+        }
+        if self.source.scheme() == "file" {
+            return Err(Fault::usage(
+                format!("--stage: {} is a directory, and only files of a bucket are staged", self.source),
+                "leave --stage out",
+            ));
+        }
+        if self.group.registry.is_none() {
+            return Err(Fault::usage(
+                "--stage without --registry: staged files need two nodes, and this mount runs alone",
+                "name the nodes with --registry coordinator://HOST:PORT or etcd://HOST:PORT, or leave --stage out",
+            ));
+        }
+        Ok(())
+    }
+
     /// Checks that the source of a process that makes changes can be changed; `flag` requests changes.
     pub(crate) fn check_changes(&self, bucket: BucketWrites, flag: &str) -> Result<(), Fault> {
         match self.source.scheme() {

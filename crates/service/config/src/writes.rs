@@ -50,6 +50,8 @@ pub struct WritesConfig {
     pub squash: Option<(u32, u32)>,
     /// How a bucket is changed.
     pub bucket: BucketWrites,
+    /// Files of a bucket are staged: kept by two nodes, which upload later. Only for a volume that is changed through nodes.
+    pub stage: bool,
 }
 
 impl WritesConfig {
@@ -60,6 +62,7 @@ impl WritesConfig {
             ("--last-writer-wins", self.bucket.last_writer_wins),
             ("--allow-unguarded-writes", self.bucket.allow_unguarded_writes),
             ("--object-attrs", self.bucket.object_attrs),
+            ("--stage", self.stage),
         ];
         given.iter().find(|(_, given)| *given).map(|(flag, _)| *flag)
     }

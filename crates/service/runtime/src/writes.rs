@@ -99,10 +99,15 @@ pub(crate) fn open_writes(
         let origin = setup::origin_options(&config.under, &volume.buckets);
         let store = volume.remote.as_ref().map(|nodes| nodes.open_store(origin.timeout)).transpose();
         let store = store.map_err(|error| unwritable(error, ""))?;
+        let goes_on = kept.as_ref().is_some_and(|kept| kept.goes_on);
+        // A process that takes a mount over has written through these nodes: the closes wait until there are enough again.
+        if writes.stage && !goes_on {
+            check_stage(store.as_ref().map(RemoteStore::settings))?;
+        }
         let writes = store.as_ref().map_or(writes, |store| writes_of_nodes(writes, store.settings()));
         let mut options = bucket_options(&writes, staging_dir, config.budget.total);
         setup::keep_known_names(&mut options, &config.under, config.budget.metadata_bytes);
-        options.conditions_known = kept.as_ref().is_some_and(|kept| kept.goes_on);
+        options.conditions_known = goes_on;
         // The nodes have the bytes that they send.
         options.fills_cache = volume.remote.is_none();
         options.listings_exclude_for = rules.absent_behind;
@@ -121,6 +126,17 @@ pub(crate) fn open_writes(
     Ok(Some(OpenWrites { source, behind: None, serves_all_users, local_locks }))
 }
 
+/// Checks that nodes with these settings keep the staged files of a mount.
+fn check_stage(nodes: Option<StoreSettings>) -> Result<(), Fault> {
+    if nodes.is_some_and(|nodes| nodes.stages) {
+        return Ok(());
+    }
+    Err(Fault::missing(
+        "the nodes of the group keep no staged files",
+        "start at least two nodes of two failure domains with --stage-size, or mount without --stage",
+    ))
+}
+
 /// How mounts change a bucket through a node with these flags.
 pub(crate) fn store_settings(writes: &WritesConfig) -> StoreSettings {
     let bucket = writes.bucket;
@@ -131,6 +147,8 @@ pub(crate) fn store_settings(writes: &WritesConfig) -> StoreSettings {
         rename_limit: bucket.rename_limit,
         abort_uploads_after_s: bucket.abort_uploads_after.as_secs(),
         squash: writes.squash.map(|(uid, gid)| StoreOwner { uid, gid }),
+        // The node adds whether staged files are kept now.
+        stages: false,
     }
 }
 
@@ -143,7 +161,11 @@ fn writes_of_nodes(mount: WritesConfig, nodes: StoreSettings) -> WritesConfig {
         rename_limit: nodes.rename_limit,
         abort_uploads_after: Duration::from_secs(nodes.abort_uploads_after_s),
     };
-    WritesConfig { squash: nodes.squash.map(|owner| (owner.uid, owner.gid)).or(mount.squash), bucket }
+    WritesConfig {
+        squash: nodes.squash.map(|owner| (owner.uid, owner.gid)).or(mount.squash),
+        bucket,
+        stage: mount.stage,
+    }
 }
 
 /// The owner of files that have no owner in the source: the user of this process.
@@ -166,6 +188,7 @@ pub(crate) fn bucket_options(
     options.rename_limit = writes.bucket.rename_limit;
     options.object_attrs = writes.bucket.object_attrs;
     options.abort_uploads_after = writes.bucket.abort_uploads_after;
+    options.stage = writes.stage;
     options.squashes = writes.squash.is_some();
     if staging_dir.is_none() {
         // In memory.
@@ -424,6 +447,22 @@ mod tests {
         let empty = describe_unsent(&WritesBehind { publishes: true, ..behind(0, 1) }).unwrap();
         assert_eq!((&*empty.bytes, empty.taker()), ("0 B of written bytes: /a/b (0 B)", "the store"));
         assert_eq!(describe_unsent(&WritesBehind::default()), None);
+    }
+
+    #[test]
+    fn a_mount_with_stage_needs_nodes_that_keep_staged_files() {
+        let settings = |stages| StoreSettings { stages, ..store_settings(&WritesConfig::default()) };
+        assert_eq!(check_stage(Some(settings(true))), Ok(()));
+        for nodes in [Some(settings(false)), None] {
+            let fault = check_stage(nodes).unwrap_err();
+            assert_eq!(fault.code, spurline_config::ExitKind::Missing);
+            let wanted = "the nodes of the group keep no staged files; start at least two nodes of two failure domains with \
+                          --stage-size, or mount without --stage";
+            assert_eq!(fault.to_string(), wanted);
+        }
+        let mount = WritesConfig { stage: true, ..WritesConfig::default() };
+        assert!(bucket_options(&writes_of_nodes(mount, settings(true)), None, 0).stage);
+        assert!(!bucket_options(&writes_of_nodes(WritesConfig::default(), settings(true)), None, 0).stage);
     }
 
     #[test]

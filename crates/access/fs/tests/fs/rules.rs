@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use support::{BLOCK, Rig, byte};
+use support::{BLOCK, Rig, STAGED_VERSION, byte};
 
 fn found(rig: &Rig, parent: u64, name: &[u8]) -> spurline_fs::InodeEntry {
     match rig.fs.lookup(parent, name).unwrap() {
@@ -304,6 +304,11 @@ fn extended_attributes() {
     let get = |ino, name: &str| rig.fs.getxattr(ino, name.as_bytes());
     assert_eq!(get(a, "user.spurline.version").unwrap(), b"v1");
     assert_eq!(get(a, "user.spurline.etag").unwrap(), b"\"1\"");
+    assert_eq!(Rig::errno(get(a, "user.spurline.staged")), libc::ENODATA);
+    rig.tree.put(b"staged", STAGED_VERSION, 10);
+    let staged = rig.walk(b"staged").unwrap();
+    assert_eq!(get(staged, "user.spurline.staged").unwrap(), b"1");
+    assert_eq!(rig.fs.listxattr(staged).unwrap(), b"");
     assert_eq!(get(a, "user.spurline.source").unwrap(), b"s3://bucket/prefix/a");
     assert_eq!(get(d, "user.spurline.source").unwrap(), b"s3://bucket/prefix/d");
     assert_eq!(Rig::errno(get(d, "user.spurline.version")), libc::ENODATA);

@@ -42,7 +42,7 @@ struct BucketNode {
     url: String,
     origin: OriginOptions,
     takes_changes: bool,
-    server: Option<TcpServer>,
+    server: Option<(TcpServer, Arc<CacheNode>)>,
 }
 
 impl BucketNode {
@@ -60,7 +60,7 @@ impl BucketNode {
         let at = "127.0.0.1:0".parse().unwrap();
         let mut node = BucketNode { at, url: url.to_owned(), origin, takes_changes, server: None };
         node.start_process();
-        node.at = node.server.as_ref().unwrap().local_addrs()[0];
+        node.at = node.server.as_ref().unwrap().0.local_addrs()[0];
         node
     }
 
@@ -83,7 +83,8 @@ impl BucketNode {
             node.accept_writes(Box::new(|_| Err(Error::new(ErrorKind::Unsupported, "the mounts write the bucket"))));
         }
         let config = ServerConfig { payload_pool: Some(pool), ..ServerConfig::default() };
-        self.server = Some(TcpServer::bind(&[self.at], node, config, stats).unwrap());
+        let server = TcpServer::bind(&[self.at], Arc::clone(&node) as _, config, stats).unwrap();
+        self.server = Some((server, node));
     }
 
     /// Ends all connections of the process, with all that it knows.
@@ -105,6 +106,20 @@ fn bucket() -> S3Server {
 fn open_store(url: &str, nodes: &[&BucketNode]) -> Result<RemoteStore> {
     let addresses: Vec<_> = nodes.iter().map(|node| node.at).collect();
     connect_through(url, &addresses, |tcp, _| tcp)?.open_store(REQUEST_TIME)
+}
+
+#[test]
+fn a_mount_learns_whether_the_nodes_keep_staged_files() {
+    let server = bucket();
+    let url = "s3://bucket/folder";
+    let node = BucketNode::start(&server, url, true);
+    let stages = || open_store(url, &[&node]).unwrap().settings().stages;
+    assert!(!stages());
+    let cache = &node.server.as_ref().unwrap().1;
+    cache.set_stages(true);
+    assert!(stages());
+    cache.set_stages(false);
+    assert!(!stages());
 }
 
 #[test]

@@ -2,24 +2,21 @@
 //! and the next process continues from what a keeper has.
 
 use crate::common;
-use common::{pattern, read, soon};
+use common::{PlainReads, pattern, soon};
 use serde_json::Value;
 use spurline_object_store::{AwsCredentials, EnvironmentSource, OriginOptions};
 use spurline_objects::{BucketWriteOptions, PublishedBytes, WritableBucket};
-use spurline_origin::{OriginStore, open};
+use spurline_origin::open;
 use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
-use spurline_types::{Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result, Stats};
+use spurline_types::{ErrorKind, Result, Stats};
 use spurline_volume::delayed::DelayedWrites as _;
 use spurline_volume::hand_over::{LeftOpen, OpenHold};
-use spurline_volume::info::FileInfo;
 use spurline_volume::kept_files::{KeptFileKey, KeptFiles};
 use spurline_volume::writes::{
     AttrChange, Caller, Change, FileIdentity, NamePath, NodePath, WritableFile, WritableVolume, WritePlace,
 };
-use spurline_volume::{ReadData, Volume, VolumeSpace};
 use std::collections::HashMap;
 use std::fs::File;
-use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex};
@@ -30,49 +27,6 @@ const URL: &str = "s3://bucket";
 const PART: usize = 8 << 20;
 /// Where the lines of a log begin.
 const FIRST_LINE: u64 = 4096;
-
-/// Reads of the bucket without a cache.
-struct PlainReads(Arc<dyn OriginStore>);
-
-impl Volume for PlainReads {
-    fn source(&self) -> &str {
-        self.0.source_url()
-    }
-
-    fn block_size(&self) -> u64 {
-        1 << 20
-    }
-
-    fn lookup(&self, path: &[u8]) -> Result<ObjectAttr> {
-        self.0.lookup(path, soon())
-    }
-
-    fn list(&self, path: &[u8], cursor: Option<&[u8]>, max: usize) -> Result<ListPage> {
-        self.0.list(path, cursor, max, soon())
-    }
-
-    fn readlink(&self, _path: &[u8]) -> Result<Vec<u8>> {
-        Err(Error::new(ErrorKind::Unsupported, "no test needs it"))
-    }
-
-    fn read(&self, object: &ObjectRef, offset: u64, dst: &mut [u8]) -> Result<ReadData> {
-        // As a cache does: the thread may be one that sends parts.
-        let fetch = || read(&*self.0, object, offset, dst.len());
-        let bytes = std::thread::scope(|scope| scope.spawn(fetch).join().unwrap())?;
-        dst.copy_from_slice(&bytes);
-        Ok(ReadData::Copied(bytes.len()))
-    }
-
-    fn prefetch(&self, _object: &ObjectRef, _blocks: Range<u32>, _piece: usize) {}
-
-    fn capacity(&self) -> Result<VolumeSpace> {
-        Err(Error::new(ErrorKind::Unsupported, "no test needs it"))
-    }
-
-    fn info(&self, _path: &[u8]) -> Result<FileInfo> {
-        Err(Error::new(ErrorKind::Unsupported, "no test needs it"))
-    }
-}
 
 /// What a keeper holds.
 #[derive(Default)]

@@ -2,3 +2,4 @@
 
 mod common;
 mod kept_files;
+mod staging;

@@ -6,7 +6,7 @@ pub mod nodes;
 pub(crate) mod state_file;
 
 use spurline_types::units::human_bytes;
-use spurline_volume::info::FolderRule;
+use spurline_volume::info::{FolderRule, WriteClass};
 
 /// A rule in words.
 pub fn describe_rule(rule: &FolderRule) -> String {
@@ -19,6 +19,11 @@ pub fn describe_rule(rule: &FolderRule) -> String {
     }
     if let Some(quota) = rule.quota_bytes {
         words.push(format!("at most {}", human_bytes(quota)));
+    }
+    match rule.write_class() {
+        WriteClass::Direct => {}
+        WriteClass::Staged => words.push("new files are staged".to_owned()),
+        WriteClass::Scratch => words.push("new files are scratch data, never uploaded".to_owned()),
     }
     if words.is_empty() { "no rule".to_owned() } else { words.join(", ") }
 }
@@ -40,8 +45,13 @@ mod tests {
     #[test]
     fn a_rule_in_words() {
         let url = "s3://b/x".to_owned();
-        let rule = FolderRule { url, pin: true, ttl_seconds: Some(60), quota_bytes: Some(1 << 30) };
+        let rule =
+            FolderRule { url, pin: true, ttl_seconds: Some(60), quota_bytes: Some(1 << 30), ..FolderRule::default() };
         assert_eq!(describe_rule(&rule), "pinned, kept for 60 s, at most 1.00 GiB");
+        let staged = FolderRule { stage: true, ..rule };
+        assert_eq!(describe_rule(&staged), "pinned, kept for 60 s, at most 1.00 GiB, new files are staged");
+        let scratch = FolderRule { scratch: true, ..FolderRule::default() };
+        assert_eq!(describe_rule(&scratch), "new files are scratch data, never uploaded");
         assert_eq!(describe_rule(&FolderRule::default()), "no rule");
     }
 }

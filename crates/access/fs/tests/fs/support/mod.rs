@@ -3,7 +3,9 @@
 
 use parking_lot::{Condvar, Mutex};
 use spurline_fs::{FileSystem, FsConfig};
-use spurline_types::{DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, Stats, Version};
+use spurline_types::{
+    DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, STAGED_ETAG, Stats, Version,
+};
 use spurline_volume::info::FileInfo;
 use spurline_volume::{BackingFile, ReadData, Volume, VolumeSpace};
 use std::collections::{BTreeMap, HashMap};
@@ -14,6 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 pub const BLOCK: u64 = 64 << 10;
+/// A file of this version is staged.
+pub const STAGED_VERSION: u64 = 1_000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Node {
@@ -136,7 +140,8 @@ impl Tree {
     pub fn attr(&self, node: &Node) -> ObjectAttr {
         let (kind, size, mode, version, etag) = match node {
             Node::File { version, size } => {
-                (FileKind::File, *size, 0o640, format!("v{version}"), Some(format!("\"{version}\"")))
+                let start = if *version == STAGED_VERSION { STAGED_ETAG } else { "" };
+                (FileKind::File, *size, 0o640, format!("v{version}"), Some(format!("\"{start}{version}\"")))
             }
             Node::Dir => (FileKind::Directory, 0, 0o755, String::new(), None),
             Node::Link(target) => (FileKind::Symlink, target.len() as u64, 0o777, "l".to_owned(), None),
