@@ -2,7 +2,7 @@
 //!
 //! | a change | is staged |
 //! |---|---|
-//! | of a writer that asks for that ([`STAGE_ATTRIBUTE`]), or below a folder with such a rule | yes |
+//! | of a writer that asks for that ([`ObjectAttributes::set_stage`]), or below a folder with such a rule | yes |
 //! | of a name that has a staged object | yes, so that there is a single order |
 //! | of a hidden name, any other | no |
 //!
@@ -11,7 +11,7 @@
 mod listing;
 mod parts;
 
-use crate::manifest::{BucketKey, KeptAttributes, Manifest, STAGE_ATTRIBUTE, StageClass, StoreBase, staged_mark};
+use crate::manifest::{BucketKey, KeptAttributes, Manifest, StageClass, StoreBase, staged_mark};
 use crate::message::{
     Answer, CopyCall, KnownName, Located, NewObject, Reply, SavedName, StageCall, StageReply, unexpected,
 };
@@ -114,8 +114,7 @@ impl StagedBackend {
 
     /// How long a new object stays with the group; `None` for one of the store. The attribute that asks is taken out.
     async fn class_for(&self, key: &str, attributes: &mut ObjectAttributes) -> Answer<Option<StageClass>> {
-        let asked = attributes.get(STAGE_ATTRIBUTE).is_some();
-        attributes.user.retain(|(name, _)| name != STAGE_ATTRIBUTE);
+        let asked = attributes.take_stage();
         if is_hidden(key) {
             return Ok(None);
         }
@@ -436,7 +435,7 @@ impl ObjectWriteBackend for StagedBackend {
         async move {
             let mut attributes = attributes.cloned();
             if let Some(attributes) = &mut attributes {
-                attributes.user.retain(|(name, _)| name != STAGE_ATTRIBUTE);
+                attributes.take_stage();
             }
             if !self.stage.is_in_use()? {
                 return self.copy_at_store(from, to, attributes.as_ref(), &condition.into(), work_time).await;

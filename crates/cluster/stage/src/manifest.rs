@@ -2,14 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use spurline_object_store::{ObjectAttributes, WriteCondition, mark_in, marked_as};
-use spurline_types::CONTENT_HEADERS;
-
-/// The start of the version of a staged object; the mark of the change follows.
-pub const STAGED_ETAG: &str = "staged-";
-/// The start of the id of an upload to the group.
-pub const STAGED_UPLOAD: &str = "staged-";
-/// The user attribute by which a writer asks for a staged object.
-pub const STAGE_ATTRIBUTE: &str = "spurline-stage";
+use spurline_types::{CONTENT_HEADERS, STAGED_ETAG};
 
 /// A key of a bucket.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

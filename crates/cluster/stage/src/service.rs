@@ -240,7 +240,8 @@ impl StageService {
         {
             let mut located = self.located.lock();
             located.retain(|known| now.saturating_duration_since(known.when) < LOCATED_TIME);
-            if let Some(known) = located.iter().find(|known| known.manifest.etag() == etag && known.manifest.at == *at) {
+            if let Some(known) = located.iter().find(|known| known.manifest.etag() == etag && known.manifest.at == *at)
+            {
                 return Ok(Located::Here(Box::new((*known.manifest).clone())));
             }
         }

@@ -300,7 +300,8 @@ impl StageShared {
         let len = holder.part_len(part)?;
         let mut offset = 0;
         while offset < len {
-            let Reply { bytes, .. } = holder.read_part(part, offset, (len - offset).min(self.peers.frame_len() as u64))?;
+            let Reply { bytes, .. } =
+                holder.read_part(part, offset, (len - offset).min(self.peers.frame_len() as u64))?;
             let is_last = offset + bytes.len() as u64 == len;
             let call = StageCall::AppendPart { part: part.to_owned(), offset, is_last };
             self.ask(to, &call, &bytes, 4 * CALL_TIME)?;

@@ -20,7 +20,7 @@ pub enum SourceScheme {
 
 impl SourceScheme {
     /// The start of a normalised URL.
-    pub(crate) fn url_start(self) -> &'static str {
+    pub fn url_start(self) -> &'static str {
         match self {
             SourceScheme::S3 => "s3://",
             SourceScheme::Gcs => "gs://",

@@ -203,6 +203,7 @@ fn group_share(name: &str, members: &[Arc<Member>]) -> Option<f64> {
 
 /// A node's membership: the registry, and the tasks that follow the group and the rules.
 pub struct NodeGroup {
+    /// The registry of the group.
     pub registry: Arc<dyn Registry>,
     /// Calls to the nodes of the group by name, this node included.
     pub calls: Arc<NodeCalls>,

@@ -1,7 +1,7 @@
 //! The bytes of staged objects: where a part goes, how uploads are named, and how bytes are read.
 
 use super::{StagedBackend, time_at};
-use crate::manifest::{KeptAttributes, Manifest, Piece, STAGED_UPLOAD, Slice, StageClass, staged_mark};
+use crate::manifest::{KeptAttributes, Manifest, Piece, Slice, StageClass, staged_mark};
 use crate::message::{Answer, KnownName, StageCall};
 use crate::service::StageService;
 use crate::shared::{CALL_TIME, new_name};
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use spurline_object_store::{CopySource, ObjectBackend as _, ObjectBody, RawBody, RequestFailure};
-use spurline_types::ErrorKind;
+use spurline_types::{ErrorKind, STAGED_UPLOAD};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
