@@ -197,7 +197,11 @@ impl Leader {
                     _ if facts.size > 0 => fresh.push((node, facts)),
                     _ => {}
                 },
-                _ => all_answered = false,
+                Ok(_) => all_answered = false,
+                Err(failure) => {
+                    tracing::debug!(node, "a node does not say how much space there is: {}", failure.error);
+                    all_answered = false;
+                }
             }
         }
         if self.is_over() {
