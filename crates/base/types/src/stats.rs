@@ -153,6 +153,22 @@ sections! {
         served_bytes: Counter "bytes" "Bytes that these brought.",
         served_us: Counter "microseconds" "Time spent on these, summed.",
     }
+    /// Staged files of this node: written through mounts, kept on disks of two nodes, and uploaded later.
+    stage: Stage {
+        acknowledged_objects: Counter "objects" "Objects acknowledged to mounts: on disks of two nodes in two failure domains.",
+        acknowledged_bytes: Counter "bytes" "Bytes of these objects.",
+        uploaded_objects: Counter "objects" "Staged objects that this node has uploaded to the store.",
+        uploaded_bytes: Counter "bytes" "Bytes of these objects.",
+        conflicts: Counter "objects" "Staged objects whose name another writer had changed before the upload: both versions are kept.",
+        upload_failures: Counter "operations" "Attempts of an upload that failed.",
+        overdue: Counter "objects" "Staged objects that were not uploaded before their deadline.",
+        lost_objects: Counter "objects" "Acknowledged objects of which no disk has the bytes any more.",
+        unsaved_objects: Gauge "objects" "Staged objects that the store does not have yet.",
+        unsaved_bytes: Gauge "bytes" "Bytes of these objects.",
+        oldest_unsaved_s: Gauge "seconds" "Age of the oldest of these objects; 0 without one.",
+        used_bytes: Gauge "bytes" "Bytes on cache disks that staged objects take, of this node and copies for others.",
+        size_bytes: Gauge "bytes" "The bytes of --stage-size.",
+    }
     /// NFS clients of this mount, where the kernel's NFS server exports the mount.
     export: Export {
         active: Gauge "exports" "1 while the NFS server exports this mount, else 0.",

@@ -57,6 +57,9 @@ fn every_metric_of_the_dashboard_exists() {
     for metric in ["clients", "read_bytes_total", "stale_handles_total"] {
         assert!(seen.contains(&format!("spurline_export_{metric}")), "{metric} of exports is not on the dashboard");
     }
+    for metric in ["unsaved_objects", "unsaved_bytes", "oldest_unsaved_s", "size_bytes"] {
+        assert!(seen.contains(&format!("spurline_stage_{metric}")), "{metric} of staged files is not on the dashboard");
+    }
     // What `spurline status` shows is there too.
     for metric in ["used_bytes", "capacity_bytes", "hit_bytes_total"] {
         assert!(seen.contains(&format!("spurline_blockcache_{metric}")), "{metric} is not on the dashboard");
