@@ -54,12 +54,13 @@ pub fn take_over(
         return Ok(None);
     }
     tracing::info!("this node keeps the order of staged files (term {})", facts.term);
+    let begun = Instant::now();
     let fenced = fence_all(shared, &facts);
     if before.term == 0 {
         std::thread::sleep(FIRST_WAIT);
     } else if !before.leader.is_empty() && !fenced.contains_key(&before.leader) {
-        // The leader before may not know of this term, and is valid for this long.
-        std::thread::sleep(VALID_TIME + CALL_TIME);
+        // The leader before may not know of this term: the registry and the nodes have confirmed that one before they were asked here.
+        std::thread::sleep((VALID_TIME + FENCE_PAUSE).saturating_sub(begun.elapsed()));
     }
     Ok(Some(build_leader(shared, record, instance, &facts, fenced)))
 }
