@@ -13,7 +13,7 @@ use crate::ledger::Ledger;
 use crate::manifest::{BucketKey, Manifest, Phase};
 use crate::message::NodeFacts;
 use crate::peers::{TermFacts, TermRecord};
-use crate::shared::{CALL_TIME, StageShared};
+use crate::shared::StageShared;
 use parking_lot::{Condvar, Mutex};
 use spurline_types::Result;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -70,7 +70,9 @@ fn fence_all(shared: &Arc<StageShared>, facts: &TermFacts) -> HashMap<String, Fe
     let mut fenced = HashMap::new();
     let started = Instant::now();
     loop {
-        for node in facts.nodes.keys() {
+        // This node first: from then on no leader is confirmed by all nodes.
+        let others = facts.nodes.keys().filter(|node| **node != shared.name);
+        for node in [&shared.name].into_iter().chain(others) {
             if fenced.contains_key(node) {
                 continue;
             }
