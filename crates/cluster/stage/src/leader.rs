@@ -24,7 +24,7 @@ pub use recovery::take_over;
 /// Longest time of a change.
 const CHANGE_TIME: Duration = Duration::from_secs(20);
 /// A leader that nobody has confirmed for this long answers nothing.
-pub const VALID_TIME: Duration = Duration::from_secs(6);
+pub const VALID_TIME: Duration = Duration::from_secs(3);
 /// An upload is late after this time.
 const UPLOAD_DEADLINE: Duration = Duration::from_secs(60);
 /// Unsaved objects in an answer.
@@ -110,8 +110,7 @@ impl Leader {
         Ok(match call {
             StageCall::Find(at) => StageReply::Known(self.ledger.lock().find(&at)),
             StageCall::FindBelow { prefix, after, is_folded } => {
-                let (names, has_more) = self.ledger.lock().find_below(&prefix, &after, is_folded);
-                StageReply::Names(names, has_more)
+                StageReply::Names(self.ledger.lock().find_below(&prefix, &after, is_folded))
             }
             StageCall::Locate { at, etag } => StageReply::Located(self.ledger.lock().locate(&at, &etag)),
             StageCall::Commit(new) => StageReply::Text(self.commit(new, bytes)?),

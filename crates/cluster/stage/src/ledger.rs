@@ -1,7 +1,7 @@
 //! The leader's table of all staged objects. Knows no node, no store and no clock of its own.
 
 use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, StageClass, StoreBase};
-use crate::message::{Answer, KnownName, Located, SavedName, UnsavedObject};
+use crate::message::{Answer, KnownName, Located, NamesBelow, SavedName, UnsavedObject};
 use crate::shared::stale;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Bound;
@@ -224,14 +224,17 @@ impl Ledger {
     }
 
     /// The names with this prefix behind `after`, and whether there are more.
-    pub fn find_below(&self, prefix: &BucketKey, after: &str, is_folded: bool) -> (Vec<(String, KnownName)>, bool) {
+    pub fn find_below(&self, prefix: &BucketKey, after: &str, is_folded: bool) -> NamesBelow {
         let mut names = BTreeMap::new();
         let saved = names_below(&self.saved, prefix, after, is_folded, |saved| KnownName::Saved(saved.clone()));
         // The store lists the folders of its objects.
         names.extend(saved.into_iter().filter(|(_, known)| !matches!(known, KnownName::Folder)));
         names.extend(names_below(&self.entries, prefix, after, is_folded, listed_entry));
         let has_more = names.len() > NAMES_MAX;
-        (names.into_iter().take(NAMES_MAX).collect(), has_more)
+        let object = prefix.key.strip_suffix('/').map(|key| BucketKey::new(&prefix.bucket, key));
+        let entry = object.and_then(|object| self.entries.get(&object));
+        let is_object = entry.is_some_and(|entry| entry.manifest.phase == Phase::Waiting);
+        NamesBelow { names: names.into_iter().take(NAMES_MAX).collect(), has_more, is_object }
     }
 
     /// What a version of the group is.

@@ -206,6 +206,17 @@ pub enum KnownName {
     Saved(SavedName),
 }
 
+/// Staged names below a prefix.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct NamesBelow {
+    /// In order.
+    pub names: Vec<(String, KnownName)>,
+    /// The leader has more.
+    pub has_more: bool,
+    /// The prefix is the name of a staged object and a slash: no folder has the name.
+    pub is_object: bool,
+}
+
 /// An uploaded object whose readers know the version of the group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedName {
@@ -244,8 +255,8 @@ pub struct NodeFacts {
 pub enum StageReply {
     /// To `Find`.
     Known(KnownName),
-    /// To `FindBelow`: names in order, and whether the leader has more.
-    Names(Vec<(String, KnownName)>, bool),
+    /// To `FindBelow`.
+    Names(NamesBelow),
     /// To `Locate`.
     Located(Located),
     /// An etag.

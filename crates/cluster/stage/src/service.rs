@@ -29,7 +29,9 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a node looks at the registry that keeps no staged objects: leaders tell all nodes.
 const BYSTANDER_INTERVAL: Duration = Duration::from_secs(5);
 /// A leader that calls once a second, and has not for this long, is asked.
-const SILENCE: Duration = Duration::from_secs(6);
+const SILENCE: Duration = Duration::from_millis(1500);
+/// A leader that takes calls and gives no answers is given up after this time.
+const LONG_SILENCE: Duration = Duration::from_secs(5);
 /// How often parts are looked for that nothing names.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 /// Longest time until a call has reached a leader.
@@ -365,11 +367,15 @@ impl StageService {
             return true;
         }
         let call = StageCall::Describe { term: facts.term, leader: facts.leader.clone() };
-        let answers = self.shared.call(&facts.leader, &call, &[], LOOK_INTERVAL).is_ok();
-        if answers {
-            *self.heard.lock() = Instant::now();
+        match self.shared.call(&facts.leader, &call, &[], LOOK_INTERVAL) {
+            Ok(_) => {
+                *self.heard.lock() = Instant::now();
+                true
+            }
+            // No process listens there, or no way leads there: nothing to wait for.
+            Err(PeerFailure::NotSent(_)) => false,
+            Err(_) => self.heard.lock().elapsed() < LONG_SILENCE,
         }
-        answers
     }
 
     fn begin_term(self: &Arc<Self>, leader: Arc<Leader>) {
