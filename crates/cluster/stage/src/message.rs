@@ -131,15 +131,15 @@ pub enum StageCall {
     },
     /// To a holder: the bytes of a small object.
     ReadInline {
-        /// The mark.
-        mark: String,
+        /// The record.
+        record: String,
     },
     /// To a holder: the phases of objects have changed.
     SetPhases {
         /// The leader's term.
         term: u64,
-        /// Marks.
-        marks: Vec<String>,
+        /// The records.
+        records: Vec<String>,
         /// The phase of all of them.
         phase: Phase,
     },
@@ -147,8 +147,8 @@ pub enum StageCall {
     Forget {
         /// The leader's term.
         term: u64,
-        /// Marks.
-        marks: Vec<String>,
+        /// The records.
+        records: Vec<String>,
     },
     /// To any node: removes the parts of an upload that was given up.
     DropUpload(String),
