@@ -93,6 +93,20 @@ impl NodesRig {
     }
 }
 
+#[test]
+fn a_mount_with_stage_is_refused_where_the_nodes_keep_no_staged_files() {
+    let Some(rig) = NodesRig::start(1) else { return };
+    let source = source();
+    let at = rig.world.dir("mnt");
+    let words = ["mount", &source, at.to_str().unwrap(), "--rw", "--stage"];
+    refused(&rig.world.run(&words), 2, &["staged files need two nodes", "--registry"]);
+    let registry = format!("static:{}", rig.nodes[0].address);
+    let out = rig.world.run(&[&words[..], &["--registry", &registry]].concat());
+    refused(&out, 3, &["the nodes of the group keep no staged files", "two failure domains with --stage-size"]);
+    let words = ["node", "--writable", "--source", &source, "--stage-size", "1G", "--registry", &registry];
+    refused(&rig.world.run(&words), 2, &["static:", "no terms", "coordinator://HOST:PORT"]);
+}
+
 fn source() -> String {
     format!("s3://{BUCKET}/p")
 }

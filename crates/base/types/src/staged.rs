@@ -9,7 +9,7 @@ pub const STAGED_UPLOAD: &str = "staged-";
 /// The extended attribute with the value `1` that a file has as long as the store does not have its present version.
 pub const STAGED_XATTR: &[u8] = b"user.spurline.staged";
 
-/// Whether the version with this ETag, bare or quoted, is one that nodes keep.
+/// Whether nodes keep the version with this ETag, bare or quoted.
 pub fn is_staged_etag(etag: &str) -> bool {
     etag.trim_start_matches('"').starts_with(STAGED_ETAG)
 }

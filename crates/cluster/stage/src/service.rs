@@ -3,7 +3,7 @@
 //! | the registry says | this node |
 //! |---|---|
 //! | another node leads, and is present | sends calls there |
-//! | another node leads, and is absent | takes over, if this node keeps staged files |
+//! | another node leads, and is absent or gives no answer | takes over, if this node keeps staged files |
 //! | this process leads | answers calls, as long as the registry or all nodes confirm that |
 //! | nobody has led ever | takes over likewise; without such a node nothing is staged, and the store is asked |
 //! | nothing, for no answer | goes on as before |
@@ -28,6 +28,8 @@ use std::time::{Duration, Instant};
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a node looks at the registry that keeps no staged objects: leaders tell all nodes.
 const BYSTANDER_INTERVAL: Duration = Duration::from_secs(5);
+/// A leader that calls once a second, and has not for this long, is asked.
+const SILENCE: Duration = Duration::from_secs(6);
 /// How often parts are looked for that nothing names.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 /// Longest time until a call has reached a leader.
@@ -120,6 +122,8 @@ pub struct StageService {
     /// What the registry said last.
     known: RwLock<Option<TermFacts>>,
     leader: RwLock<Option<Arc<Leader>>>,
+    /// When a leader has called this node last.
+    heard: Mutex<Instant>,
     /// Where bytes lie, of objects that were read lately.
     located: Mutex<Vec<LocatedManifest>>,
     is_stopping: AtomicBool,
@@ -146,6 +150,7 @@ impl StageService {
             uploads,
             known: RwLock::default(),
             leader: RwLock::default(),
+            heard: Mutex::new(Instant::now()),
             located: Mutex::default(),
             is_stopping: AtomicBool::new(false),
             stop: Mutex::new(false),
@@ -180,6 +185,7 @@ impl StageService {
     }
 
     fn note_leader(&self, term: u64, leader: &str) {
+        *self.heard.lock() = Instant::now();
         let mut known = self.known.write();
         let is_newer = known.as_ref().is_none_or(|known| known.term < term);
         if is_newer {
@@ -336,6 +342,7 @@ impl StageService {
         let Ok((_, facts)) = self.record.read() else { return };
         let present = self.shared.peers.names();
         let has_leader = facts.term > 0 && facts.leader != self.shared.name && present.contains(&facts.leader);
+        let has_leader = has_leader && self.hears_leader(&facts);
         let is_newest = self.known.read().as_ref().is_none_or(|known| known.term <= facts.term);
         if is_newest {
             *self.known.write() = Some(facts.clone());
@@ -350,6 +357,19 @@ impl StageService {
             Ok(None) => {}
             Err(error) => tracing::debug!("the order of staged files is not taken over: {error}"),
         }
+    }
+
+    /// Whether the leader has called this node lately, or answers.
+    fn hears_leader(&self, facts: &TermFacts) -> bool {
+        if self.heard.lock().elapsed() < SILENCE {
+            return true;
+        }
+        let call = StageCall::Describe { term: facts.term, leader: facts.leader.clone() };
+        let answers = self.shared.call(&facts.leader, &call, &[], LOOK_INTERVAL).is_ok();
+        if answers {
+            *self.heard.lock() = Instant::now();
+        }
+        answers
     }
 
     fn begin_term(self: &Arc<Self>, leader: Arc<Leader>) {

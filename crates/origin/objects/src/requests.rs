@@ -509,7 +509,7 @@ impl BucketRequests {
         }
     }
 
-    /// Begins an upload in parts, and records the upload, unless nodes keep it. A lost answer leaves an upload without a record
+    /// Begins an upload in parts, and records the upload, unless nodes keep the parts. A lost answer leaves an upload without a record
     /// behind.
     pub async fn begin_upload(&self, key: &str, attributes: &ObjectAttributes) -> Result<OpenUpload> {
         let upload = self.begin_unrecorded_upload(key, attributes).await?;

@@ -20,8 +20,8 @@ const LEAST_RATE: u64 = 1 << 20;
 /// The time for the end of an upload grows with its parts by this time: stores assemble thousands of parts in minutes.
 const TIME_PER_PART: Duration = Duration::from_millis(250);
 
-/// The attribute of a user with the value `1` by which a writer requests that nodes keep the object and upload it later. Nodes take the
-/// attribute away: no object has it.
+/// The attribute of a user with the value `1` by which a writer requests that nodes keep an object and upload later. Nodes take the attribute
+/// away: no object has such an attribute.
 pub const STAGE_ATTRIBUTE: &str = "spurline-stage";
 
 /// The time that a request with `len` bytes, or a copy of these within the store, may take in addition.
@@ -74,12 +74,12 @@ impl ObjectAttributes {
         self.user.push((name.to_owned(), value));
     }
 
-    /// Requests that nodes keep the object and upload it later.
+    /// Requests that nodes keep the object and upload later.
     pub fn set_stage(&mut self) {
         self.set(STAGE_ATTRIBUTE, "1".to_owned());
     }
 
-    /// Takes the request of [`Self::set_stage`] away, and says whether there was one.
+    /// Takes the request of [`Self::set_stage`] away, and says whether there was such a request.
     pub fn take_stage(&mut self) -> bool {
         let requested = self.get(STAGE_ATTRIBUTE) == Some("1");
         self.user.retain(|(name, _)| name != STAGE_ATTRIBUTE);

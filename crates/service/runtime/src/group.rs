@@ -183,7 +183,7 @@ pub fn join_group(
     }));
     let dirs: &[_] = if shared.capacity_bytes().is_some() { &config.cache.dirs } else { &[] };
     let rules = rules::follow::start_following(node, &registry, rules::state_file::RuleFiles::open(dirs, group))?;
-    Ok(Some(NodeGroup { registry, calls, _follower: follower, _rules: rules }))
+    Ok(Some(NodeGroup { registry, calls, follower: Arc::new(follower), _rules: rules }))
 }
 
 /// Calls to the other nodes about staged files, with no member yet. Handshakes name the node's first source: all nodes of a group
@@ -207,7 +207,8 @@ pub struct NodeGroup {
     pub registry: Arc<dyn Registry>,
     /// Calls to the nodes of the group by name, this node included.
     pub calls: Arc<NodeCalls>,
-    _follower: RegistryFollower,
+    /// The members, as the registry lists these.
+    pub follower: Arc<RegistryFollower>,
     _rules: Option<rules::follow::RuleFollower>,
 }
 

@@ -4,7 +4,7 @@ use crate::group::NodeGroup;
 use crate::setup;
 use spurline_client::{NodeCallFailure, NodeCalls};
 use spurline_config::{Fault, NodeConfig};
-use spurline_membership::{GroupRecord, RecordName, Registry};
+use spurline_membership::{GroupRecord, RecordName, Registry, RegistryFollower};
 use spurline_node::{CacheNode, StageHandler, StageReply, WriteClass};
 use spurline_object_store::{
     HeldBucket, OriginOptions, SharedBuckets, SourceLocation, SourceRequests, SourceScheme, open_bucket,
@@ -121,7 +121,11 @@ impl NodeStage {
         let service = StageService::start(StageParts {
             name: name.to_owned(),
             space,
-            peers: Arc::new(GroupPeers { calls: Arc::clone(&group.calls), block_size: config.cache.block_size }),
+            peers: Arc::new(GroupPeers {
+                calls: Arc::clone(&group.calls),
+                follower: Arc::clone(&group.follower),
+                block_size: config.cache.block_size,
+            }),
             record: Arc::new(record),
             open_store: Box::new(move |bucket| SourceRequests::open(bucket, &direct, Arc::clone(&counted))),
             stats: Arc::clone(stats),
@@ -181,12 +185,14 @@ impl StageHandler for StageCalls {
 /// The other nodes.
 struct GroupPeers {
     calls: Arc<NodeCalls>,
+    follower: Arc<RegistryFollower>,
     block_size: u64,
 }
 
 impl StagePeers for GroupPeers {
     fn names(&self) -> Vec<String> {
-        self.calls.members().iter().map(|member| member.name.clone()).collect()
+        let members = self.follower.group_status().members.into_iter();
+        members.filter(|placed| placed.present).map(|placed| placed.member.name.clone()).collect()
     }
 
     fn frame_len(&self) -> usize {

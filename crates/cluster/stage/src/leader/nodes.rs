@@ -197,7 +197,11 @@ impl Leader {
                     _ if facts.size > 0 => fresh.push((node, facts)),
                     _ => {}
                 },
-                _ => all_answered = false,
+                Ok(_) => all_answered = false,
+                Err(failure) => {
+                    tracing::debug!(node, "a node does not say how much space there is: {}", failure.error);
+                    all_answered = false;
+                }
             }
         }
         if self.is_over() {
@@ -230,8 +234,15 @@ impl Leader {
         let gone: Vec<String> = changed.nodes.keys().filter(|node| self.nodes.is_gone(node)).cloned().collect();
         let gone: Vec<String> = gone.into_iter().filter(|node| !self.has_objects(node)).collect();
         changed.nodes.retain(|node, _| !gone.contains(node));
-        if changed != facts && !self.record.replace(version, &changed).unwrap_or(false) {
-            return facts;
+        if changed != facts {
+            match self.record.replace(version, &changed) {
+                Ok(true) => {}
+                Ok(false) => return facts,
+                Err(error) => {
+                    tracing::debug!("the registry does not record the nodes with staged files: {error}");
+                    return facts;
+                }
+            }
         }
         gone.iter().for_each(|node| self.nodes.forget(node));
         for (node, node_facts) in welcomed {

@@ -13,7 +13,7 @@ use crate::ledger::Ledger;
 use crate::manifest::{BucketKey, Manifest, Phase};
 use crate::message::NodeFacts;
 use crate::peers::{TermFacts, TermRecord};
-use crate::shared::{CALL_TIME, StageShared};
+use crate::shared::StageShared;
 use parking_lot::{Condvar, Mutex};
 use spurline_types::Result;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -54,12 +54,13 @@ pub fn take_over(
         return Ok(None);
     }
     tracing::info!("this node keeps the order of staged files (term {})", facts.term);
+    let begun = Instant::now();
     let fenced = fence_all(shared, &facts);
     if before.term == 0 {
         std::thread::sleep(FIRST_WAIT);
     } else if !before.leader.is_empty() && !fenced.contains_key(&before.leader) {
-        // The leader before may not know of this term, and is valid for this long.
-        std::thread::sleep(VALID_TIME + CALL_TIME);
+        // The leader before may not know of this term: the registry and the nodes have confirmed that one before they were asked here.
+        std::thread::sleep((VALID_TIME + FENCE_PAUSE).saturating_sub(begun.elapsed()));
     }
     Ok(Some(build_leader(shared, record, instance, &facts, fenced)))
 }
@@ -69,7 +70,9 @@ fn fence_all(shared: &Arc<StageShared>, facts: &TermFacts) -> HashMap<String, Fe
     let mut fenced = HashMap::new();
     let started = Instant::now();
     loop {
-        for node in facts.nodes.keys() {
+        // This node first: from then on no leader is confirmed by all nodes.
+        let others = facts.nodes.keys().filter(|node| **node != shared.name);
+        for node in [&shared.name].into_iter().chain(others) {
             if fenced.contains_key(node) {
                 continue;
             }

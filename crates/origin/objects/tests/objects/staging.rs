@@ -34,7 +34,7 @@ struct Seen {
     uploaded: bool,
 }
 
-/// Nodes that send everything to the store at once and name versions as if they did not.
+/// Nodes that send everything to the store at once and name versions as if nothing were sent.
 struct Nodes {
     store: Arc<SharedBucket>,
     seen: Arc<Mutex<Seen>>,
@@ -58,7 +58,7 @@ impl Nodes {
         (stored, staged)
     }
 
-    /// An ETag of the store, as mounts see it.
+    /// An ETag of the store, as mounts see the version.
     fn shown(&self, etag: String) -> String {
         if self.seen.lock().uploaded { etag } else { format!("{STAGED_ETAG}{}", etag.trim_matches('"')) }
     }
