@@ -95,6 +95,7 @@ fn wait_for_leader(cluster: &StageCluster) {
     while !(0..cluster.nodes.len()).all(is_ready) {
         assert!(start.elapsed() < Duration::from_secs(120), "the group has no leader");
         std::thread::sleep(Duration::from_secs(1));
+        cluster.network.renew();
     }
 }
 
