@@ -184,6 +184,14 @@ fn known_as(mut object: RawObject, saved: &SavedName) -> RawObject {
     object
 }
 
+/// The attributes with a mark: a call without an answer is sent again, and is known by the mark.
+fn marked(attributes: ObjectAttributes) -> ObjectAttributes {
+    match mark_in(&attributes) {
+        Some(_) => attributes,
+        None => marked_as(attributes, &new_name()),
+    }
+}
+
 fn not_found(key: &str) -> RequestFailure {
     RequestFailure::fatal(ErrorKind::NotFound, format!("there is no object '{key}'"))
 }
@@ -303,7 +311,16 @@ impl ObjectWriteBackend for StagedBackend {
 
     fn read_all<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Answer<(Vec<u8>, String)>> {
         async move {
-            let KnownName::Object(manifest) = self.find(key).await? else { return self.store()?.read_all(key).await };
+            let manifest = match self.find(key).await? {
+                KnownName::Object(manifest) => manifest,
+                KnownName::Removing => return Err(not_found(key)),
+                KnownName::Saved(saved) => {
+                    let (bytes, etag) = self.store()?.read_all(key).await?;
+                    let is_same = etag.trim_matches('"') == saved.real;
+                    return Ok((bytes, if is_same { saved.etag } else { etag }));
+                }
+                KnownName::Unknown | KnownName::Folder => return self.store()?.read_all(key).await,
+            };
             let etag = manifest.etag();
             let bytes = self.run_apart(move |service| service.shared().read_manifest(&manifest)).await?;
             Ok((bytes.to_vec(), etag))
@@ -325,6 +342,7 @@ impl ObjectWriteBackend for StagedBackend {
                 return self.store()?.put(key, body, &attributes, &condition).await;
             };
             let size: u64 = body.pieces().iter().map(|piece| piece.len() as u64).sum();
+            let attributes = marked(attributes);
             let mut new = NewObject {
                 at: self.at(key),
                 attributes: KeptAttributes::from(&attributes),
@@ -347,7 +365,7 @@ impl ObjectWriteBackend for StagedBackend {
         async move {
             let mut attributes = attributes.clone();
             match self.class_for(key, &mut attributes).await? {
-                Some(class) => Ok(StagedUpload::new(KeptAttributes::from(&attributes), class).to_id()),
+                Some(class) => Ok(StagedUpload::new(KeptAttributes::from(&marked(attributes)), class).to_id()),
                 None => self.store()?.begin_upload(key, &attributes).await,
             }
         }
@@ -440,15 +458,13 @@ impl ObjectWriteBackend for StagedBackend {
             if !self.stage.is_in_use()? {
                 return self.copy_at_store(from, to, attributes.as_ref(), &condition.into(), work_time).await;
             }
-            let marked = attributes.as_ref().map(|attributes| match mark_in(attributes) {
-                Some(_) => KeptAttributes::from(attributes),
-                None => KeptAttributes::from(&marked_as(attributes.clone(), &new_name())),
-            });
+            let kept = attributes.clone().map(|attributes| KeptAttributes::from(&marked(attributes)));
             let call = StageCall::Copy(CopyCall {
                 from: self.at(from.key),
                 etag: from.etag.map(|etag| etag.trim_matches('"').to_owned()),
                 to: self.at(to),
-                attributes: marked,
+                attributes: kept,
+                mark: new_name(),
                 condition: condition.into(),
             });
             match self.ask(call, Bytes::new()).await?.reply {

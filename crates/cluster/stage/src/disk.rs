@@ -24,7 +24,7 @@ const FOOTER: u64 = 8 + 4 + 8;
 /// Memory of the database's pages.
 const PAGE_CACHE: usize = 8 << 20;
 
-/// By mark: the length of the manifest in four bytes, the manifest, and the bytes of a small object.
+/// By record: the length of the manifest in four bytes, the manifest, and the bytes of a small object.
 const OBJECTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("objects");
 /// The newest term by "term".
 const FACTS: TableDefinition<'_, &str, u64> = TableDefinition::new("facts");
@@ -111,7 +111,7 @@ pub trait StageDisk: Send + Sync {
     ///
     /// # Errors
     /// `NotFound`, the disk's.
-    fn read_inline(&self, mark: &str) -> Result<Vec<u8>>;
+    fn read_inline(&self, record: &str) -> Result<Vec<u8>>;
     /// The newest term that was recorded.
     ///
     /// # Errors
@@ -223,17 +223,17 @@ impl FolderDisk {
             for change in waiting.iter().flat_map(|waiting| &waiting.changes) {
                 match change {
                     RecordChange::Term(term) => drop(facts.insert("term", *term).map_err(database_error)?),
-                    RecordChange::Remove(mark) => drop(objects.remove(mark.as_str()).map_err(database_error)?),
+                    RecordChange::Remove(record) => drop(objects.remove(record.as_str()).map_err(database_error)?),
                     RecordChange::Put(manifest, bytes) => {
                         let kept = match bytes {
                             Some(bytes) => bytes.clone(),
                             None => {
-                                let found = objects.get(manifest.mark.as_str()).map_err(database_error)?;
+                                let found = objects.get(manifest.record.as_str()).map_err(database_error)?;
                                 found.map(|found| inline_of(found.value()).to_vec()).unwrap_or_default()
                             }
                         };
                         let record = record_of(manifest, &kept)?;
-                        objects.insert(manifest.mark.as_str(), record.as_slice()).map_err(database_error)?;
+                        objects.insert(manifest.record.as_str(), record.as_slice()).map_err(database_error)?;
                     }
                 }
             }
@@ -456,11 +456,11 @@ impl StageDisk for FolderDisk {
         Ok(found.into_values().collect())
     }
 
-    fn read_inline(&self, mark: &str) -> Result<Vec<u8>> {
+    fn read_inline(&self, record: &str) -> Result<Vec<u8>> {
         let transaction = self.database.begin_read().map_err(database_error)?;
         let objects = transaction.open_table(OBJECTS).map_err(database_error)?;
-        let found = objects.get(mark).map_err(database_error)?;
-        let absent = || Error::new(ErrorKind::NotFound, format!("no record of staged file {mark}"));
+        let found = objects.get(record).map_err(database_error)?;
+        let absent = || Error::new(ErrorKind::NotFound, format!("no record of staged file {record}"));
         Ok(inline_of(found.ok_or_else(absent)?.value()).to_vec())
     }
 

@@ -10,8 +10,9 @@ use crate::disk::{PartWriter, RecordChange, StageDisk};
 use crate::manifest::{Manifest, Phase};
 use crate::message::{Answer, NodeFacts, Reply, StageReply};
 use crate::peers::failure_of;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use spurline_object_store::RequestFailure;
+use spurline_sys::random;
 use spurline_types::{ErrorKind, Result};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,6 +24,8 @@ const ORPHAN_AGE: Duration = Duration::from_secs(24 * 3600);
 const PART_IDLE: Duration = Duration::from_secs(120);
 /// Manifests and their pieces in an answer.
 const LISTED_PIECES: usize = 2000;
+/// A call that was sent before a record ended may come this much later.
+const LATE_TIME: Duration = Duration::from_secs(3600);
 /// Most bytes of an answer.
 pub const READ_MAX: u64 = 4 << 20;
 
@@ -35,11 +38,15 @@ struct OpenPart {
 #[derive(Default)]
 struct HolderState {
     term: u64,
-    /// By mark, each with the bytes beside the manifest.
+    /// By record, each with the bytes beside the manifest.
     manifests: HashMap<String, (Manifest, u64)>,
     /// Bytes of each part.
     parts: HashMap<String, u64>,
     arriving: HashMap<String, OpenPart>,
+    /// Records that a change is made to, with the parts that the change needs.
+    busy: HashMap<String, Vec<String>>,
+    /// Records that are done and were not here: a call that was under way when they ended comes too late.
+    ended: HashMap<String, Instant>,
 }
 
 impl HolderState {
@@ -48,6 +55,18 @@ impl HolderState {
         let arriving: u64 = self.arriving.values().map(|part| part.len).sum();
         inline + arriving + self.parts.values().sum::<u64>()
     }
+
+    /// Whether the holder keeps a later state of the record than this one.
+    fn knows_later(&self, manifest: &Manifest) -> bool {
+        let is_later =
+            |(known, _): &(Manifest, u64)| known.revision > manifest.revision || known.phase > manifest.phase;
+        self.ended.contains_key(&manifest.record) || self.manifests.get(&manifest.record).is_some_and(is_later)
+    }
+}
+
+fn ended_here(node: &str, manifest: &Manifest) -> RequestFailure {
+    let why = format!("node {node} knows a later state of '{}'", manifest.at.key);
+    RequestFailure::transient(ErrorKind::Unavailable, why)
 }
 
 /// What a node keeps.
@@ -56,7 +75,26 @@ pub struct Holder {
     domain: String,
     size: u64,
     disk: Arc<dyn StageDisk>,
+    /// Identifies this process.
+    process: u64,
     state: Mutex<HolderState>,
+    freed: Condvar,
+}
+
+/// Records to which a single change is made at a time: the disk and the memory have the same order.
+struct RecordLock<'a> {
+    holder: &'a Holder,
+    records: Vec<String>,
+}
+
+impl Drop for RecordLock<'_> {
+    fn drop(&mut self) {
+        let mut state = self.holder.state.lock();
+        for record in &self.records {
+            state.busy.remove(record);
+        }
+        self.holder.freed.notify_all();
+    }
 }
 
 impl Holder {
@@ -66,20 +104,29 @@ impl Holder {
     /// The disk's.
     pub fn open(name: &str, domain: &str, size: u64, disk: Arc<dyn StageDisk>) -> Result<Holder> {
         let manifests = disk.manifests()?.into_iter();
-        let manifests = manifests.map(|(manifest, bytes)| (manifest.mark.clone(), (manifest, bytes))).collect();
+        let manifests = manifests.map(|(manifest, bytes)| (manifest.record.clone(), (manifest, bytes))).collect();
         let parts = disk.parts()?.into_iter().map(|part| (part.name, part.len)).collect();
-        let state = HolderState { term: disk.term()?, manifests, parts, arriving: HashMap::new() };
-        Ok(Holder { name: name.to_owned(), domain: domain.to_owned(), size, disk, state: Mutex::new(state) })
+        let state = HolderState { term: disk.term()?, manifests, parts, ..HolderState::default() };
+        Ok(Holder {
+            name: name.to_owned(),
+            domain: domain.to_owned(),
+            size,
+            disk,
+            process: random(),
+            state: Mutex::new(state),
+            freed: Condvar::new(),
+        })
     }
 
     /// Space and place.
     pub fn facts(&self) -> NodeFacts {
-        NodeFacts { domain: self.domain.clone(), size: self.size, used: self.state.lock().used() }
+        let used = self.state.lock().used();
+        NodeFacts { domain: self.domain.clone(), size: self.size, used, process: self.process }
     }
 
     /// The number of objects that wait for their upload.
     pub fn kept_objects(&self) -> usize {
-        self.state.lock().manifests.values().filter(|(manifest, _)| manifest.phase != Phase::Done).count()
+        self.state.lock().manifests.values().filter(|(manifest, _)| manifest.is_live()).count()
     }
 
     /// The newest term.
@@ -87,7 +134,7 @@ impl Holder {
         self.state.lock().term
     }
 
-    /// Takes orders of this term from now on.
+    /// Takes orders of this term from now on; orders of earlier terms that are under way have ended then.
     pub fn fence(&self, term: u64) -> Answer<Reply> {
         {
             let mut state = self.state.lock();
@@ -95,21 +142,34 @@ impl Holder {
                 return Ok(StageReply::OldTerm(state.term).into());
             }
             state.term = term;
+            while !state.busy.is_empty() {
+                self.freed.wait(&mut state);
+            }
         }
         self.disk.change_records(vec![RecordChange::Term(term)]).map_err(failure_of)?;
         Ok(StageReply::Facts(self.facts()).into())
     }
 
-    /// Manifests by mark, as many as fit into an answer.
+    /// Waits for other changes of these records.
+    fn lock_records(&self, records: &[String]) -> RecordLock<'_> {
+        let mut state = self.state.lock();
+        while records.iter().any(|record| state.busy.contains_key(record)) {
+            self.freed.wait(&mut state);
+        }
+        state.busy.extend(records.iter().map(|record| (record.clone(), Vec::new())));
+        RecordLock { holder: self, records: records.to_vec() }
+    }
+
+    /// Manifests by record, as many as fit into an answer.
     pub fn list_kept(&self, after: &str) -> Reply {
         let state = self.state.lock();
-        let mut marks: Vec<&String> = state.manifests.keys().filter(|mark| mark.as_str() > after).collect();
-        marks.sort_unstable();
+        let mut records: Vec<&String> = state.manifests.keys().filter(|record| record.as_str() > after).collect();
+        records.sort_unstable();
         let mut listed = Vec::new();
         let mut weight = 0;
-        let mut marks = marks.into_iter();
-        for mark in marks.by_ref() {
-            if let Some((manifest, _)) = state.manifests.get(mark) {
+        let mut records = records.into_iter();
+        for record in records.by_ref() {
+            if let Some((manifest, _)) = state.manifests.get(record) {
                 weight += 1 + manifest.pieces.len();
                 listed.push(manifest.clone());
             }
@@ -117,7 +177,7 @@ impl Holder {
                 break;
             }
         }
-        let has_more = marks.next().is_some();
+        let has_more = records.next().is_some();
         StageReply::Kept(listed, has_more).into()
     }
 
@@ -129,91 +189,145 @@ impl Holder {
         Err(RequestFailure::transient(ErrorKind::NoSpace, why))
     }
 
-    /// Keeps a manifest.
+    /// Keeps a manifest, unless a later state of the record is known.
     pub fn hold(&self, term: u64, manifest: Manifest, inline: &[u8]) -> Answer<Reply> {
-        let mark = manifest.mark.clone();
-        let brings_bytes = manifest.pieces.is_empty();
+        let record = manifest.record.clone();
+        let _lock = self.lock_records(std::slice::from_ref(&record));
+        let is_waiting = manifest.phase == Phase::Waiting;
+        let brings_bytes = manifest.pieces.is_empty() && is_waiting;
+        let mut old_parts = Vec::new();
         {
-            let state = self.state.lock();
+            let mut state = self.state.lock();
             if term < state.term {
                 return Ok(StageReply::OldTerm(state.term).into());
             }
-            let missing = manifest.parts_at(&self.name).find(|slice| !state.parts.contains_key(&slice.part));
-            if let Some(slice) = missing {
-                let why = format!("node {} does not have part {} of '{}'", self.name, slice.part, manifest.at.key);
+            if state.knows_later(&manifest) {
+                // A late call is refused: the leader does not wait for the answer any more.
+                return if is_waiting { Err(ended_here(&self.name, &manifest)) } else { Ok(StageReply::Done.into()) };
+            }
+            let parts: Vec<String> = manifest.parts_at(&self.name).map(|slice| slice.part.clone()).collect();
+            if is_waiting && let Some(part) = parts.iter().find(|part| !state.parts.contains_key(*part)) {
+                let why = format!("node {} does not have part {part} of '{}'", self.name, manifest.at.key);
                 return Err(RequestFailure::transient(ErrorKind::Unavailable, why));
             }
-            if brings_bytes && manifest.phase == Phase::Waiting && !state.manifests.contains_key(&mark) {
-                self.check_space(&state, inline.len() as u64)?;
+            match state.manifests.get(&record) {
+                None if brings_bytes => self.check_space(&state, inline.len() as u64)?,
+                Some((known, _)) if !manifest.is_live() => {
+                    old_parts = known.parts_at(&self.name).map(|slice| slice.part.clone()).collect();
+                    old_parts.extend(parts.iter().cloned());
+                }
+                _ => {}
             }
+            state.busy.insert(record.clone(), parts);
         }
-        let bytes = brings_bytes.then(|| inline.to_vec());
+        let bytes = if brings_bytes { Some(inline.to_vec()) } else { (!manifest.is_live()).then(Vec::new) };
         let mut changes = vec![RecordChange::Put(Box::new(manifest.clone()), bytes)];
         if term > self.term() {
             changes.insert(0, RecordChange::Term(term));
         }
         self.disk.change_records(changes).map_err(failure_of)?;
-        let mut state = self.state.lock();
-        if term < state.term {
-            // The newer leader has not seen the manifest.
-            let newest = state.term;
-            drop(state);
-            self.disk.change_records(vec![RecordChange::Remove(mark)]).map_err(failure_of)?;
-            return Ok(StageReply::OldTerm(newest).into());
+        {
+            let mut state = self.state.lock();
+            if term >= state.term {
+                state.term = term;
+                let kept = state.manifests.get(&record).map_or(0, |(_, bytes)| *bytes);
+                let bytes = if brings_bytes { inline.len() as u64 } else { kept };
+                let bytes = if manifest.is_live() { bytes } else { 0 };
+                state.manifests.insert(record, (manifest, bytes));
+                drop(state);
+                self.remove_parts(&old_parts)?;
+                return Ok(StageReply::Done.into());
+            }
         }
-        state.term = term;
-        state.manifests.insert(mark, (manifest, inline.len() as u64));
-        Ok(StageReply::Done.into())
+        self.give_back(&record)
     }
 
-    /// Changes the phase of objects. The bytes of objects that are done are removed.
-    pub fn set_phases(&self, term: u64, marks: &[String], phase: Phase) -> Answer<Reply> {
-        let mut changes = Vec::new();
-        let mut parts = Vec::new();
+    /// A newer leader has come while a manifest was written, and has not seen that: what was before is there again.
+    fn give_back(&self, record: &str) -> Answer<Reply> {
+        let before = self.state.lock().manifests.get(record).map(|(manifest, _)| manifest.clone());
+        let change = match before {
+            Some(before) => RecordChange::Put(Box::new(before), None),
+            None => RecordChange::Remove(record.to_owned()),
+        };
+        self.disk.change_records(vec![change]).map_err(failure_of)?;
+        Ok(StageReply::OldTerm(self.term()).into())
+    }
+
+    /// Changes the phase of records. The bytes of objects that are done are removed.
+    pub fn set_phases(&self, term: u64, records: &[String], phase: Phase) -> Answer<Reply> {
+        let _lock = self.lock_records(records);
+        let mut changed = Vec::new();
         {
             let mut state = self.state.lock();
             if term < state.term {
                 return Ok(StageReply::OldTerm(state.term).into());
             }
-            for mark in marks {
-                let Some((manifest, bytes)) = state.manifests.get_mut(mark) else { continue };
-                manifest.phase = manifest.phase.max(phase);
-                let mut inline = None;
-                if phase == Phase::Done {
-                    parts.extend(manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
+            let now = Instant::now();
+            state.ended.retain(|_, ended| now.saturating_duration_since(*ended) < LATE_TIME);
+            for record in records {
+                match state.manifests.get(record) {
+                    Some((manifest, _)) => {
+                        changed.push(Manifest { phase: manifest.phase.max(phase), ..manifest.clone() });
+                    }
+                    None if phase >= Phase::Done => drop(state.ended.insert(record.clone(), now)),
+                    None => {}
+                }
+            }
+        }
+        let puts = changed.iter().map(|manifest| {
+            let inline = (!manifest.is_live()).then(Vec::new);
+            RecordChange::Put(Box::new(manifest.clone()), inline)
+        });
+        let puts: Vec<RecordChange> = puts.collect();
+        if !puts.is_empty() {
+            self.disk.change_records(puts).map_err(failure_of)?;
+        }
+        let mut parts = Vec::new();
+        {
+            let mut state = self.state.lock();
+            for manifest in changed {
+                let Some((known, bytes)) = state.manifests.get_mut(&manifest.record) else { continue };
+                if !manifest.is_live() {
                     *bytes = 0;
-                    inline = Some(Vec::new());
+                    parts.extend(manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
                 }
-                changes.push(RecordChange::Put(Box::new(manifest.clone()), inline));
+                *known = manifest;
             }
-        }
-        if !changes.is_empty() {
-            self.disk.change_records(changes).map_err(failure_of)?;
         }
         self.remove_parts(&parts)?;
         Ok(StageReply::Done.into())
     }
 
-    /// Forgets objects that are done.
-    pub fn forget(&self, term: u64, marks: &[String]) -> Answer<Reply> {
+    /// Forgets records that are done.
+    pub fn forget(&self, term: u64, records: &[String]) -> Answer<Reply> {
+        let _lock = self.lock_records(records);
         let mut parts = Vec::new();
         let mut changes = Vec::new();
         {
-            let mut state = self.state.lock();
+            let state = self.state.lock();
             if term < state.term {
                 return Ok(StageReply::OldTerm(state.term).into());
             }
-            for mark in marks {
-                if let Some((manifest, _)) = state.manifests.remove(mark) {
+            for record in records {
+                if let Some((manifest, _)) = state.manifests.get(record) {
                     parts.extend(manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
-                    changes.push(RecordChange::Remove(mark.clone()));
+                    changes.push(RecordChange::Remove(record.clone()));
                 }
             }
         }
+        self.remove_parts(&parts)?;
         if !changes.is_empty() {
             self.disk.change_records(changes).map_err(failure_of)?;
         }
-        self.remove_parts(&parts)?;
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        for record in records {
+            // A node that is to forget a live record may get that again.
+            if state.manifests.remove(record).is_none_or(|(manifest, _)| !manifest.is_live()) {
+                state.ended.insert(record.clone(), now);
+            }
+        }
+        drop(state);
         Ok(StageReply::Done.into())
     }
 
@@ -232,7 +346,8 @@ impl Holder {
     fn named_parts(&self) -> HashSet<String> {
         let state = self.state.lock();
         let manifests = state.manifests.values();
-        manifests.flat_map(|(manifest, _)| manifest.parts_at(&self.name).map(|slice| slice.part.clone())).collect()
+        let named = manifests.flat_map(|(manifest, _)| manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
+        named.chain(state.busy.values().flatten().cloned()).collect()
     }
 
     fn remove_parts(&self, parts: &[String]) -> Answer<()> {
@@ -297,8 +412,8 @@ impl Holder {
     }
 
     /// The bytes of a small object.
-    pub fn read_inline(&self, mark: &str) -> Answer<Reply> {
-        let bytes = self.disk.read_inline(mark).map_err(failure_of)?;
+    pub fn read_inline(&self, record: &str) -> Answer<Reply> {
+        let bytes = self.disk.read_inline(record).map_err(failure_of)?;
         Ok(Reply { reply: StageReply::Bytes, bytes })
     }
 

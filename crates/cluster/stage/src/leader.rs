@@ -7,7 +7,7 @@ mod recovery;
 
 use crate::ledger::{Admitted, Ledger};
 use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, Piece, StageClass, StoreBase, staged_mark};
-use crate::message::{Answer, CopyCall, NewObject, Reply, StageCall, StageReply};
+use crate::message::{Answer, CopyCall, KnownName, NewObject, Reply, StageCall, StageReply};
 use crate::peers::{TermFacts, TermRecord, no_leader, reply_of};
 use crate::shared::{CALL_TIME, StageShared, new_name, stale};
 use nodes::NodeTable;
@@ -43,8 +43,10 @@ pub struct Leader {
     ledger: Mutex<Ledger>,
     changed: Condvar,
     nodes: NodeTable,
+    /// What the registry had last.
+    facts: Mutex<TermFacts>,
     /// All acknowledged objects were found at the begin of the term, for at most one failure domain was away.
-    is_complete: bool,
+    is_complete: AtomicBool,
     valid_until: Mutex<Instant>,
     is_over: AtomicBool,
 }
@@ -60,6 +62,23 @@ impl Drop for NameLock<'_> {
         self.leader.ledger.lock().locked.remove(&self.at);
         self.leader.changed.notify_all();
     }
+}
+
+/// A record that nodes are about to get.
+struct InFlight<'a> {
+    leader: &'a Leader,
+    record: String,
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.leader.ledger.lock().in_flight.remove(&self.record);
+    }
+}
+
+/// Failure domains that have an object of this class.
+fn domains_of(class: StageClass) -> usize {
+    if class == StageClass::Staged { DOMAINS } else { 1 }
 }
 
 /// Seconds since 1970.
@@ -89,6 +108,13 @@ impl Leader {
             tracing::info!("this node keeps the order of staged files no longer (term {}): {why}", self.term);
         }
         self.changed.notify_all();
+    }
+
+    /// Ends the term if this one is newer.
+    pub fn step_down_before(&self, term: u64) {
+        if term > self.term {
+            self.step_down(&format!("term {term} has begun"));
+        }
     }
 
     fn check_valid(&self) -> Answer<()> {
@@ -125,7 +151,11 @@ impl Leader {
             StageCall::Drop(at) => {
                 let deadline = Instant::now() + CHANGE_TIME;
                 let _lock = self.lock_name(&at, deadline)?;
-                self.ledger.lock().remove(&at);
+                let dropped = self.ledger.lock().entries.get(&at).map(|entry| entry.manifest.clone());
+                if let Some(dropped) = dropped {
+                    let told = self.settle(&dropped, Phase::Done)?;
+                    self.ledger.lock().remove(&at, &told);
+                }
                 self.changed.notify_all();
                 StageReply::Done
             }
@@ -154,14 +184,20 @@ impl Leader {
 
     fn commit_locked(self: &Arc<Self>, new: NewObject, inline: Vec<u8>) -> Answer<String> {
         let mark = new.attributes.mark().unwrap_or_else(new_name);
-        let (base, begun) = match self.ledger.lock().admit(&new.at, &new.condition, &mark)? {
-            Admitted::Known(etag) => return Ok(etag),
+        self.forget_removed(&new.at, &new.condition)?;
+        let admitted = self.ledger.lock().admit(&new.at, &new.condition, &mark)?;
+        let (base, begun) = match admitted {
+            Admitted::Known(etag) => {
+                self.confirm(&new.at, &mark)?;
+                return Ok(etag);
+            }
             Admitted::New(base, begun) => (base, begun),
         };
         let holders = if new.pieces.is_empty() { self.choose_holders(new.class)? } else { holders_of(&new.pieces) };
         let order = self.next_order();
         let manifest = Manifest {
             at: new.at,
+            record: new_name(),
             attributes: new.attributes.marked(&mark),
             mark,
             term: self.term,
@@ -177,14 +213,47 @@ impl Leader {
             former: Vec::new(),
             revision: 0,
         };
+        let _in_flight = self.note_in_flight(&manifest.record);
         let manifest = self.hold_everywhere(manifest, &inline)?;
         let etag = manifest.etag();
         let stats = &self.shared.stats.stage;
         stats.acknowledged_objects.add(1);
         stats.acknowledged_bytes.add(manifest.size);
-        self.ledger.lock().enter(manifest, Instant::now(), false);
+        let mut ledger = self.ledger.lock();
+        ledger.note_taken(&manifest.mark, &etag);
+        ledger.enter(manifest, Instant::now(), false);
+        drop(ledger);
         self.changed.notify_all();
         Ok(etag)
+    }
+
+    fn note_in_flight(&self, record: &str) -> InFlight<'_> {
+        self.ledger.lock().in_flight.insert(record.to_owned());
+        InFlight { leader: self, record: record.to_owned() }
+    }
+
+    /// An object that was uploaded may have been removed at the store since, when a writer finds no object there.
+    fn forget_removed(&self, at: &BucketKey, condition: &StoreBase) -> Answer<()> {
+        let is_saved = {
+            let ledger = self.ledger.lock();
+            !ledger.entries.contains_key(at) && matches!(ledger.find(at), KnownName::Saved(_))
+        };
+        if *condition == StoreBase::Absent && is_saved && self.shared.head_at_store(at)?.is_none() {
+            self.ledger.lock().forget_saved(at);
+        }
+        Ok(())
+    }
+
+    /// A writer asks again for an object that an earlier leader has taken: only two failure domains make that an acknowledged one.
+    fn confirm(self: &Arc<Self>, at: &BucketKey, mark: &str) -> Answer<()> {
+        let doubtful = {
+            let ledger = self.ledger.lock();
+            let entry = ledger.entries.get(at).filter(|entry| entry.manifest.mark == mark && !entry.is_confirmed());
+            entry.map(|entry| (entry.manifest.clone(), entry.missing.union(&entry.unheard).cloned().collect()))
+        };
+        let Some((manifest, lacking)) = doubtful else { return Ok(()) };
+        let lacking: BTreeSet<String> = lacking;
+        self.heal_locked(&manifest, &lacking)
     }
 
     fn next_order(&self) -> u64 {
@@ -211,12 +280,16 @@ impl Leader {
             if self.is_over() {
                 return Err(no_leader());
             }
-            let replaced = self.replace_holders(&manifest, &failed, !inline.is_empty());
+            let failed: BTreeSet<String> = failed.into_iter().collect();
+            let replaced = self.replace_holders(&manifest, &failed, &failed, !inline.is_empty());
+            // Those that failed may have the manifest.
+            manifest.former.extend(failed);
             let Ok(replaced) = replaced else {
                 self.withdraw(&manifest);
                 return Err(failure);
             };
-            manifest = replaced;
+            let former = std::mem::take(&mut manifest.former);
+            manifest = Manifest { former, revision: manifest.revision + 1, ..replaced };
         }
         self.withdraw(&manifest);
         let why = format!("no two nodes of different failure domains take '{}' now", manifest.at.key);
@@ -225,8 +298,50 @@ impl Leader {
 
     /// Has all nodes forget a manifest that did not count.
     fn withdraw(&self, manifest: &Manifest) {
-        self.ledger.lock().end(manifest);
+        self.ledger.lock().end(manifest, Phase::Withdrawn, []);
         self.changed.notify_all();
+    }
+
+    /// Has two failure domains know a phase: those that have the object, or others in the place of silent ones. Returns the nodes that know.
+    fn settle(self: &Arc<Self>, manifest: &Manifest, phase: Phase) -> Answer<BTreeSet<String>> {
+        let _in_flight = self.note_in_flight(&manifest.record);
+        let settled = Manifest { phase, revision: manifest.revision + 1, ..manifest.clone() };
+        let call = StageCall::Hold { term: self.term, manifest: Box::new(settled) };
+        let nodes: BTreeSet<String> = manifest.nodes().map(str::to_owned).collect();
+        let mut next: Vec<String> = nodes.into_iter().filter(|node| !self.nodes.is_silent(node)).collect();
+        let mut tried = BTreeSet::new();
+        let mut told = BTreeSet::new();
+        let settled = loop {
+            for (node, result) in self.call_all(&next, &call, &[]) {
+                tried.insert(node.clone());
+                if result.is_ok() {
+                    told.insert(node);
+                }
+            }
+            if self.is_over() {
+                break Err(no_leader());
+            }
+            match self.further_holder(&told, &tried, domains_of(manifest.class)) {
+                Ok(Some(node)) => next = vec![node],
+                Ok(None) => break Ok(()),
+                Err(failure) => break Err(failure),
+            }
+        };
+        let mut ledger = self.ledger.lock();
+        let entry = ledger.entries.get_mut(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
+        if let Some(entry) = entry {
+            let others: Vec<String> = tried.into_iter().filter(|node| !entry.manifest.is_at(node)).collect();
+            entry.manifest.former.extend(others);
+            entry.manifest.revision = entry.manifest.revision.max(manifest.revision + 1);
+        } else {
+            ledger.end(&Manifest { holders: tried.into_iter().collect(), ..manifest.clone() }, Phase::Done, []);
+        }
+        drop(ledger);
+        match settled {
+            // The upload is known to one node at least: no object is lost if that one is, for the store has the object.
+            Err(failure) if told.is_empty() || phase != Phase::Done || self.is_over() => Err(failure),
+            _ => Ok(told),
+        }
     }
 
     /// Sends a call to several nodes at once.
@@ -261,10 +376,16 @@ impl Leader {
     fn remove(self: &Arc<Self>, at: &BucketKey, condition: &StoreBase) -> Answer<StageReply> {
         let deadline = Instant::now() + CHANGE_TIME;
         let _lock = self.lock_name(at, deadline)?;
-        let mut ledger = self.ledger.lock();
+        let ledger = self.ledger.lock();
         let Some(entry) = ledger.entries.get(at) else {
             drop(ledger);
-            let condition = self.real_condition(at, condition)?;
+            let condition = self.real_condition(at, condition).map_err(|failure| {
+                // A removal that is sent again finds no object, as at the store.
+                match self.shared.head_at_store(at) {
+                    Ok(None) => RequestFailure::fatal(ErrorKind::NotFound, failure.error.message().to_owned()),
+                    _ => failure,
+                }
+            })?;
             self.ledger.lock().forget_saved(at);
             return Ok(StageReply::AskStore { condition, source: None });
         };
@@ -279,33 +400,49 @@ impl Leader {
         }
         let is_at_group_only =
             entry.manifest.base == StoreBase::Absent && entry.manifest.begun.is_empty() && !entry.begun;
-        if is_at_group_only || entry.manifest.class != StageClass::Staged {
-            ledger.remove(at);
-            drop(ledger);
-            self.changed.notify_all();
-            return Ok(StageReply::Done);
-        }
+        let is_at_group_only = is_at_group_only || entry.manifest.class != StageClass::Staged;
         let manifest = entry.manifest.clone();
         drop(ledger);
+        if is_at_group_only {
+            self.remove_at_group(&manifest).inspect_err(|_| {
+                self.ledger.lock().queue_at(Instant::now() + CHANGE_TIME, at);
+            })?;
+            return Ok(StageReply::Done);
+        }
         self.remove_at_store(manifest, deadline).inspect_err(|_| {
             self.ledger.lock().queue_at(Instant::now() + CHANGE_TIME, at);
         })?;
         Ok(StageReply::Done)
     }
 
+    /// Removes an object that the store does not have.
+    fn remove_at_group(self: &Arc<Self>, manifest: &Manifest) -> Answer<()> {
+        let settled = self.settle(manifest, Phase::Removing);
+        self.note_removing(manifest);
+        settled?;
+        // If no two domains are left for this, the next leader finds the removal.
+        let told = self.settle(manifest, Phase::Done).unwrap_or_default();
+        self.ledger.lock().remove(&manifest.at, &told);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// The removal goes on, whatever the answer: a node may know.
+    fn note_removing(&self, manifest: &Manifest) {
+        let mut ledger = self.ledger.lock();
+        let entry = ledger.entries.get_mut(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
+        if let Some(entry) = entry {
+            entry.manifest.phase = entry.manifest.phase.max(Phase::Removing);
+        }
+    }
+
     /// Removes an object that the store may have, in this content or an earlier one.
     fn remove_at_store(self: &Arc<Self>, manifest: Manifest, deadline: Instant) -> Answer<()> {
         let at = manifest.at.clone();
-        let marks = vec![manifest.mark.clone()];
-        let call = StageCall::SetPhases { term: self.term, marks, phase: Phase::Removing };
-        let told = self.call_all(&manifest.holders, &call, &[]);
-        if told.iter().filter(|(_, result)| result.is_ok()).count() == 0 {
-            return Err(no_leader());
-        }
+        let settled = self.settle(&manifest, Phase::Removing);
+        self.note_removing(&manifest);
+        settled?;
         let mut ledger = self.ledger.lock();
-        if let Some(entry) = ledger.entries.get_mut(&at) {
-            entry.manifest.phase = Phase::Removing;
-        }
         while ledger.uploading.contains_key(&at) {
             if self.changed.wait_until(&mut ledger, deadline).timed_out() {
                 let why = format!("the upload of '{}' has not ended yet", at.key);
@@ -332,7 +469,8 @@ impl Leader {
                 self.shared.at_store(&at.bucket, Duration::ZERO, delete)?;
             }
         }
-        self.ledger.lock().remove(&at);
+        let told = self.settle(&manifest, Phase::Done)?;
+        self.ledger.lock().remove(&at, &told);
         self.changed.notify_all();
         Ok(())
     }
@@ -360,15 +498,22 @@ impl Leader {
 
     /// Copies an object.
     fn copy(self: &Arc<Self>, copy: CopyCall) -> Answer<StageReply> {
-        let CopyCall { from, etag, to, attributes, condition } = copy;
+        let CopyCall { from, etag, to, attributes, mark, condition } = copy;
         let deadline = Instant::now() + CHANGE_TIME;
         let _lock = self.lock_name(&to, deadline)?;
         let source = self.ledger.lock().entries.get(&from).map(|entry| entry.manifest.clone());
         let source = source.filter(|manifest| manifest.phase == Phase::Waiting);
         let source = source.filter(|manifest| etag.as_ref().is_none_or(|etag| *etag == manifest.etag()));
         if let Some(source) = source {
-            let attributes = attributes.unwrap_or_else(|| source.attributes.marked(&new_name()));
-            return Ok(StageReply::Text(self.copy_staged(&source, &to, attributes, condition)?));
+            let attributes = attributes.unwrap_or_else(|| source.attributes.marked(&mark));
+            // The source may be uploaded meanwhile: the next attempt finds the object at the store.
+            let copied = self.copy_staged(&source, &to, attributes, condition).map_err(|failure| {
+                match failure.error.kind() {
+                    ErrorKind::Stale => failure,
+                    _ => RequestFailure::transient(ErrorKind::Unavailable, failure.error.message().to_owned()),
+                }
+            })?;
+            return Ok(StageReply::Text(copied));
         }
         let source = match &etag {
             Some(etag) if staged_mark(etag).is_some() => Some(self.real_version(&from, etag)?),
@@ -405,7 +550,9 @@ impl Leader {
         condition: StoreBase,
     ) -> Answer<String> {
         let mark = attributes.mark().unwrap_or_else(new_name);
-        if let Admitted::Known(etag) = self.ledger.lock().admit(to, &condition, &mark)? {
+        let admitted = self.ledger.lock().admit(to, &condition, &mark)?;
+        if let Admitted::Known(etag) = admitted {
+            self.confirm(to, &mark)?;
             return Ok(etag);
         }
         let inline = if source.pieces.is_empty() { self.shared.read_manifest(source)?.to_vec() } else { Vec::new() };

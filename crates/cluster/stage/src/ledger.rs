@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 /// Uploaded objects whose readers keep the version of the group.
 const SAVED_MAX: usize = 100_000;
+/// Marks of objects that were taken.
+const TAKEN_MAX: usize = 100_000;
 /// Names of an answer.
 const NAMES_MAX: usize = 2000;
 /// The upload of an object begins this long after the close: programs write a file and rename it.
@@ -30,14 +32,50 @@ pub struct Entry {
     pub error: Option<String>,
     /// Said to be late.
     pub is_overdue: bool,
+    /// Nodes of the manifest that do not have the object: they came back without, or never got it.
+    pub missing: BTreeSet<String>,
+    /// Nodes of the manifest that have given no answer since the begin of the term.
+    pub unheard: BTreeSet<String>,
+    /// Earlier objects of the name, which stay until this one is at two failure domains.
+    pub replaced: Vec<Manifest>,
 }
 
-/// An object that is done, whose holders are to forget it.
+impl Entry {
+    /// Whether all nodes of the manifest are known to have the object.
+    pub fn is_confirmed(&self) -> bool {
+        self.missing.is_empty() && self.unheard.is_empty()
+    }
+}
+
+/// A record that is done, which all nodes are to forget.
 pub struct DoneObject {
-    /// Nodes that have the manifest.
+    /// The name.
+    pub at: BucketKey,
+    /// The place among all changes.
+    pub place: (u64, u64),
+    /// `Done` or `Withdrawn`.
+    pub phase: Phase,
+    /// Nodes that may have the manifest.
     pub holders: BTreeSet<String>,
     /// Nodes that know that the object is done.
     pub told: BTreeSet<String>,
+}
+
+impl DoneObject {
+    fn is_told(&self) -> bool {
+        self.told.is_superset(&self.holders)
+    }
+
+    fn replaces(&self, at: &BucketKey, place: (u64, u64)) -> bool {
+        self.phase == Phase::Done && self.at == *at && self.place > place
+    }
+}
+
+/// An upload under way.
+pub struct UploadJob {
+    record: String,
+    /// Another object has the name since: this one ends with the upload.
+    replaced: Option<Manifest>,
 }
 
 /// What a writer's condition means for a new object.
@@ -59,13 +97,18 @@ pub struct Ledger {
     saved_order: VecDeque<(BucketKey, String)>,
     /// Names that a change is made to.
     pub locked: HashSet<BucketKey>,
-    /// By name: the mark of the content that is being uploaded.
-    pub uploading: HashMap<BucketKey, String>,
+    /// By name: what is being uploaded.
+    pub uploading: HashMap<BucketKey, UploadJob>,
     /// Objects by the time of their next upload.
     queue: BTreeMap<(Instant, u64), BucketKey>,
     queued: u64,
-    /// By mark.
+    /// By record.
     pub done: HashMap<String, DoneObject>,
+    /// Records that nodes are about to get.
+    pub in_flight: HashSet<String>,
+    /// Marks of objects that were taken, by the time: a call that comes once more, and late, is not executed again.
+    taken: HashMap<String, String>,
+    taken_order: VecDeque<String>,
 }
 
 impl Ledger {
@@ -74,6 +117,9 @@ impl Ledger {
     /// # Errors
     /// `Stale` if the condition does not hold.
     pub fn admit(&self, at: &BucketKey, condition: &StoreBase, mark: &str) -> Answer<Admitted> {
+        if let Some(etag) = self.taken.get(mark) {
+            return Ok(Admitted::Known(etag.clone()));
+        }
         let Some(entry) = self.entries.get(at) else { return self.admit_at_store(at, condition, mark) };
         let manifest = &entry.manifest;
         if manifest.mark == mark {
@@ -105,6 +151,7 @@ impl Ledger {
             StoreBase::Version(etag) if *etag == saved.etag => {
                 Ok(Admitted::New(StoreBase::Version(saved.real.clone()), Vec::new()))
             }
+            StoreBase::Version(etag) if crate::manifest::staged_mark(etag).is_some() => Err(stale(at)),
             other => Ok(Admitted::New(other.clone(), Vec::new())),
         }
     }
@@ -116,28 +163,99 @@ impl Ledger {
         if manifest.class == StageClass::Staged {
             self.queue_at(closed + UPLOAD_LINGER, &at);
         }
-        let entry = Entry { manifest, closed, begun, failures: 0, error: None, is_overdue: false };
-        let before = self.entries.insert(at.clone(), entry);
-        if let Some(before) = before
-            && self.uploading.get(&at) != Some(&before.manifest.mark)
-        {
-            self.end(&before.manifest);
+        let entry = Entry {
+            manifest,
+            closed,
+            begun,
+            failures: 0,
+            error: None,
+            is_overdue: false,
+            missing: BTreeSet::new(),
+            unheard: BTreeSet::new(),
+            replaced: Vec::new(),
+        };
+        let Some(before) = self.entries.insert(at.clone(), entry) else { return };
+        before.replaced.iter().for_each(|replaced| self.end(replaced, Phase::Done, []));
+        match self.uploading.get_mut(&at).filter(|job| job.record == before.manifest.record) {
+            Some(job) => job.replaced = Some(before.manifest),
+            None => self.end(&before.manifest, Phase::Done, []),
+        }
+    }
+
+    /// Earlier objects of the name are done, if two failure domains have the newest.
+    pub fn end_replaced(&mut self, at: &BucketKey) {
+        let Some(entry) = self.entries.get_mut(at).filter(|entry| entry.is_confirmed()) else { return };
+        let replaced = std::mem::take(&mut entry.replaced);
+        replaced.iter().for_each(|replaced| self.end(replaced, Phase::Done, []));
+    }
+
+    /// Notes the mark of an object that was taken.
+    pub fn note_taken(&mut self, mark: &str, etag: &str) {
+        if self.taken.insert(mark.to_owned(), etag.to_owned()).is_none() {
+            self.taken_order.push_back(mark.to_owned());
+        }
+        while self.taken_order.len() > TAKEN_MAX {
+            let Some(oldest) = self.taken_order.pop_front() else { break };
+            self.taken.remove(&oldest);
         }
     }
 
     /// Takes an object that a node has brought back, unless a later one has the name.
-    pub fn adopt(&mut self, manifest: Manifest) {
-        match self.entries.get(&manifest.at) {
-            Some(entry) if entry.manifest.place() > manifest.place() => self.end(&manifest),
-            _ => self.enter(manifest, Instant::now(), true),
+    pub fn adopt(&mut self, mut manifest: Manifest, node: &str) {
+        let is_replaced = |at: &BucketKey, place| self.done.values().any(|done| done.replaces(at, place));
+        let is_old = is_replaced(&manifest.at, manifest.place());
+        if !manifest.is_at(node) {
+            manifest.former.push(node.to_owned());
+        }
+        let at = manifest.at.clone();
+        let before = self.entries.get(&at).map(|entry| entry.manifest.clone());
+        match before {
+            Some(before) if before.place() > manifest.place() => return self.end(&manifest, Phase::Done, []),
+            None if is_old => return self.end(&manifest, Phase::Done, []),
+            Some(before) => {
+                manifest.begun.extend(before.begun);
+                manifest.begun.push(before.mark);
+            }
+            None => {}
+        }
+        let lacking = manifest.nodes().filter(|holder| *holder != node).map(str::to_owned).collect();
+        self.enter(manifest, Instant::now(), true);
+        if let Some(entry) = self.entries.get_mut(&at) {
+            entry.unheard = lacking;
         }
     }
 
-    /// All holders of this object are to forget it.
-    pub fn end(&mut self, manifest: &Manifest) {
+    /// All nodes that may have this record are to forget it; these know already that the record is done.
+    pub fn end<'a>(&mut self, manifest: &Manifest, phase: Phase, told: impl IntoIterator<Item = &'a String>) {
         let former = manifest.former.iter().map(String::as_str);
-        let holders = manifest.nodes().chain(former).map(str::to_owned).collect();
-        self.done.insert(manifest.mark.clone(), DoneObject { holders, told: BTreeSet::new() });
+        let nodes = manifest.nodes().chain(former).map(str::to_owned);
+        let done = self.done.entry(manifest.record.clone()).or_insert_with(|| DoneObject {
+            at: manifest.at.clone(),
+            place: manifest.place(),
+            phase,
+            holders: BTreeSet::new(),
+            told: BTreeSet::new(),
+        });
+        done.holders.extend(nodes);
+        for node in told {
+            done.holders.insert(node.clone());
+            done.told.insert(node.clone());
+        }
+    }
+
+    /// Whether the records that are done can be forgotten: an earlier record of the same name, at a node that does not know the end
+    /// yet, would be the newest otherwise.
+    pub fn forgettable(&self) -> HashSet<String> {
+        let mut untold: HashMap<&BucketKey, (u64, u64)> = HashMap::new();
+        for done in self.done.values().filter(|done| !done.is_told()) {
+            let first = untold.entry(&done.at).or_insert(done.place);
+            *first = done.place.min(*first);
+        }
+        let ended = self
+            .done
+            .iter()
+            .filter(|(_, done)| done.is_told() && untold.get(&done.at).is_none_or(|first| *first > done.place));
+        ended.map(|(record, _)| record.clone()).collect()
     }
 
     /// Puts an object in the queue for uploads.
@@ -162,24 +280,24 @@ impl Ledger {
             }
             if entry.manifest.phase == Phase::Waiting {
                 entry.begun = true;
-                self.uploading.insert(at, entry.manifest.mark.clone());
+                self.uploading.insert(at, UploadJob { record: entry.manifest.record.clone(), replaced: None });
             }
             return Ok(entry.manifest.clone());
         }
     }
 
-    /// An upload has ended with this etag of the store. Whether the object was still the newest of the name.
-    pub fn note_saved(&mut self, manifest: &Manifest, real: &str, now: Instant) -> bool {
+    /// An upload has ended with this etag of the store, and these nodes know. Whether the object was still the newest of the name.
+    pub fn note_saved(&mut self, manifest: &Manifest, real: &str, told: &BTreeSet<String>, now: Instant) -> bool {
         let at = &manifest.at;
-        self.uploading.remove(at);
-        self.end(manifest);
-        let is_newest = self.entries.get(at).is_some_and(|entry| entry.manifest.mark == manifest.mark);
+        let job = self.uploading.remove(at);
+        self.end(job.and_then(|job| job.replaced).as_ref().unwrap_or(manifest), Phase::Done, told);
+        let is_newest = self.entries.get(at).is_some_and(|entry| entry.manifest.record == manifest.record);
         if !is_newest {
             self.queue_at(now, at);
             return false;
         }
         if self.entries.get(at).is_some_and(|entry| entry.manifest.phase == Phase::Waiting) {
-            self.entries.remove(at);
+            self.remove(at, []);
             let saved = SavedName { real: real.to_owned(), etag: manifest.etag(), closed_s: manifest.closed_s };
             self.saved_order.push_back((at.clone(), saved.etag.clone()));
             self.saved.insert(at.clone(), saved);
@@ -196,10 +314,12 @@ impl Ledger {
     /// An upload has failed.
     pub fn note_failed(&mut self, manifest: &Manifest, why: &str, now: Instant) {
         let at = &manifest.at;
-        self.uploading.remove(at);
-        let Some(entry) = self.entries.get_mut(at) else { return self.end(manifest) };
-        if entry.manifest.mark != manifest.mark {
-            self.end(manifest);
+        let job = self.uploading.remove(at);
+        let ended = job.and_then(|job| job.replaced);
+        let ended = ended.as_ref().unwrap_or(manifest);
+        let Some(entry) = self.entries.get_mut(at) else { return self.end(ended, Phase::Done, []) };
+        if entry.manifest.record != manifest.record {
+            self.end(ended, Phase::Done, []);
             return self.queue_at(now, at);
         }
         entry.failures += 1;
@@ -208,10 +328,11 @@ impl Ledger {
         self.queue_at(now + pause, at);
     }
 
-    /// Forgets a name that is being removed, or that scratch data had.
-    pub fn remove(&mut self, at: &BucketKey) {
+    /// Forgets a name that was removed, or that scratch data had; these nodes know already.
+    pub fn remove<'a>(&mut self, at: &BucketKey, told: impl IntoIterator<Item = &'a String>) {
         if let Some(entry) = self.entries.remove(at) {
-            self.end(&entry.manifest);
+            entry.replaced.iter().for_each(|replaced| self.end(replaced, Phase::Done, []));
+            self.end(&entry.manifest, Phase::Done, told);
         }
     }
 
@@ -227,10 +348,20 @@ impl Ledger {
     pub fn find_below(&self, prefix: &BucketKey, after: &str, is_folded: bool) -> NamesBelow {
         let mut names = BTreeMap::new();
         let saved = names_below(&self.saved, prefix, after, is_folded, |saved| KnownName::Saved(saved.clone()));
+        let entries = names_below(&self.entries, prefix, after, is_folded, listed_entry);
+        // A table that goes on has all names up to the last one only.
+        let cut = |names: &[(String, KnownName)]| (names.len() > NAMES_MAX).then(|| names[NAMES_MAX - 1].0.clone());
+        let until = cut(&saved).into_iter().chain(cut(&entries)).min();
         // The store lists the folders of its objects.
-        names.extend(saved.into_iter().filter(|(_, known)| !matches!(known, KnownName::Folder)));
-        names.extend(names_below(&self.entries, prefix, after, is_folded, listed_entry));
-        let has_more = names.len() > NAMES_MAX;
+        names.extend(saved.into_iter().map(|(name, known)| match known {
+            KnownName::Folder => (name, KnownName::Unknown),
+            _ => (name, known),
+        }));
+        names.extend(entries);
+        if let Some(until) = &until {
+            names.retain(|name, _| name <= until);
+        }
+        let has_more = until.is_some() || names.len() > NAMES_MAX;
         let object = prefix.key.strip_suffix('/').map(|key| BucketKey::new(&prefix.bucket, key));
         let entry = object.and_then(|object| self.entries.get(&object));
         let is_object = entry.is_some_and(|entry| entry.manifest.phase == Phase::Waiting);
@@ -282,14 +413,14 @@ fn listed_entry(entry: &Entry) -> KnownName {
             let manifest = Manifest { pieces, attributes, begun: Vec::new(), ..entry.manifest.clone() };
             KnownName::Object(Box::new(manifest))
         }
-        Phase::Removing | Phase::Done => KnownName::Removing,
+        Phase::Removing | Phase::Done | Phase::Withdrawn => KnownName::Removing,
     }
 }
 
 fn known_entry(entry: &Entry) -> KnownName {
     match entry.manifest.phase {
         Phase::Waiting => KnownName::Object(Box::new(entry.manifest.clone())),
-        Phase::Removing | Phase::Done => KnownName::Removing,
+        Phase::Removing | Phase::Done | Phase::Withdrawn => KnownName::Removing,
     }
 }
 

@@ -143,6 +143,8 @@ pub enum Phase {
     Removing,
     /// The store has the object, or something has replaced or removed it.
     Done,
+    /// Never counted: two domains did not take it. The writer may have sent the object again since, as another record.
+    Withdrawn,
 }
 
 /// A staged object, as its holders keep it.
@@ -150,6 +152,8 @@ pub enum Phase {
 pub struct Manifest {
     /// Its name.
     pub at: BucketKey,
+    /// Identifies what the holders keep: an object that is sent again after a failure is another record.
+    pub record: String,
     /// Identifies this content; also in the attributes.
     pub mark: String,
     /// The term of the leader that has taken it.
@@ -174,9 +178,9 @@ pub struct Manifest {
     pub closed_s: u64,
     /// The nodes that have this manifest.
     pub holders: Vec<String>,
-    /// Nodes that had the object and were lost: if they come back, they forget the object.
+    /// Nodes that had the object or may have got it, and were lost: if they come back, they forget the object.
     pub former: Vec<String>,
-    /// Counts the changes of the holders.
+    /// Counts the changes of the holders and of the phase: the manifest with the highest is the newest.
     pub revision: u32,
 }
 
@@ -189,6 +193,11 @@ impl Manifest {
     /// Which of two changes is later.
     pub fn place(&self) -> (u64, u64) {
         (self.term, self.order)
+    }
+
+    /// Whether the object waits for the upload or for the removal.
+    pub fn is_live(&self) -> bool {
+        self.phase < Phase::Done
     }
 
     /// Whether a node is to have the object.

@@ -34,8 +34,10 @@ pub struct CopyCall {
     pub etag: Option<String>,
     /// The new name.
     pub to: BucketKey,
-    /// Other attributes.
+    /// Other attributes, with a mark.
     pub attributes: Option<KeptAttributes>,
+    /// The mark of the copy if the attributes stay.
+    pub mark: String,
     /// What the writer requires of the new name.
     pub condition: StoreBase,
 }
@@ -83,9 +85,9 @@ pub enum StageCall {
         /// The leader's name.
         leader: String,
     },
-    /// To any node: what the node keeps, by mark.
+    /// To any node: what the node keeps, by record.
     ListKept {
-        /// Marks up to this one are known.
+        /// Records up to this one are known.
         after: String,
     },
     /// To any node: space and place of the node.
@@ -131,15 +133,15 @@ pub enum StageCall {
     },
     /// To a holder: the bytes of a small object.
     ReadInline {
-        /// The mark.
-        mark: String,
+        /// The record.
+        record: String,
     },
     /// To a holder: the phases of objects have changed.
     SetPhases {
         /// The leader's term.
         term: u64,
-        /// Marks.
-        marks: Vec<String>,
+        /// The records.
+        records: Vec<String>,
         /// The phase of all of them.
         phase: Phase,
     },
@@ -147,8 +149,8 @@ pub enum StageCall {
     Forget {
         /// The leader's term.
         term: u64,
-        /// Marks.
-        marks: Vec<String>,
+        /// The records.
+        records: Vec<String>,
     },
     /// To any node: removes the parts of an upload that was given up.
     DropUpload(String),
@@ -175,6 +177,11 @@ pub enum StageCall {
 }
 
 impl StageCall {
+    /// Whether the leader changes something.
+    pub fn is_change(&self) -> bool {
+        matches!(self, StageCall::Commit(_) | StageCall::Copy(_) | StageCall::Remove { .. })
+    }
+
     /// Whether the leader alone answers.
     pub fn is_for_leader(&self) -> bool {
         matches!(
@@ -248,6 +255,8 @@ pub struct NodeFacts {
     pub size: u64,
     /// See above.
     pub used: u64,
+    /// Identifies the process: another one may have other disks.
+    pub process: u64,
 }
 
 /// An answer.
@@ -270,7 +279,7 @@ pub enum StageReply {
     },
     /// To `ListUnsaved`: the oldest, and the number of all.
     Unsaved(Vec<UnsavedObject>, u64),
-    /// To `ListKept`: manifests by mark, and whether there are more.
+    /// To `ListKept`: manifests by record, and whether there are more.
     Kept(Vec<Manifest>, bool),
     /// To `Fence` and `Describe`.
     Facts(NodeFacts),

@@ -16,7 +16,7 @@ use crate::message::{Answer, Located, Reply, StageCall, StageReply, unexpected};
 use crate::peers::{PeerFailure, StagePeers, TermFacts, TermRecord, decode_call, no_leader, reply_of, succeeded};
 use crate::shared::{OpenStore, StageShared};
 use parking_lot::{Condvar, Mutex, RwLock};
-use spurline_object_store::RequestFailure;
+use spurline_object_store::{RequestFailure, RetryHint};
 use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use std::collections::BTreeSet;
@@ -180,6 +180,10 @@ impl StageService {
             self.note_leader(*term, leader);
         }
         let leader = self.leader.read().clone();
+        if let (Some(leader), StageCall::Describe { term, .. } | StageCall::Fence { term, .. }) = (&leader, &call) {
+            // From the answer on, the new leader may answer otherwise.
+            leader.step_down_before(*term);
+        }
         match leader {
             Some(leader) => leader.serve_any(call, bytes),
             None => reply_of(self.shared.serve(call, &bytes)),
@@ -196,16 +200,14 @@ impl StageService {
         }
     }
 
-    /// Whether objects of this group may be staged. Without a word of the registry, the node's own disks tell; a leader tells within a
-    /// second.
+    /// Whether objects of this group may be staged.
     ///
     /// # Errors
-    /// While a leader is needed and not known.
+    /// Before the first word of the registry or of a leader: the store alone may lack what is staged.
     pub fn is_in_use(&self) -> Answer<bool> {
         match self.known.read().as_ref() {
             Some(known) => Ok(known.term > 0),
-            None if self.shared.holder.as_ref().is_some_and(|holder| holder.term() > 0) => Err(no_leader()),
-            None => Ok(false),
+            None => Err(no_leader()),
         }
     }
 
@@ -215,13 +217,28 @@ impl StageService {
     /// The call's.
     pub fn ask_leader(&self, call: &StageCall, bytes: &[u8]) -> Answer<Reply> {
         let deadline = Instant::now() + LEADER_TIME;
+        let mut maybe_executed = false;
         loop {
             let failure = match self.try_leader(call, bytes) {
                 Ok(reply) => match reply.reply {
                     StageReply::NotLeader(_) => no_leader(),
-                    _ => return succeeded(reply),
+                    _ => match succeeded(reply) {
+                        Err(failure) if failure.advice != RetryHint::Never => {
+                            maybe_executed = true;
+                            failure
+                        }
+                        // The caller is to know that an earlier attempt may have had success.
+                        Err(failure) if maybe_executed && call.is_change() => {
+                            let why = format!("an earlier answer was lost, and now: {}", failure.error.message());
+                            return Err(RequestFailure::transient(ErrorKind::Unavailable, why));
+                        }
+                        answer => return answer,
+                    },
                 },
-                Err(failure) => failure,
+                Err(failure) => {
+                    maybe_executed = true;
+                    failure
+                }
             };
             if Instant::now() >= deadline || self.is_stopping.load(Ordering::Acquire) {
                 return Err(failure);
@@ -391,6 +408,8 @@ impl StageService {
         }
         let ending = Arc::clone(&leader);
         started = started.and_then(|()| start_thread("stage-ends", move || ending.run_ends()));
+        let healing = Arc::clone(&leader);
+        started = started.and_then(|()| start_thread("stage-heals", move || healing.run_heals()));
         if let Err(error) = started {
             leader.step_down(error.message());
         }

@@ -80,7 +80,7 @@ impl StageShared {
         };
         let mut all: Vec<Manifest> = Vec::new();
         loop {
-            let after = all.last().map_or_else(String::new, |manifest| manifest.mark.clone());
+            let after = all.last().map_or_else(String::new, |manifest| manifest.record.clone());
             match self.ask(node, &StageCall::ListKept { after }, &[], CALL_TIME)?.reply {
                 StageReply::Kept(some, has_more) => {
                     let is_empty = some.is_empty();
@@ -119,7 +119,9 @@ impl StageShared {
             StageCall::ListKept { after } => Ok(self.holder()?.list_kept(&after)),
             StageCall::Describe { term, .. } => {
                 let Some(holder) = &self.holder else {
-                    return Ok(StageReply::Facts(NodeFacts { domain: String::new(), size: 0, used: 0 }).into());
+                    return Ok(
+                        StageReply::Facts(NodeFacts { domain: String::new(), size: 0, used: 0, process: 0 }).into()
+                    );
                 };
                 if term < holder.term() {
                     return Ok(StageReply::OldTerm(holder.term()).into());
@@ -133,9 +135,9 @@ impl StageShared {
             StageCall::LinkParts(names) => self.holder()?.link_parts(&names),
             StageCall::SendPart { part, to } => self.send_part(&part, &to),
             StageCall::Hold { term, manifest } => self.holder()?.hold(term, *manifest, bytes),
-            StageCall::ReadInline { mark } => self.holder()?.read_inline(&mark),
-            StageCall::SetPhases { term, marks, phase } => self.holder()?.set_phases(term, &marks, phase),
-            StageCall::Forget { term, marks } => self.holder()?.forget(term, &marks),
+            StageCall::ReadInline { record } => self.holder()?.read_inline(&record),
+            StageCall::SetPhases { term, records, phase } => self.holder()?.set_phases(term, &records, phase),
+            StageCall::Forget { term, records } => self.holder()?.forget(term, &records),
             StageCall::DropUpload(upload) => self.holder()?.drop_upload(&upload),
             StageCall::PutAtStore { manifest, condition, key } => self.put_at_store(&manifest, &condition, &key),
             StageCall::UploadAtStore { at, upload, number, piece } => {
@@ -214,7 +216,7 @@ impl StageShared {
         if manifest.size == 0 {
             return Ok(Bytes::new());
         }
-        let call = StageCall::ReadInline { mark: manifest.mark.clone() };
+        let call = StageCall::ReadInline { record: manifest.record.clone() };
         let read = self.first_holder(&manifest.holders, |node| {
             let Reply { bytes, .. } = self.ask(node, &call, &[], CALL_TIME)?;
             if bytes.len() as u64 != manifest.size {
@@ -272,8 +274,9 @@ impl StageShared {
         }
         let failure = last
             .unwrap_or_else(|| RequestFailure::transient(ErrorKind::Unavailable, "no node has the bytes".to_owned()));
-        // The leader may know other holders, or the store may have the object by now.
-        Err(RequestFailure::transient(failure.error.kind(), failure.error.message().to_owned()))
+        // The leader may know other holders, or the store may have the object by now. No kind of the store's answers: an upload would
+        // take `NotFound` for one.
+        Err(RequestFailure::transient(ErrorKind::Unavailable, failure.error.message().to_owned()))
     }
 
     /// Writes a part at a node.
@@ -283,6 +286,10 @@ impl StageShared {
     pub fn write_part(self: &Arc<Self>, node: &str, part: &str, pieces: &[Bytes]) -> Answer<()> {
         let total: usize = pieces.iter().map(Bytes::len).sum();
         let mut offset = 0;
+        if total == 0 {
+            let call = StageCall::AppendPart { part: part.to_owned(), offset: 0, is_last: true };
+            self.ask(node, &call, &[], 4 * CALL_TIME)?;
+        }
         for piece in pieces {
             for frame in piece.chunks(self.peers.frame_len()) {
                 let is_last = offset + frame.len() == total;
@@ -299,6 +306,9 @@ impl StageShared {
         let holder = self.holder()?;
         let len = holder.part_len(part)?;
         let mut offset = 0;
+        if len == 0 {
+            return self.write_part(to, part, &[]).map(|()| StageReply::Done.into());
+        }
         while offset < len {
             let Reply { bytes, .. } =
                 holder.read_part(part, offset, (len - offset).min(self.peers.frame_len() as u64))?;

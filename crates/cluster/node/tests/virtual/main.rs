@@ -6,6 +6,7 @@
 #[path = "../cluster/sim.rs"]
 mod sim;
 
+mod dice;
 mod registry;
 mod script;
 mod world;

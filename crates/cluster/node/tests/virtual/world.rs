@@ -1,6 +1,7 @@
 //! The cluster under the scripts: nodes that announce themselves, mounts that follow, readers that compare every byte
 //! and record the longest wait.
 
+pub use crate::dice::Dice;
 use crate::registry::SimRegistry;
 use crate::sim::{BLOCK, Cluster, Mount, Waits};
 use parking_lot::Mutex;
@@ -10,22 +11,6 @@ use spurline_types::{Member, ObjectRef, Stats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-/// xorshift64.
-pub struct Dice(u64);
-
-impl Dice {
-    pub fn new(seed: u64) -> Self {
-        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub fn below(&mut self, below: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        ((self.0 >> 8) % below as u64) as usize
-    }
-}
 
 /// Result of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,8 +1,9 @@
 //! The nodes that may keep staged objects, as the leader knows them: where copies go, what a lost node had, and whether this leader still
 //! is the leader.
 
-use super::{DOMAINS, Leader, VALID_TIME, holders_of};
-use crate::manifest::{Manifest, Phase, StageClass};
+use super::recovery::missing_domains;
+use super::{DOMAINS, Leader, VALID_TIME, domains_of, holders_of};
+use crate::manifest::{BucketKey, Manifest, Phase, StageClass};
 use crate::message::{Answer, NodeFacts, Reply, StageCall, StageReply};
 use crate::peers::TermFacts;
 use crate::shared::CALL_TIME;
@@ -11,14 +12,15 @@ use spurline_object_store::RequestFailure;
 use spurline_types::ErrorKind;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// A node that gives no answer for this long is lost: others get copies of what it had.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 /// A node that gives no answer for this long does not come back.
 const GONE_AFTER: Duration = Duration::from_secs(24 * 3600);
-/// Objects that are copied before the nodes are looked at again.
-const HEALED_AT_ONCE: usize = 64;
+/// How often objects are looked for that lack a copy.
+const HEAL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A node.
 #[derive(Debug, Clone)]
@@ -28,6 +30,8 @@ pub struct StageNode {
     pub heard: Instant,
     /// No answer to the last call.
     pub is_silent: bool,
+    /// The leader knows what the node keeps.
+    pub has_told: bool,
 }
 
 impl StageNode {
@@ -48,13 +52,13 @@ impl NodeTable {
     /// Notes an answer; a node that was not known is added.
     pub fn note(&self, node: &str, facts: NodeFacts) {
         let heard = Instant::now();
-        self.0.lock().insert(node.to_owned(), StageNode { facts, heard, is_silent: false });
+        self.0.lock().insert(node.to_owned(), StageNode { facts, heard, is_silent: false, has_told: true });
     }
 
     /// Notes a node that gives no answer.
     pub fn note_absent(&self, node: &str, domain: &str) {
-        let facts = NodeFacts { domain: domain.to_owned(), size: 0, used: 0 };
-        let node_facts = StageNode { facts, heard: Instant::now(), is_silent: true };
+        let facts = NodeFacts { domain: domain.to_owned(), size: 0, used: 0, process: 0 };
+        let node_facts = StageNode { facts, heard: Instant::now(), is_silent: true, has_told: false };
         self.0.lock().insert(node.to_owned(), node_facts);
     }
 
@@ -91,6 +95,16 @@ impl NodeTable {
         let most = fitting.max_by_key(|(_, node)| node.facts.size.saturating_sub(node.facts.used));
         most.map(|(name, _)| name.clone())
     }
+
+    /// Whether a node gave no answer to the last call, and may come back.
+    pub fn is_silent(&self, node: &str) -> bool {
+        self.0.lock().get(node).is_some_and(|known| known.is_silent)
+    }
+
+    /// Whether a node has told in this term what it keeps.
+    fn has_told(&self, node: &str) -> bool {
+        self.0.lock().get(node).is_some_and(|known| known.has_told)
+    }
 }
 
 fn too_few_domains() -> RequestFailure {
@@ -102,7 +116,7 @@ fn too_few_domains() -> RequestFailure {
 impl Leader {
     /// The nodes for a small object: this one, and one of another domain.
     pub(super) fn choose_holders(&self, class: StageClass) -> Answer<Vec<String>> {
-        let wanted = if class == StageClass::Staged { DOMAINS } else { 1 };
+        let wanted = domains_of(class);
         let table = self.nodes.all();
         let mut holders = Vec::new();
         let mut domains = BTreeSet::new();
@@ -119,19 +133,19 @@ impl Leader {
         Ok(holders)
     }
 
-    /// The manifest with other nodes in the place of `lost`, which get copies of the parts. `has_bytes`: the caller has the
+    /// The manifest with other nodes in the place of `avoided`, which get copies of the parts; none of these is `refused`. `has_bytes`: the caller has the
     /// bytes of a small object at hand.
     pub(super) fn replace_holders(
         self: &Arc<Self>,
         manifest: &Manifest,
-        lost: &[String],
+        avoided: &BTreeSet<String>,
+        refused: &BTreeSet<String>,
         has_bytes: bool,
     ) -> Answer<Manifest> {
-        let wanted = if manifest.class == StageClass::Staged { DOMAINS } else { 1 };
-        let avoided: BTreeSet<String> = lost.iter().cloned().collect();
+        let wanted = domains_of(manifest.class);
         let mut replaced = manifest.clone();
         if manifest.pieces.is_empty() {
-            replaced.holders = self.complete_holders(&manifest.holders, &avoided, wanted)?;
+            replaced.holders = self.complete_holders(&manifest.holders, avoided, refused, wanted)?;
             let is_orphaned = !has_bytes && manifest.size > 0;
             if is_orphaned && manifest.holders.iter().all(|holder| avoided.contains(holder)) {
                 return Err(RequestFailure::fatal(ErrorKind::Io(5), format!("no node has '{}'", manifest.at.key)));
@@ -140,14 +154,12 @@ impl Leader {
         }
         for slice in replaced.pieces.iter_mut().flat_map(|piece| &mut piece.slices) {
             let alive: Vec<String> = slice.holders.iter().filter(|node| !avoided.contains(*node)).cloned().collect();
-            let Some(source) = alive.first().cloned() else {
+            if alive.is_empty() {
                 return Err(RequestFailure::fatal(ErrorKind::Io(5), format!("no node has '{}'", manifest.at.key)));
-            };
-            let completed = self.complete_holders(&slice.holders, &avoided, wanted)?;
+            }
+            let completed = self.complete_holders(&slice.holders, avoided, refused, wanted)?;
             for node in completed.iter().filter(|node| !alive.contains(node)) {
-                let call = StageCall::SendPart { part: slice.part.clone(), to: node.clone() };
-                let reply = self.shared.call(&source, &call, &[], 12 * CALL_TIME)?;
-                crate::peers::succeeded(reply)?;
+                self.copy_part(&alive, &slice.part, node)?;
             }
             slice.holders = completed;
         }
@@ -155,12 +167,45 @@ impl Leader {
         Ok(replaced)
     }
 
+    /// Has the first of these nodes that can send a part to another.
+    fn copy_part(self: &Arc<Self>, sources: &[String], part: &str, to: &str) -> Answer<()> {
+        let mut last = too_few_domains();
+        for source in sources {
+            let call = StageCall::SendPart { part: part.to_owned(), to: to.to_owned() };
+            match self.shared.ask(source, &call, &[], 12 * CALL_TIME) {
+                Ok(_) => return Ok(()),
+                Err(failure) => last = failure,
+            }
+        }
+        Err(last)
+    }
+
+    /// A further node to know what these know, if they are of too few domains.
+    pub(super) fn further_holder(
+        &self,
+        told: &BTreeSet<String>,
+        tried: &BTreeSet<String>,
+        wanted: usize,
+    ) -> Answer<Option<String>> {
+        let domains: BTreeSet<String> = told.iter().filter_map(|node| self.nodes.domain_of(node)).collect();
+        if domains.len() >= wanted {
+            return Ok(None);
+        }
+        self.nodes.pick(&domains, tried).map(Some).ok_or_else(too_few_domains)
+    }
+
     /// These nodes without the lost ones, and others, until there are enough domains.
-    fn complete_holders(&self, holders: &[String], lost: &BTreeSet<String>, wanted: usize) -> Answer<Vec<String>> {
+    fn complete_holders(
+        &self,
+        holders: &[String],
+        lost: &BTreeSet<String>,
+        refused: &BTreeSet<String>,
+        wanted: usize,
+    ) -> Answer<Vec<String>> {
         let mut alive: Vec<String> = holders.iter().filter(|node| !lost.contains(*node)).cloned().collect();
         let mut domains: BTreeSet<String> = alive.iter().filter_map(|node| self.nodes.domain_of(node)).collect();
         while domains.len() < wanted {
-            let Some(node) = self.nodes.pick(&domains, lost) else { return Err(too_few_domains()) };
+            let Some(node) = self.nodes.pick(&domains, refused) else { return Err(too_few_domains()) };
             domains.extend(self.nodes.domain_of(&node));
             alive.push(node);
         }
@@ -193,7 +238,9 @@ impl Leader {
         for (node, result) in self.call_all(&nodes, &call, &[]) {
             match result {
                 Ok(Reply { reply: StageReply::Facts(facts), .. }) => match table.get(&node) {
-                    Some(known) if !known.is_silent => self.nodes.note(&node, facts),
+                    Some(known) if !known.is_silent && known.facts.process == facts.process => {
+                        self.nodes.note(&node, facts);
+                    }
                     _ if facts.size > 0 => fresh.push((node, facts)),
                     _ => {}
                 },
@@ -210,17 +257,32 @@ impl Leader {
         if all_answered {
             *self.valid_until.lock() = started + VALID_TIME;
         }
-        let known = record.ok().map(|(version, facts)| self.change_nodes(version, facts, &fresh));
-        self.heal();
+        let known = match record {
+            Ok((version, facts)) => Some(self.change_nodes(Some(version), facts, &fresh)),
+            Err(_) => {
+                let facts = self.facts.lock().clone();
+                self.change_nodes(None, facts, &fresh);
+                None
+            }
+        };
         self.set_gauges();
         known
     }
 
-    /// Takes nodes that are new or back, and gives up those that are gone.
-    fn change_nodes(self: &Arc<Self>, version: u64, facts: TermFacts, fresh: &[(String, NodeFacts)]) -> TermFacts {
+    /// Takes nodes that are new or back, and gives up those that are gone. Without the registry (no `version`), only nodes are taken whose
+    /// record stays as it is.
+    fn change_nodes(
+        self: &Arc<Self>,
+        version: Option<u64>,
+        facts: TermFacts,
+        fresh: &[(String, NodeFacts)],
+    ) -> TermFacts {
         let mut changed = facts.clone();
         let mut welcomed = Vec::new();
         for (node, node_facts) in fresh {
+            if version.is_none() && !is_recorded(&facts, node, node_facts) {
+                continue;
+            }
             match self.welcome(node) {
                 Ok(()) => welcomed.push((node, node_facts)),
                 Err(failure) => {
@@ -234,21 +296,39 @@ impl Leader {
         let gone: Vec<String> = changed.nodes.keys().filter(|node| self.nodes.is_gone(node)).cloned().collect();
         let gone: Vec<String> = gone.into_iter().filter(|node| !self.has_objects(node)).collect();
         changed.nodes.retain(|node, _| !gone.contains(node));
-        if changed != facts {
-            match self.record.replace(version, &changed) {
-                Ok(true) => {}
-                Ok(false) => return facts,
-                Err(error) => {
-                    tracing::debug!("the registry does not record the nodes with staged files: {error}");
-                    return facts;
-                }
+        let has_told = |node: &str| self.nodes.has_told(node) || welcomed.iter().any(|(other, _)| *other == node);
+        let is_complete = missing_domains(&changed, has_told).len() < DOMAINS;
+        let current = changed.nodes.keys().filter(|node| has_told(node)).cloned().collect();
+        if is_complete || self.is_complete.load(Ordering::Acquire) {
+            changed.current = current;
+        } else {
+            changed.current.extend(current);
+        }
+        let is_changed = changed == facts || version.is_some_and(|version| self.replace_record(version, &changed));
+        for (node, node_facts) in welcomed {
+            if is_changed || is_recorded(&facts, node, node_facts) {
+                self.nodes.note(node, node_facts.clone());
             }
         }
-        gone.iter().for_each(|node| self.nodes.forget(node));
-        for (node, node_facts) in welcomed {
-            self.nodes.note(node, node_facts.clone());
+        if !is_changed {
+            return facts;
         }
+        if is_complete {
+            self.is_complete.store(true, Ordering::Release);
+        }
+        gone.iter().for_each(|node| self.nodes.forget(node));
+        self.facts.lock().clone_from(&changed);
         changed
+    }
+
+    fn replace_record(&self, version: u64, changed: &TermFacts) -> bool {
+        match self.record.replace(version, changed) {
+            Ok(replaced) => replaced,
+            Err(error) => {
+                tracing::debug!("the registry does not record the nodes with staged files: {error}");
+                false
+            }
+        }
     }
 
     fn has_objects(&self, node: &str) -> bool {
@@ -260,51 +340,80 @@ impl Leader {
         let (_, manifests) = self.shared.fence(node, self.term)?;
         let mut old = Vec::new();
         let mut ledger = self.ledger.lock();
+        let mut found: BTreeSet<String> = BTreeSet::new();
         for manifest in manifests {
-            let entry = ledger.entries.get(&manifest.at).filter(|entry| entry.manifest.mark == manifest.mark);
-            match entry {
-                Some(entry) if entry.manifest.is_at(node) => {}
-                None if !self.is_complete
-                    && manifest.phase != Phase::Done
-                    && !ledger.done.contains_key(&manifest.mark) =>
-                {
-                    ledger.adopt(manifest);
-                }
-                _ => old.push(manifest.mark),
+            found.insert(manifest.record.clone());
+            // A call that is under way decides.
+            if ledger.in_flight.contains(&manifest.record) {
+                continue;
+            }
+            let entry = ledger.entries.get(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
+            let is_live = entry.is_some_and(|entry| {
+                entry.manifest.is_at(node)
+                    || entry.manifest.phase == Phase::Removing && manifest.phase == Phase::Removing
+            });
+            if is_live {
+                continue;
+            }
+            if let Some(done) = ledger.done.get_mut(&manifest.record) {
+                done.holders.insert(node.to_owned());
+            } else if entry_is_absent(&ledger, &manifest)
+                && !self.is_complete.load(Ordering::Acquire)
+                && manifest.is_live()
+            {
+                ledger.adopt(manifest, node);
+            } else {
+                old.push(manifest.record);
             }
         }
+        let in_flight = std::mem::take(&mut ledger.in_flight);
+        for entry in ledger.entries.values_mut().filter(|entry| entry.manifest.is_at(node)) {
+            entry.unheard.remove(node);
+            if !found.contains(&entry.manifest.record) && !in_flight.contains(&entry.manifest.record) {
+                entry.missing.insert(node.to_owned());
+            }
+        }
+        ledger.in_flight = in_flight;
+        let names: Vec<BucketKey> = ledger.entries.keys().cloned().collect();
+        names.iter().for_each(|at| ledger.end_replaced(at));
         drop(ledger);
         if !old.is_empty() {
-            self.order(node, &StageCall::Forget { term: self.term, marks: old }, &[])?;
+            self.order(node, &StageCall::Forget { term: self.term, records: old }, &[])?;
         }
         Ok(())
     }
 
-    /// Gives objects of lost nodes further holders.
+    /// Gives objects of lost nodes further holders, until the term is over.
+    pub fn run_heals(self: &Arc<Self>) {
+        while !self.is_over() {
+            std::thread::sleep(HEAL_INTERVAL);
+            self.heal();
+        }
+    }
+
     fn heal(self: &Arc<Self>) {
         let table = self.nodes.all();
         let lost: BTreeSet<String> =
             table.iter().filter(|(_, node)| node.is_lost()).map(|(name, _)| name.clone()).collect();
-        if lost.is_empty() {
-            return;
-        }
-        let wounded: Vec<Manifest> = {
+        let wounded: Vec<(Manifest, BTreeSet<String>)> = {
             let ledger = self.ledger.lock();
             let entries = ledger.entries.values().filter(|entry| entry.manifest.phase == Phase::Waiting);
-            let with_lost = entries.filter(|entry| lost.iter().any(|node| entry.manifest.is_at(node)));
-            with_lost.take(HEALED_AT_ONCE).map(|entry| entry.manifest.clone()).collect()
+            let lacking = entries.map(|entry| {
+                let lost = lost.iter().filter(|node| entry.manifest.is_at(node));
+                (entry.manifest.clone(), lost.chain(&entry.missing).cloned().collect::<BTreeSet<String>>())
+            });
+            lacking.filter(|(_, lacking)| !lacking.is_empty()).collect()
         };
-        for manifest in wounded {
+        for (manifest, lacking) in wounded {
             if self.is_over() {
                 return;
             }
-            let lost: Vec<String> = lost.iter().cloned().collect();
-            if let Err(failure) = self.heal_object(&manifest, &lost) {
+            if let Err(failure) = self.heal_object(&manifest, &lacking) {
                 tracing::debug!("'{}' has no further copy yet: {}", manifest.at.key, failure.error);
                 let mut ledger = self.ledger.lock();
                 let Some(entry) = ledger.entries.get_mut(&manifest.at) else { continue };
                 if manifest.class != StageClass::Staged && failure.error.kind() == ErrorKind::Io(5) {
-                    ledger.remove(&manifest.at);
+                    ledger.remove(&manifest.at, []);
                 } else {
                     entry.error = Some(failure.error.message().to_owned());
                 }
@@ -312,25 +421,60 @@ impl Leader {
         }
     }
 
-    fn heal_object(self: &Arc<Self>, manifest: &Manifest, lost: &[String]) -> Answer<()> {
+    fn heal_object(self: &Arc<Self>, manifest: &Manifest, lacking: &BTreeSet<String>) -> Answer<()> {
         let _lock = self.lock_name(&manifest.at, Instant::now() + CALL_TIME)?;
-        let is_same = |found: Option<&crate::ledger::Entry>| found.is_some_and(|entry| entry.manifest == *manifest);
-        if !is_same(self.ledger.lock().entries.get(&manifest.at)) {
-            return Ok(());
-        }
-        let mut healed = self.replace_holders(manifest, lost, false)?;
+        let is_same = {
+            let ledger = self.ledger.lock();
+            ledger.entries.get(&manifest.at).is_some_and(|entry| entry.manifest == *manifest)
+        };
+        if is_same { self.heal_locked(manifest, lacking) } else { Ok(()) }
+    }
+
+    /// Gives an object further holders in the place of those that lack it; the caller has locked the name.
+    pub(super) fn heal_locked(self: &Arc<Self>, manifest: &Manifest, lacking: &BTreeSet<String>) -> Answer<()> {
+        let _in_flight = self.note_in_flight(&manifest.record);
+        let mut healed = self.replace_holders(manifest, lacking, &BTreeSet::new(), false)?;
         healed.revision += 1;
-        healed.former.extend(lost.iter().filter(|node| manifest.is_at(node)).cloned());
+        healed.former.extend(lacking.iter().filter(|node| !healed.is_at(node)).cloned().collect::<Vec<_>>());
         let inline =
             if manifest.pieces.is_empty() { self.shared.read_manifest(manifest)?.to_vec() } else { Vec::new() };
         let call = StageCall::Hold { term: self.term, manifest: Box::new(healed.clone()) };
+        let mut failed = None;
         for (_, result) in self.call_all(&healed.holders, &call, &inline) {
-            result?;
+            failed = failed.or(result.err());
         }
-        if let Some(entry) = self.ledger.lock().entries.get_mut(&manifest.at) {
-            entry.manifest = healed;
-            entry.error = None;
+        let mut ledger = self.ledger.lock();
+        let entry = ledger.entries.get_mut(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
+        let Some(entry) = entry else {
+            // The object has ended meanwhile: the new holders are to know that too.
+            ledger.end(&healed, Phase::Done, []);
+            return Ok(());
+        };
+        if let Some(failed) = failed {
+            // The new holders may have the object.
+            let former = std::mem::take(&mut entry.manifest.former);
+            let others = healed.nodes().filter(|node| !manifest.is_at(node)).map(str::to_owned);
+            entry.manifest.former = former.into_iter().chain(others).collect::<BTreeSet<_>>().into_iter().collect();
+            entry.manifest.revision = entry.manifest.revision.max(healed.revision);
+            return Err(failed);
         }
+        healed.phase = entry.manifest.phase.max(healed.phase);
+        healed.former =
+            healed.former.iter().chain(&entry.manifest.former).cloned().collect::<BTreeSet<_>>().into_iter().collect();
+        entry.manifest = healed;
+        entry.missing.clear();
+        entry.unheard.retain(|node| entry.manifest.is_at(node) && !lacking.contains(node));
+        entry.error = None;
+        ledger.end_replaced(&manifest.at);
         Ok(())
     }
+}
+
+/// Whether the registry has the node as one whose objects are known.
+fn is_recorded(facts: &TermFacts, node: &str, node_facts: &NodeFacts) -> bool {
+    facts.current.contains(node) && facts.nodes.get(node) == Some(&node_facts.domain)
+}
+
+fn entry_is_absent(ledger: &crate::ledger::Ledger, manifest: &Manifest) -> bool {
+    ledger.entries.get(&manifest.at).is_none_or(|entry| entry.manifest.record != manifest.record)
 }

@@ -1,16 +1,16 @@
 //! Uploads of staged objects, oldest first, by the nodes that have the bytes; what follows after a conflict; and the end of objects that are
 //! done.
 
-use super::{Leader, is_mark_of, seconds_now};
+use super::{Leader, is_mark_of};
 use crate::manifest::{BucketKey, Manifest, Phase, Piece, StageClass, StoreBase, staged_mark};
 use crate::message::{Answer, NewObject, StageCall};
-use crate::shared::{new_name, text_of};
+use crate::shared::text_of;
 use spurline_object_store::{
-    AnswerProgress, BucketSides, ObjectAttributes, RequestFailure, UploadedPart, WriteCondition, assembly_time,
-    mark_in, transfer_time,
+    AnswerProgress, BucketSides, ObjectAttributes, RequestFailure, RetryHint, UploadedPart, WriteCondition,
+    assembly_time, mark_in, transfer_time,
 };
 use spurline_types::ErrorKind;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -25,8 +25,8 @@ const DONE_INTERVAL: Duration = Duration::from_millis(200);
 const IDLE_WAIT: Duration = Duration::from_secs(1);
 /// Time between two attempts of a removal.
 const REMOVAL_PAUSE: Duration = Duration::from_secs(5);
-/// Objects that a call names.
-const MARKS_AT_ONCE: usize = 500;
+/// Records that a call names.
+const RECORDS_AT_ONCE: usize = 500;
 
 enum Published {
     /// The store has the object under this etag.
@@ -51,7 +51,7 @@ impl Leader {
             drop(ledger);
             match manifest.phase {
                 Phase::Waiting => self.upload(&manifest),
-                Phase::Removing | Phase::Done => self.end_removal(&manifest),
+                Phase::Removing | Phase::Done | Phase::Withdrawn => self.end_removal(&manifest),
             }
             self.changed.notify_all();
         }
@@ -63,7 +63,7 @@ impl Leader {
         let removed = self.lock_name(&manifest.at, deadline).and_then(|_lock| {
             let is_same = {
                 let ledger = self.ledger.lock();
-                ledger.entries.get(&manifest.at).is_some_and(|entry| entry.manifest.mark == manifest.mark)
+                ledger.entries.get(&manifest.at).is_some_and(|entry| entry.manifest.record == manifest.record)
             };
             if is_same { self.remove_at_store(manifest.clone(), deadline) } else { Ok(()) }
         });
@@ -79,7 +79,8 @@ impl Leader {
         let published = match published {
             Ok(Published::Conflict) => self.keep_both(manifest),
             Ok(Published::Saved(real)) => {
-                self.ledger.lock().note_saved(manifest, &real, Instant::now());
+                let told = self.settle_saved(manifest);
+                self.ledger.lock().note_saved(manifest, &real, &told, Instant::now());
                 stats.uploaded_objects.add(1);
                 stats.uploaded_bytes.add(manifest.size);
                 return;
@@ -94,10 +95,24 @@ impl Leader {
         }
     }
 
-    /// The condition of an upload; or the etag, if the store has the object already.
+    /// Has two failure domains know that the store has an object, before the name is that of the store again: a later change there must
+    /// not be undone by a leader that finds the object waiting.
+    fn settle_saved(self: &Arc<Self>, manifest: &Manifest) -> BTreeSet<String> {
+        let newest = {
+            let ledger = self.ledger.lock();
+            let entry = ledger.entries.get(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
+            let waiting = entry.filter(|entry| entry.manifest.phase == Phase::Waiting);
+            waiting.map(|entry| entry.manifest.clone())
+        };
+        let settled = newest.map(|newest| self.settle(&newest, Phase::Done));
+        settled.and_then(Result::ok).unwrap_or_default()
+    }
+
+    /// The condition of an upload; or the etag, if the store has the object already. There is always one: a request without a
+    /// condition that the store executes late would undo later changes.
     fn resolve_base(&self, manifest: &Manifest) -> Answer<Result<StoreBase, String>> {
         let is_of_group = matches!(&manifest.base, StoreBase::Version(etag) if staged_mark(etag).is_some());
-        if manifest.begun.is_empty() && !is_of_group {
+        if manifest.begun.is_empty() && !is_of_group && manifest.base != StoreBase::Any {
             return Ok(Ok(manifest.base.clone()));
         }
         self.compare_with_store(manifest).map(|found| found.unwrap_or(Ok(manifest.base.clone())))
@@ -105,11 +120,15 @@ impl Leader {
 
     /// What the object at the store means for an upload; `None` if nothing is known of the object there.
     fn compare_with_store(&self, manifest: &Manifest) -> Answer<Option<Result<StoreBase, String>>> {
-        let Some(found) = self.shared.head_at_store(&manifest.at)? else { return Ok(None) };
+        let is_any = manifest.base == StoreBase::Any;
+        let Some(found) = self.shared.head_at_store(&manifest.at)? else {
+            return Ok(is_any.then_some(Ok(StoreBase::Absent)));
+        };
         let etag = found.raw.etag.as_deref().unwrap_or_default().trim_matches('"').to_owned();
         Ok(match mark_in(&found.attributes) {
             Some(mark) if mark == manifest.mark => Some(Err(etag)),
             Some(mark) if is_mark_of(manifest, mark) => Some(Ok(StoreBase::Version(etag))),
+            _ if is_any => Some(Ok(StoreBase::Version(etag))),
             _ => None,
         })
     }
@@ -130,7 +149,11 @@ impl Leader {
             match self.compare_with_store(manifest)? {
                 Some(Err(etag)) => return Ok(Published::Saved(etag)),
                 Some(Ok(found)) if !is_second => base = found,
-                _ => break,
+                Some(Ok(_)) => {
+                    let why = "the object at the store changes again and again".to_owned();
+                    return Err(RequestFailure::transient(ErrorKind::Unavailable, why));
+                }
+                None => break,
             }
         }
         Ok(Published::Conflict)
@@ -158,7 +181,12 @@ impl Leader {
         let mut last = None;
         for node in holders {
             match self.shared.call(node, call, &[], UPLOAD_TIME + transfer_time(size)) {
-                Ok(reply) => return text_of(crate::peers::succeeded(reply)?),
+                Ok(reply) => match crate::peers::succeeded(reply) {
+                    // The store's answer.
+                    Err(failure) if failure.advice == RetryHint::Never => return Err(failure),
+                    Err(failure) => last = Some(failure),
+                    Ok(reply) => return text_of(reply),
+                },
                 Err(failure) => last = Some(RequestFailure::from(failure)),
             }
         }
@@ -228,20 +256,32 @@ impl Leader {
 
     /// Stages an object, whose name another one has at the store, under a name of its own.
     fn keep_both(self: &Arc<Self>, manifest: &Manifest) -> Answer<()> {
-        let key =
-            format!("{}.conflict-{}-{}", manifest.at.key, seconds_now(), &manifest.mark[..manifest.mark.len().min(8)]);
+        // The same at each attempt: a leader that comes in between makes no second one.
+        let id: String = manifest.mark.chars().rev().take(8).collect();
+        let key = format!("{}.conflict-{}-{id}", manifest.at.key, manifest.closed_s);
+        let mark: String = manifest.mark.chars().rev().collect();
         tracing::warn!(
             "'{}' was changed at the store while a staged file waited for the upload: the staged one is '{key}' now",
             manifest.at.key
         );
         let deadline = Instant::now() + UPLOAD_TIME;
         let _lock = self.lock_name(&manifest.at, deadline)?;
+        let is_wanted = {
+            let ledger = self.ledger.lock();
+            let entry = ledger.entries.get(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
+            entry.is_some_and(|entry| entry.manifest.phase == Phase::Waiting)
+        };
+        if !is_wanted {
+            // Another content has the name since, or none.
+            self.ledger.lock().note_failed(manifest, "a conflict at the store", Instant::now());
+            return Ok(());
+        }
         let at = BucketKey::new(&manifest.at.bucket, &key);
         let inline =
             if manifest.pieces.is_empty() { self.shared.read_manifest(manifest)?.to_vec() } else { Vec::new() };
         let new = NewObject {
             at,
-            attributes: manifest.attributes.marked(&new_name()),
+            attributes: manifest.attributes.marked(&mark),
             condition: StoreBase::Absent,
             class: manifest.class,
             size: manifest.size,
@@ -249,15 +289,10 @@ impl Leader {
         };
         self.commit(new, inline)?;
         self.shared.stats.stage.conflicts.add(1);
+        let told = self.settle_saved(manifest);
         let mut ledger = self.ledger.lock();
         ledger.uploading.remove(&manifest.at);
-        let is_newest = ledger.entries.get(&manifest.at).is_some_and(|entry| entry.manifest.mark == manifest.mark);
-        if is_newest {
-            ledger.remove(&manifest.at);
-        } else {
-            ledger.end(manifest);
-            ledger.queue_at(Instant::now(), &manifest.at);
-        }
+        ledger.remove(&manifest.at, &told);
         Ok(())
     }
 
@@ -271,48 +306,50 @@ impl Leader {
     }
 
     fn tell_ends(self: &Arc<Self>) {
-        let untold = self.group_ends(|done, node| !done.told.contains(node));
-        for (node, marks) in untold {
-            for marks in marks.chunks(MARKS_AT_ONCE) {
-                let (term, phase) = (self.term, Phase::Done);
-                let call = StageCall::SetPhases { term, marks: marks.to_vec(), phase };
-                if self.nodes.is_gone(&node) || self.order(&node, &call, &[]).is_ok() {
+        for (node, phase, records) in self.untold_ends() {
+            let is_gone = self.nodes.is_gone(&node);
+            if !is_gone && self.nodes.is_silent(&node) {
+                continue;
+            }
+            for records in records.chunks(RECORDS_AT_ONCE) {
+                let call = StageCall::SetPhases { term: self.term, records: records.to_vec(), phase };
+                if is_gone || self.order(&node, &call, &[]).is_ok() {
                     let mut ledger = self.ledger.lock();
-                    for mark in marks {
-                        if let Some(done) = ledger.done.get_mut(mark) {
+                    for record in records {
+                        if let Some(done) = ledger.done.get_mut(record) {
                             done.told.insert(node.clone());
                         }
                     }
                 }
             }
         }
-        // A node that does not hear this keeps a record without bytes until the next leader asks.
-        let ended: Vec<String> = {
-            let ledger = self.ledger.lock();
-            let ended = ledger.done.iter().filter(|(_, done)| done.told.is_superset(&done.holders));
-            ended.map(|(mark, _)| mark.clone()).collect()
-        };
-        let told = self.group_ends(|done, _| done.told.is_superset(&done.holders));
-        for (node, marks) in told {
-            for marks in marks.chunks(MARKS_AT_ONCE) {
-                let _ = self.order(&node, &StageCall::Forget { term: self.term, marks: marks.to_vec() }, &[]);
+        let mut by_node: HashMap<String, Vec<String>> = HashMap::new();
+        {
+            let mut ledger = self.ledger.lock();
+            for record in ledger.forgettable() {
+                let Some(done) = ledger.done.remove(&record) else { continue };
+                for node in done.holders {
+                    by_node.entry(node).or_default().push(record.clone());
+                }
             }
         }
-        let mut ledger = self.ledger.lock();
-        for mark in ended {
-            ledger.done.remove(&mark);
+        // A node that does not hear this keeps a record without bytes until the next leader asks.
+        for (node, records) in by_node {
+            for records in records.chunks(RECORDS_AT_ONCE) {
+                let _ = self.order(&node, &StageCall::Forget { term: self.term, records: records.to_vec() }, &[]);
+            }
         }
     }
 
-    /// By node: the marks of ended objects that `is_wanted` selects.
-    fn group_ends(&self, is_wanted: impl Fn(&crate::ledger::DoneObject, &str) -> bool) -> HashMap<String, Vec<String>> {
-        let mut by_node: HashMap<String, Vec<String>> = HashMap::new();
-        for (mark, done) in &self.ledger.lock().done {
-            for node in done.holders.iter().filter(|node| is_wanted(done, node)) {
-                by_node.entry(node.clone()).or_default().push(mark.clone());
+    /// By node and phase: the records that have ended, which the node may have and does not know to have ended.
+    fn untold_ends(&self) -> Vec<(String, Phase, Vec<String>)> {
+        let mut untold: BTreeMap<(String, Phase), Vec<String>> = BTreeMap::new();
+        for (record, done) in &self.ledger.lock().done {
+            for node in done.holders.difference(&done.told) {
+                untold.entry((node.clone(), done.phase)).or_default().push(record.clone());
             }
         }
-        by_node
+        untold.into_iter().map(|((node, phase), records)| (node, phase, records)).collect()
     }
 
     fn expire_scratch(&self) {
@@ -322,7 +359,7 @@ impl Leader {
             StageClass::Staged => false,
         });
         let expired: Vec<BucketKey> = expired.map(|(at, _)| at.clone()).collect();
-        expired.iter().for_each(|at| ledger.remove(at));
+        expired.iter().for_each(|at| ledger.remove(at, []));
     }
 
     /// Sets the gauges, and says which uploads are late.

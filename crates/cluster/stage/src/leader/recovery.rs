@@ -3,8 +3,9 @@
 //!
 //! | a record found | then |
 //! |---|---|
-//! | in phase `Done` at any node | is done |
-//! | with a later one of the same name | was replaced |
+//! | in phase `Done` or `Withdrawn` at any node | is done |
+//! | with a later one of the same name, unless that one was withdrawn | was replaced |
+//! | at a node only that no leader has compared with others since, while these answer | is not taken |
 //! | any other | is staged, also if a single node has the record: the writer got no answer, or two domains are away |
 
 use super::nodes::NodeTable;
@@ -45,8 +46,7 @@ pub fn take_over(
     instance: u64,
 ) -> Result<Option<Arc<Leader>>> {
     let (version, before) = record.read()?;
-    let mut facts =
-        TermFacts { term: before.term + 1, leader: shared.name.clone(), instance, nodes: before.nodes.clone() };
+    let mut facts = TermFacts { term: before.term + 1, leader: shared.name.clone(), instance, ..before.clone() };
     if let Some(holder) = &shared.holder {
         facts.nodes.insert(shared.name.clone(), holder.facts().domain);
     }
@@ -55,14 +55,22 @@ pub fn take_over(
     }
     tracing::info!("this node keeps the order of staged files (term {})", facts.term);
     let begun = Instant::now();
-    let fenced = fence_all(shared, &facts);
+    let mut fenced = fence_all(shared, &facts);
+    let is_reached = |node: &String| fenced.contains_key(node);
     if before.term == 0 {
         std::thread::sleep(FIRST_WAIT);
-    } else if !before.leader.is_empty() && !fenced.contains_key(&before.leader) {
-        // The leader before may not know of this term: the registry and the nodes have confirmed that one before they were asked here.
+    } else if !before.leader.is_empty() && !facts.nodes.keys().all(is_reached) {
+        // A leader before may not know of this term: the registry and the nodes have confirmed that one before they were asked here.
+        // That leader is the one of the registry, or an earlier one if that one never began.
         std::thread::sleep((VALID_TIME + FENCE_PAUSE).saturating_sub(begun.elapsed()));
     }
+    fenced.retain(|node, _| is_current(&facts, node));
     Ok(Some(build_leader(shared, record, instance, &facts, fenced)))
+}
+
+/// Whether an earlier leader has compared the node with others.
+fn is_current(facts: &TermFacts, node: &str) -> bool {
+    facts.current.is_empty() || facts.current.contains(node)
 }
 
 /// Has all nodes refuse earlier leaders; what those that answer keep.
@@ -80,19 +88,36 @@ fn fence_all(shared: &Arc<StageShared>, facts: &TermFacts) -> HashMap<String, Fe
                 fenced.insert(node.clone(), FencedNode { facts: node_facts, manifests });
             }
         }
-        let away: BTreeSet<&String> = missing_domains(facts, &fenced);
+        let away: BTreeSet<&String> =
+            missing_domains(facts, |node| fenced.contains_key(node) && is_current(facts, node));
         let patience = if away.len() > 1 { LONG_FENCE_TIME } else { FENCE_TIME };
-        if away.is_empty() || started.elapsed() >= patience {
+        if facts.nodes.keys().all(|node| fenced.contains_key(node)) || started.elapsed() >= patience {
             return fenced;
         }
         std::thread::sleep(FENCE_PAUSE);
     }
 }
 
-/// The failure domains of nodes that do not answer.
-fn missing_domains<'a>(facts: &'a TermFacts, fenced: &HashMap<String, FencedNode>) -> BTreeSet<&'a String> {
-    let missing = facts.nodes.iter().filter(|(node, _)| !fenced.contains_key(*node));
+/// The failure domains of nodes that have not told what they keep.
+pub fn missing_domains(facts: &TermFacts, has_told: impl Fn(&str) -> bool) -> BTreeSet<&String> {
+    let missing = facts.nodes.iter().filter(|(node, _)| !has_told(node));
     missing.map(|(_, domain)| domain).collect()
+}
+
+/// A record and the nodes that have it.
+struct FoundRecord {
+    manifest: Manifest,
+    nodes: BTreeSet<String>,
+}
+
+impl FoundRecord {
+    /// The manifest with all nodes: one that got the record in the place of another may not be named.
+    fn into_manifest(self) -> Manifest {
+        let FoundRecord { mut manifest, nodes } = self;
+        let unnamed: Vec<String> = nodes.into_iter().filter(|node| !manifest.is_at(node)).collect();
+        manifest.former.extend(unnamed);
+        manifest
+    }
 }
 
 fn build_leader(
@@ -102,8 +127,8 @@ fn build_leader(
     facts: &TermFacts,
     fenced: HashMap<String, FencedNode>,
 ) -> Arc<Leader> {
-    let missing = missing_domains(facts, &fenced);
-    if missing.len() > 1 {
+    let is_complete = missing_domains(facts, |node| fenced.contains_key(node)).len() <= 1;
+    if !is_complete {
         let away: Vec<&str> =
             facts.nodes.keys().filter(|node| !fenced.contains_key(*node)).map(String::as_str).collect();
         tracing::error!(
@@ -118,17 +143,8 @@ fn build_leader(
             None => nodes.note_absent(node, domain),
         }
     }
-    let mut found: HashMap<String, Manifest> = HashMap::new();
-    for manifest in fenced.into_values().flat_map(|known| known.manifests) {
-        let merged = found.entry(manifest.mark.clone()).or_insert_with(|| manifest.clone());
-        let phase = merged.phase.max(manifest.phase);
-        if manifest.revision > merged.revision {
-            *merged = manifest;
-        }
-        merged.phase = phase;
-    }
-    let ledger = build_ledger(found);
-    let is_complete = missing.len() <= 1;
+    let told: BTreeSet<String> = fenced.keys().cloned().collect();
+    let ledger = build_ledger(merge_records(fenced), &told);
     let staged = ledger.entries.len();
     if staged > 0 {
         tracing::info!("{staged} staged files wait for their upload");
@@ -141,31 +157,74 @@ fn build_leader(
         ledger: Mutex::new(ledger),
         changed: Condvar::new(),
         nodes,
-        is_complete,
+        facts: Mutex::new(facts.clone()),
+        is_complete: AtomicBool::new(is_complete),
         valid_until: Mutex::new(Instant::now() + VALID_TIME),
         is_over: AtomicBool::new(false),
     })
 }
 
-fn build_ledger(found: HashMap<String, Manifest>) -> Ledger {
-    let mut ledger = Ledger::default();
-    let mut by_name: BTreeMap<BucketKey, Vec<Manifest>> = BTreeMap::new();
-    for manifest in found.into_values() {
-        match manifest.phase {
-            Phase::Done => ledger.end(&manifest),
-            Phase::Waiting | Phase::Removing => by_name.entry(manifest.at.clone()).or_default().push(manifest),
+/// The newest state of each record.
+fn merge_records(fenced: HashMap<String, FencedNode>) -> Vec<FoundRecord> {
+    let mut found: BTreeMap<String, FoundRecord> = BTreeMap::new();
+    for (node, known) in fenced {
+        for manifest in known.manifests {
+            let merged = found.entry(manifest.record.clone());
+            let merged = merged.or_insert_with(|| FoundRecord { manifest: manifest.clone(), nodes: BTreeSet::new() });
+            merged.nodes.insert(node.clone());
+            let phase = merged.manifest.phase.max(manifest.phase);
+            if manifest.revision > merged.manifest.revision {
+                merged.manifest = manifest;
+            }
+            merged.manifest.phase = phase;
         }
     }
-    for mut manifests in by_name.into_values() {
-        manifests.sort_by_key(Manifest::place);
-        let Some(mut newest) = manifests.pop() else { continue };
-        for replaced in manifests {
-            newest.begun.extend(replaced.begun.iter().cloned());
-            newest.begun.push(replaced.mark.clone());
-            ledger.end(&replaced);
+    found.into_values().collect()
+}
+
+/// The table of what nodes keep; `told`: the nodes that have told.
+fn build_ledger(found: Vec<FoundRecord>, told: &BTreeSet<String>) -> Ledger {
+    let mut ledger = Ledger::default();
+    let mut by_name: BTreeMap<BucketKey, Vec<FoundRecord>> = BTreeMap::new();
+    let mut ended: BTreeMap<BucketKey, (u64, u64)> = BTreeMap::new();
+    for record in found {
+        let manifest = &record.manifest;
+        if manifest.is_live() {
+            by_name.entry(manifest.at.clone()).or_default().push(record);
+            continue;
         }
-        let closed = closed_at(newest.closed_s);
-        ledger.enter(newest, closed, true);
+        if manifest.phase == Phase::Done {
+            let last = ended.entry(manifest.at.clone()).or_default();
+            *last = manifest.place().max(*last);
+        }
+        let manifest = record.into_manifest();
+        ledger.end(&manifest, manifest.phase, []);
+    }
+    for (at, mut records) in by_name {
+        records.sort_by_key(|record| record.manifest.place());
+        let last = ended.get(&at).copied().unwrap_or_default();
+        let Some(newest) = records.pop() else { continue };
+        let replaced: Vec<Manifest> = records.into_iter().map(FoundRecord::into_manifest).collect();
+        let nodes = newest.nodes.clone();
+        let mut manifest = newest.into_manifest();
+        if manifest.place() < last {
+            replaced.iter().chain([&manifest]).for_each(|manifest| ledger.end(manifest, Phase::Done, []));
+            continue;
+        }
+        for replaced in &replaced {
+            manifest.begun.extend(replaced.begun.iter().cloned());
+            manifest.begun.push(replaced.mark.clone());
+        }
+        let lacking: Vec<String> = manifest.nodes().filter(|node| !nodes.contains(*node)).map(str::to_owned).collect();
+        let closed = closed_at(manifest.closed_s);
+        ledger.enter(manifest, closed, true);
+        if let Some(entry) = ledger.entries.get_mut(&at) {
+            let (missing, unheard) = lacking.into_iter().partition(|node| told.contains(node));
+            entry.missing = missing;
+            entry.unheard = unheard;
+            entry.replaced = replaced;
+        }
+        ledger.end_replaced(&at);
     }
     ledger
 }

@@ -79,7 +79,8 @@ pub fn run_in_process(test: SeededTest, seed: u64, shown: bool) -> RunCounts {
     assert!(
         status.success(),
         "seed {seed} failed ({status}), its events are above; this runs it again: \
-         SPURLINE_TEST_SEED={seed} cargo test -p spurline-node --test virtual {} -- --nocapture",
+         SPURLINE_TEST_SEED={seed} cargo test -p {} --test virtual {} -- --nocapture",
+        env!("CARGO_PKG_NAME"),
         test.filter
     );
     text.lines().find_map(RunCounts::parse).expect("a run prints its counts")

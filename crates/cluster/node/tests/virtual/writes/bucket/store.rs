@@ -82,6 +82,12 @@ pub struct ObjectVersion {
 }
 
 impl ObjectVersion {
+    /// The mark of the change that made it.
+    #[allow(dead_code, reason = "for the tests of staged objects")]
+    pub fn mark(&self) -> Option<&str> {
+        self.attributes.get(MARK)
+    }
+
     fn raw(&self, key: &str) -> RawObject {
         let etag = Some(format!("\"{}\"", self.etag));
         RawObject { key: key.to_owned(), size: self.bytes.len() as u64, mtime: self.mtime, etag }
@@ -296,6 +302,15 @@ impl SimStore {
         let attributes = ObjectAttributes::default();
         let version = ObjectVersion { bytes: bytes.into(), etag, mtime: time_now(), attributes, writer: None };
         self.state.lock().put(key, version);
+    }
+
+    /// A stranger removes an object.
+    #[allow(dead_code, reason = "for the tests of staged objects")]
+    pub fn remove_as_stranger(&self, key: &str) {
+        let mut state = self.state.lock();
+        if state.find(key).is_some() {
+            state.keys.entry(key.to_owned()).or_default().push(None);
+        }
     }
 
     fn draw_fate(&self, process: u64, delays: &mut [Duration; 2]) -> RequestFate {

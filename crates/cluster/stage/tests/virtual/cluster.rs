@@ -1,0 +1,143 @@
+//! The nodes of a run: each a stage over a disk in memory, which processes come and go above, and the store that all of them reach.
+
+use crate::bucket::store::{SimStore, StoreAccess};
+use crate::disk::MemDisk;
+use crate::network::{Network, group_of, name_of};
+use crate::programs::Shared;
+use parking_lot::Mutex;
+use spurline_object_store::{HeldBucket, OriginOptions, SourceLocation, SourceRequests};
+use spurline_stage::{StageParts, StageService, StageSlot, StageSpace, StagedBackend};
+use spurline_types::Stats;
+use std::sync::Arc;
+use std::time::Duration;
+
+const BUCKET_URL: &str = "s3://bucket";
+/// Bytes that a node may keep.
+const STAGE_SIZE: u64 = 64 << 20;
+
+/// A process of a node.
+pub struct NodeProcess {
+    pub service: Arc<StageService>,
+    pub backend: StagedBackend,
+    pub runtime: tokio::runtime::Runtime,
+    pub stats: Arc<Stats>,
+    store_process: u64,
+    _held: HeldBucket,
+}
+
+pub struct StageNode {
+    pub domain: String,
+    pub disk: Arc<MemDisk>,
+    process: Mutex<Option<Arc<NodeProcess>>>,
+}
+
+pub struct StageCluster {
+    pub nodes: Vec<StageNode>,
+    pub network: Arc<Network>,
+    pub store: SimStore,
+    pub shared: Arc<Shared>,
+    last_process: Mutex<u64>,
+}
+
+impl StageCluster {
+    /// A cluster whose nodes have these domains; no node runs yet.
+    pub fn new(seed: u64, domains: &[usize], shared: &Arc<Shared>) -> StageCluster {
+        let nodes = domains.iter().enumerate().map(|(number, domain)| StageNode {
+            domain: format!("rack-{domain}"),
+            disk: MemDisk::new(&name_of(number), seed ^ ((number as u64 + 1) << 20)),
+            process: Mutex::new(None),
+        });
+        StageCluster {
+            nodes: nodes.collect(),
+            network: Network::new(domains.len(), seed ^ 0x5a5a, shared),
+            store: SimStore::new(seed ^ 0x1234_5678, shared),
+            shared: Arc::clone(shared),
+            last_process: Mutex::new(0),
+        }
+    }
+
+    /// The process of a node.
+    pub fn process(&self, node: usize) -> Option<Arc<NodeProcess>> {
+        self.nodes[node].process.lock().clone()
+    }
+
+    /// Starts a process, whose threads are those of the node.
+    pub fn start(&self, node: usize) {
+        let process = {
+            let mut last = self.last_process.lock();
+            *last += 1;
+            *last
+        };
+        let started = std::thread::scope(|scope| {
+            let starting = scope.spawn(|| {
+                spurline_vtime::set_group(group_of(node));
+                self.start_process(node, process)
+            });
+            starting.join().expect("a node starts")
+        });
+        *self.nodes[node].process.lock() = Some(Arc::new(started));
+        self.shared.tell(format_args!("node {node} runs as process {process}"));
+    }
+
+    fn start_process(&self, node: usize, process: u64) -> NodeProcess {
+        let StageNode { domain, disk, .. } = &self.nodes[node];
+        let store_process = self.store.start_process();
+        let options = OriginOptions { net_threads: 1, ..OriginOptions::default() };
+        let stats = Arc::<Stats>::default();
+        let access = || StoreAccess { store: self.store.clone(), process: store_process };
+        let location = SourceLocation::parse(BUCKET_URL).expect("a URL");
+        let held = options.shared_buckets.open_over(&location, &options, Arc::clone(&stats), Box::new(access()));
+        let held = held.expect("threads");
+        let link = self.network.start_process(node, process);
+        let of_requests = Arc::clone(&stats);
+        let service = StageService::start(StageParts {
+            name: name_of(node),
+            space: Some(StageSpace { domain: domain.clone(), size: STAGE_SIZE, disk: disk.open(process) }),
+            peers: Arc::clone(&link) as _,
+            record: link,
+            open_store: Box::new(move |bucket| SourceRequests::open(bucket, &options, Arc::clone(&of_requests))),
+            stats: Arc::clone(&stats),
+            uploads: 2,
+        });
+        let service = service.expect("a stage starts");
+        self.network.set_service(node, &service);
+        let slot = Arc::new(StageSlot::default());
+        slot.set(Arc::clone(&service));
+        let backend = StagedBackend::new(Box::new(access()), slot, BUCKET_URL, Arc::new(|_: &str| None));
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build();
+        NodeProcess { service, backend, runtime: runtime.expect("threads"), stats, store_process, _held: held }
+    }
+
+    /// Kills the process of a node. Nothing of the process reaches anything later.
+    pub fn kill(&self, node: usize, is_off: bool) {
+        let Some(process) = self.nodes[node].process.lock().take() else { return };
+        self.shared.tell(format_args!("node {node} is killed"));
+        drop(self.network.end_process(node, is_off));
+        self.nodes[node].disk.end_process();
+        self.store.end_process(process.store_process);
+        process.service.stop();
+    }
+
+    /// The number of objects that wait for their upload, as each node counts them.
+    pub fn kept_objects(&self) -> Vec<usize> {
+        let nodes = 0..self.nodes.len();
+        nodes.map(|node| self.process(node).map_or(0, |process| process.service.kept_objects())).collect()
+    }
+
+    /// Waits until no node keeps an object that the store does not have.
+    pub fn drain(&self, patience: Duration) {
+        let start = std::time::Instant::now();
+        while self.kept_objects().iter().any(|count| *count > 0) {
+            let kept: Vec<String> = self.nodes.iter().flat_map(|node| node.disk.leftovers()).collect();
+            assert!(start.elapsed() < patience, "not uploaded after {patience:?}: {kept:#?}");
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    }
+
+    /// Ends all processes.
+    pub fn end(&self) {
+        for node in 0..self.nodes.len() {
+            self.kill(node, false);
+        }
+    }
+}
