@@ -24,6 +24,8 @@ const ORPHAN_AGE: Duration = Duration::from_secs(24 * 3600);
 const PART_IDLE: Duration = Duration::from_secs(120);
 /// Manifests and their pieces in an answer.
 const LISTED_PIECES: usize = 2000;
+/// The parts of an object that was refused stay for this long.
+const LAPSE_TIME: Duration = Duration::from_secs(600);
 /// A call that was sent before a record ended may come this much later.
 const LATE_TIME: Duration = Duration::from_secs(3600);
 /// Most bytes of an answer.
@@ -47,6 +49,8 @@ struct HolderState {
     busy: HashMap<String, Vec<String>>,
     /// Records that are done and were not here: a call that was under way when they ended comes too late.
     ended: HashMap<String, Instant>,
+    /// Parts of objects that were refused.
+    lapsing: HashMap<String, Instant>,
 }
 
 impl HolderState {
@@ -193,7 +197,8 @@ impl Holder {
     pub fn hold(&self, term: u64, manifest: Manifest, inline: &[u8]) -> Answer<Reply> {
         let record = manifest.record.clone();
         let _lock = self.lock_records(std::slice::from_ref(&record));
-        let is_waiting = manifest.phase == Phase::Waiting;
+        let phase = manifest.phase;
+        let is_waiting = phase == Phase::Waiting;
         let brings_bytes = manifest.pieces.is_empty() && is_waiting;
         let mut old_parts = Vec::new();
         {
@@ -235,7 +240,7 @@ impl Holder {
                 let bytes = if manifest.is_live() { bytes } else { 0 };
                 state.manifests.insert(record, (manifest, bytes));
                 drop(state);
-                self.remove_parts(&old_parts)?;
+                self.end_parts(phase, old_parts)?;
                 return Ok(StageReply::Done.into());
             }
         }
@@ -282,26 +287,29 @@ impl Holder {
         if !puts.is_empty() {
             self.disk.change_records(puts).map_err(failure_of)?;
         }
-        let mut parts = Vec::new();
+        let mut ended = Vec::new();
         {
             let mut state = self.state.lock();
             for manifest in changed {
                 let Some((known, bytes)) = state.manifests.get_mut(&manifest.record) else { continue };
                 if !manifest.is_live() {
                     *bytes = 0;
-                    parts.extend(manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
+                    let parts: Vec<String> = manifest.parts_at(&self.name).map(|slice| slice.part.clone()).collect();
+                    ended.push((manifest.phase, parts));
                 }
                 *known = manifest;
             }
         }
-        self.remove_parts(&parts)?;
+        for (phase, parts) in ended {
+            self.end_parts(phase, parts)?;
+        }
         Ok(StageReply::Done.into())
     }
 
     /// Forgets records that are done.
     pub fn forget(&self, term: u64, records: &[String]) -> Answer<Reply> {
         let _lock = self.lock_records(records);
-        let mut parts = Vec::new();
+        let mut ended = Vec::new();
         let mut changes = Vec::new();
         {
             let state = self.state.lock();
@@ -310,12 +318,12 @@ impl Holder {
             }
             for record in records {
                 if let Some((manifest, _)) = state.manifests.get(record) {
-                    parts.extend(manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
+                    let parts: Vec<String> = manifest.parts_at(&self.name).map(|slice| slice.part.clone()).collect();
+                    ended.push((manifest.phase, parts));
                     changes.push(RecordChange::Remove(record.clone()));
                 }
             }
         }
-        self.remove_parts(&parts)?;
         if !changes.is_empty() {
             self.disk.change_records(changes).map_err(failure_of)?;
         }
@@ -328,6 +336,9 @@ impl Holder {
             }
         }
         drop(state);
+        for (phase, parts) in ended {
+            self.end_parts(phase, parts)?;
+        }
         Ok(StageReply::Done.into())
     }
 
@@ -343,11 +354,43 @@ impl Holder {
         Ok(StageReply::Done.into())
     }
 
+    /// The parts of objects that are not done, and of those that arrive.
     fn named_parts(&self) -> HashSet<String> {
         let state = self.state.lock();
-        let manifests = state.manifests.values();
+        let manifests = state.manifests.values().filter(|(manifest, _)| manifest.is_live());
         let named = manifests.flat_map(|(manifest, _)| manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
         named.chain(state.busy.values().flatten().cloned()).collect()
+    }
+
+    /// Removes the parts of an object that ends. A writer that was refused sends the object again, with the same parts: these stay for a while.
+    fn end_parts(&self, phase: Phase, parts: Vec<String>) -> Answer<()> {
+        if phase == Phase::Withdrawn {
+            let now = Instant::now();
+            self.state.lock().lapsing.extend(parts.into_iter().map(|part| (part, now)));
+            return Ok(());
+        }
+        let named = self.named_parts();
+        let parts: Vec<String> = parts.into_iter().filter(|part| !named.contains(part)).collect();
+        self.remove_parts(&parts)
+    }
+
+    /// Removes the parts of objects that were refused, and not sent again.
+    pub fn remove_lapsed(&self) {
+        let now = Instant::now();
+        let is_over = |since: &Instant| now.saturating_duration_since(*since) >= LAPSE_TIME;
+        if !self.state.lock().lapsing.values().any(is_over) {
+            return;
+        }
+        let named = self.named_parts();
+        let mut lapsed = Vec::new();
+        self.state.lock().lapsing.retain(|part, since| {
+            let ends = is_over(since);
+            if ends && !named.contains(part) {
+                lapsed.push(part.clone());
+            }
+            !ends
+        });
+        let _ = self.remove_parts(&lapsed);
     }
 
     fn remove_parts(&self, parts: &[String]) -> Answer<()> {

@@ -431,6 +431,9 @@ fn look_often(service: &Weak<StageService>) {
     let mut swept = Instant::now();
     while let Some(service) = service.upgrade() {
         service.look();
+        if let Some(holder) = &service.shared.holder {
+            holder.remove_lapsed();
+        }
         if swept.elapsed() >= SWEEP_INTERVAL {
             swept = Instant::now();
             if let Some(holder) = &service.shared.holder {
