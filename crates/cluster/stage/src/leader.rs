@@ -27,6 +27,8 @@ const CHANGE_TIME: Duration = Duration::from_secs(20);
 pub const VALID_TIME: Duration = Duration::from_secs(3);
 /// An upload is late after this time.
 const UPLOAD_DEADLINE: Duration = Duration::from_secs(60);
+/// Nodes that are called at once, each by a thread.
+const CALLS_AT_ONCE: usize = 32;
 /// Unsaved objects in an answer.
 const UNSAVED_MAX: usize = 5000;
 /// Nodes that are tried for a copy.
@@ -346,6 +348,10 @@ impl Leader {
 
     /// Sends a call to several nodes at once.
     fn call_all(self: &Arc<Self>, nodes: &[String], call: &StageCall, bytes: &[u8]) -> Vec<(String, Answer<Reply>)> {
+        nodes.chunks(CALLS_AT_ONCE).flat_map(|some| self.call_some(some, call, bytes)).collect()
+    }
+
+    fn call_some(self: &Arc<Self>, nodes: &[String], call: &StageCall, bytes: &[u8]) -> Vec<(String, Answer<Reply>)> {
         let Some((last, others)) = nodes.split_last() else { return Vec::new() };
         std::thread::scope(|scope| {
             let started: Vec<_> =

@@ -14,7 +14,7 @@ use crate::leader::{Leader, take_over};
 use crate::manifest::{BucketKey, Manifest};
 use crate::message::{Answer, Located, Reply, StageCall, StageReply, unexpected};
 use crate::peers::{PeerFailure, StagePeers, TermFacts, TermRecord, decode_call, no_leader, reply_of, succeeded};
-use crate::shared::{OpenStore, StageShared};
+use crate::shared::{OpenStore, StageShared, UploadMemory};
 use parking_lot::{Condvar, Mutex, RwLock};
 use spurline_object_store::{RequestFailure, RetryHint};
 use spurline_sys::random;
@@ -75,6 +75,8 @@ pub struct StageParts {
     pub stats: Arc<Stats>,
     /// Uploads at once.
     pub uploads: usize,
+    /// Memory of the bytes on their way to the store.
+    pub upload_memory: u64,
 }
 
 /// The place of a stage that starts after the stores are open.
@@ -139,12 +141,14 @@ impl StageService {
     /// # Errors
     /// The disk's; when a thread can't be started.
     pub fn start(parts: StageParts) -> Result<Arc<StageService>> {
-        let StageParts { name, space, peers, record, open_store, stats, uploads } = parts;
+        let StageParts { name, space, peers, record, open_store, stats, uploads, upload_memory } = parts;
+        let upload_memory = UploadMemory::new(upload_memory);
         let holder = match space {
             Some(StageSpace { domain, size, disk }) => Some(Holder::open(&name, &domain, size, disk)?),
             None => None,
         };
-        let shared = Arc::new(StageShared { name, holder, peers, stats, open_store, stores: Mutex::default() });
+        let shared =
+            Arc::new(StageShared { name, holder, peers, stats, upload_memory, open_store, stores: Mutex::default() });
         let service = Arc::new(StageService {
             shared,
             record,

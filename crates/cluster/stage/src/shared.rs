@@ -5,7 +5,7 @@ use crate::manifest::{BucketKey, Manifest, Piece, Slice, StoreBase};
 use crate::message::{Answer, NodeFacts, Reply, StageCall, StageReply, unexpected};
 use crate::peers::{PeerFailure, StagePeers, call_node, failure_of, reply_of, succeeded};
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use spurline_object_store::{
     AnswerProgress, BucketSides, ObjectAttributes, ObjectBody, RequestFailure, SourceRequests, StoredObject,
     WriteCondition, transfer_time,
@@ -24,6 +24,44 @@ pub const CALL_TIME: Duration = Duration::from_secs(5);
 /// The time of a request to the store, beside that of the bytes.
 const STORE_TIME: Duration = Duration::from_secs(60);
 
+/// The memory of the bytes that this node sends to the store.
+pub struct UploadMemory {
+    size: u64,
+    used: Mutex<u64>,
+    freed: Condvar,
+}
+
+/// A share of the memory, returned when dropped.
+struct UploadShare<'a> {
+    memory: &'a UploadMemory,
+    bytes: u64,
+}
+
+impl Drop for UploadShare<'_> {
+    fn drop(&mut self) {
+        *self.memory.used.lock() -= self.bytes;
+        self.memory.freed.notify_all();
+    }
+}
+
+impl UploadMemory {
+    /// Memory of this many bytes.
+    pub fn new(size: u64) -> UploadMemory {
+        UploadMemory { size, used: Mutex::new(0), freed: Condvar::new() }
+    }
+
+    /// Waits for memory. A body that is larger than all waits until no other has a share.
+    fn take(&self, bytes: u64) -> UploadShare<'_> {
+        let bytes = bytes.min(self.size);
+        let mut used = self.used.lock();
+        while *used + bytes > self.size {
+            self.freed.wait(&mut used);
+        }
+        *used += bytes;
+        UploadShare { memory: self, bytes }
+    }
+}
+
 /// See the head of this file.
 pub struct StageShared {
     /// The name of this node.
@@ -34,6 +72,8 @@ pub struct StageShared {
     pub peers: Arc<dyn StagePeers>,
     /// Counters.
     pub stats: Arc<Stats>,
+    /// The memory of uploads.
+    pub upload_memory: UploadMemory,
     /// Opens stores.
     pub open_store: Box<OpenStore>,
     /// By bucket.
@@ -188,6 +228,7 @@ impl StageShared {
     }
 
     fn put_at_store(self: &Arc<Self>, manifest: &Manifest, condition: &StoreBase, key: &str) -> Answer<Reply> {
+        let _share = self.upload_memory.take(manifest.size);
         let bytes = self.read_manifest(manifest)?;
         let attributes = ObjectAttributes::from(&manifest.attributes);
         let condition = WriteCondition::from(condition);
@@ -198,6 +239,7 @@ impl StageShared {
     }
 
     fn upload_at_store(self: &Arc<Self>, at: &BucketKey, upload: &str, number: u32, piece: &Piece) -> Answer<Reply> {
+        let _share = self.upload_memory.take(piece.size());
         let body = ObjectBody::new(self.read_piece(piece)?);
         let send = async |sides: BucketSides<'_>| sides.writes.upload_part(&at.key, upload, number, body).await;
         let etag = self.at_store(&at.bucket, transfer_time(piece.size()), send)?;

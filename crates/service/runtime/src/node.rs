@@ -7,7 +7,7 @@ use crate::recent_file::RecentObjectsFile;
 use crate::s3_endpoint::{EndpointFiles, bucket_writes, log_endpoint, start_endpoint, stop_endpoint};
 use crate::setup::MetadataLimits;
 use crate::shared_folder::SharedCacheFolder;
-use crate::stage::{NodeStage, RunningStage, prepare_stage};
+use crate::stage::{NodeStage, RunningStage, prepare_stage, upload_memory};
 use crate::writes::{bucket_options, open_node_directory, store_settings, unwritable, unwritable_bucket};
 use crate::{group, limits, rails, settings, setup};
 use spurline_cache::CacheContext;
@@ -86,7 +86,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let name = config.name.clone().unwrap_or_else(|| host.clone());
     let trust = setup::open_trust(&config.trust, &name)?;
     let block_size = config.cache.block_size as usize;
-    let outside_arena = config.budget.name_table_bytes() + config.budget.s3_client_bytes();
+    let outside_arena = config.budget.name_table_bytes() + config.budget.s3_client_bytes() + upload_memory(&config);
     let pool = BufferPool::new(config.budget.total - outside_arena, block_size)?;
     rails::place_memory(found.as_deref().unwrap_or_default(), &pool);
     check_sources(&config, &stats)?;

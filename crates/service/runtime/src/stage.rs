@@ -26,6 +26,15 @@ const STOP_TIME: Duration = Duration::from_secs(20);
 /// How often the node says to mounts whether files can be staged.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Most memory of the bytes that a node sends to the store for the group, and its share of --buffer-size.
+const UPLOAD_MEMORY: u64 = 64 << 20;
+const UPLOAD_SHARE: u64 = 8;
+
+/// The memory of uploads of staged files, a part of --buffer-size.
+pub fn upload_memory(config: &NodeConfig) -> u64 {
+    if config.stage.is_some() { UPLOAD_MEMORY.min(config.budget.total / UPLOAD_SHARE) } else { 0 }
+}
+
 /// The stage of a node, before and after its start.
 pub struct NodeStage {
     slot: Arc<StageSlot>,
@@ -130,6 +139,7 @@ impl NodeStage {
             open_store: Box::new(move |bucket| SourceRequests::open(bucket, &direct, Arc::clone(&counted))),
             stats: Arc::clone(stats),
             uploads: UPLOADS,
+            upload_memory: upload_memory(config),
         })?;
         self.slot.set(Arc::clone(&service));
         node.accept_stage(Arc::new(StageCalls(Arc::clone(&service))));
