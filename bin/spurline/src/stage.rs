@@ -82,6 +82,11 @@ fn described(object: &UnsavedObject) -> UnsavedFile<'_> {
     }
 }
 
+/// A number of files, in words.
+fn files_in_words(count: u64) -> String {
+    if count == 1 { "1 file".to_owned() } else { format!("{count} files") }
+}
+
 fn print_unsaved(unsaved: &UnsavedList) {
     for object in &unsaved.oldest {
         let url = printable(format!("{}/{}", object.at.bucket, object.at.key).as_bytes());
@@ -106,11 +111,10 @@ fn print_unsaved(unsaved: &UnsavedList) {
     if more > 0 {
         anstream::println!("and {more} more, closed later");
     }
-    let files = if unsaved.count == 1 { "file" } else { "files" };
     let oldest = unsaved.oldest.first().map_or(0, |object| object.age_s);
     anstream::println!(
-        "{} {files}, {}, not at the store; the oldest was closed {} ago",
-        unsaved.count,
+        "{}, {}, not at the store; the oldest was closed {} ago",
+        files_in_words(unsaved.count),
         human_bytes(unsaved.bytes),
         human_time(oldest)
     );
@@ -122,8 +126,8 @@ pub fn unsaved_words(stats: &Stats) -> Option<String> {
     let count = stage.unsaved_objects.get();
     (count > 0).then(|| {
         format!(
-            "unsaved {count} {}, {}, oldest {}",
-            if count == 1 { "file" } else { "files" },
+            "unsaved {}, {}, oldest {}",
+            files_in_words(count),
             human_bytes(stage.unsaved_bytes.get()),
             human_time(stage.oldest_unsaved_s.get())
         )
@@ -136,8 +140,8 @@ pub fn late_uploads(stats: &Stats) -> Option<String> {
     let oldest = stage.oldest_unsaved_s.get();
     (oldest > UPLOAD_DEADLINE_S).then(|| {
         format!(
-            "uploads are late: {} staged files are not at the store, the oldest for {}; 'spurline status --unsaved' has the reasons",
-            stage.unsaved_objects.get(),
+            "uploads are late: {} not at the store, the oldest for {}; 'spurline status --unsaved' has the reasons",
+            files_in_words(stage.unsaved_objects.get()),
             human_time(oldest)
         )
     })
@@ -236,6 +240,6 @@ mod tests {
         assert_eq!(late_uploads(&stats), None);
         stats.stage.oldest_unsaved_s.set(300);
         let said = late_uploads(&stats).unwrap();
-        assert!(said.contains("3 staged files are not at the store, the oldest for 5 min"), "{said}");
+        assert!(said.contains("3 files not at the store, the oldest for 5 min"), "{said}");
     }
 }

@@ -2,21 +2,23 @@
 //! bytes. Prints nothing.
 
 use crate::group_nodes::{GroupReach, reach_group};
+use crate::peers::PeerConnector;
 use crate::stage::call_peer;
 use spurline_client::NodeCalls;
 use spurline_config::{Fault, Registry, TrustConfig};
-use spurline_stage::{
-    BucketKey, Manifest, PeerFailure, StageClass, StageClient, StagePeers, StageRefusal, StagedName,
-};
-use spurline_types::{Error, ErrorKind, Result};
+use spurline_stage::{BucketKey, Manifest, PeerFailure, StageClass, StageClient, StagePeers, StageRefusal, StagedName};
+use spurline_types::{Error, ErrorKind, Member, Result};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub use spurline_stage::{UnsavedList, UnsavedObject};
+
+/// Between two looks at the list of unsaved files.
+const UPLOADS_PAUSE: Duration = Duration::from_millis(500);
 
 /// The nodes of a group, as a command calls these.
 struct ListedNodes(NodeCalls);
@@ -72,6 +74,26 @@ impl StagedFile {
     }
 }
 
+/// What a node keeps of staged files.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct UnsavedOfNode {
+    /// Files that wait for the upload.
+    pub files: u64,
+    /// Scratch files, which are never uploaded.
+    pub scratch: u64,
+}
+
+impl UnsavedOfNode {
+    /// The files of a list that are at `node`, and that are at least `age_s` seconds old.
+    fn count(unsaved: &UnsavedList, node: &str, age_s: u64) -> UnsavedOfNode {
+        let is_there = |object: &&UnsavedObject| object.holders.iter().any(|holder| holder == node);
+        let of_node: Vec<&UnsavedObject> = unsaved.oldest.iter().filter(is_there).collect();
+        let scratch = of_node.iter().filter(|object| object.is_scratch).count() as u64;
+        let files = of_node.iter().filter(|object| !object.is_scratch && object.age_s >= age_s).count() as u64;
+        UnsavedOfNode { files, scratch }
+    }
+}
+
 /// The staged files of a group.
 pub struct GroupStage {
     group: String,
@@ -85,8 +107,35 @@ impl GroupStage {
     /// With exit code 3 when the registry can't be reached or knows no node.
     pub fn open(registry: &Registry, name: &str, trust: &TrustConfig) -> Result<GroupStage, Fault> {
         let GroupReach { members, reach } = reach_group(registry, name, trust)?;
-        let calls = NodeCalls::new(reach.group_members("", &members));
-        Ok(GroupStage { group: name.to_owned(), client: StageClient::new(Arc::new(ListedNodes(calls))) })
+        Ok(GroupStage::of_nodes(name, &reach, &members))
+    }
+
+    /// The stage of the group `name` with these nodes.
+    pub(crate) fn of_nodes(name: &str, reach: &PeerConnector, members: &[Arc<Member>]) -> GroupStage {
+        let calls = NodeCalls::new(reach.group_members("", members));
+        GroupStage { group: name.to_owned(), client: StageClient::new(Arc::new(ListedNodes(calls))) }
+    }
+
+    /// Waits until the store has what `node` keeps now, as long as `patience` and until `ended`; what is left.
+    ///
+    /// # Errors
+    /// As [`Self::list_unsaved`].
+    pub(crate) fn wait_for_uploads(
+        &self,
+        node: &str,
+        patience: Duration,
+        ended: impl Fn() -> bool,
+    ) -> Result<UnsavedOfNode, Fault> {
+        let start = Instant::now();
+        loop {
+            let Some(unsaved) = self.list_unsaved()? else { return Ok(UnsavedOfNode::default()) };
+            let waited = start.elapsed();
+            let left = UnsavedOfNode::count(&unsaved, node, waited.as_secs());
+            if left.files == 0 || waited >= patience || ended() {
+                return Ok(left);
+            }
+            std::thread::sleep(UPLOADS_PAUSE);
+        }
     }
 
     /// The files that the store does not have; `None` where no node of the group keeps staged files.
@@ -112,7 +161,10 @@ impl GroupStage {
             StagedName::Removing => None,
             StagedName::AtStore => {
                 return Err(Fault::failed(
-                    format!("{url} is no staged file of group {}: the store decides what the name leads to", self.group),
+                    format!(
+                        "{url} is no staged file of group {}: the store decides what the name leads to",
+                        self.group
+                    ),
                     "spurline status --unsaved lists the files that the store does not have",
                 ));
             }
@@ -160,7 +212,8 @@ impl GroupStage {
 
     fn copy_to(&self, manifest: &Manifest, path: &Path) -> Result<()> {
         let mut options = OpenOptions::new();
-        let mut to = options.write(true).create_new(true).mode(0o600).open(path).map_err(|e| Error::io("create", &e))?;
+        let mut to =
+            options.write(true).create_new(true).mode(0o600).open(path).map_err(|e| Error::io("create", &e))?;
         self.client.read(manifest, &mut |bytes| to.write_all(bytes).map_err(|e| Error::io("write", &e)))?;
         let len = to.metadata().map_err(|e| Error::io("stat", &e))?.len();
         if len != manifest.size {
@@ -235,12 +288,35 @@ mod tests {
     }
 
     #[test]
+    fn files_of_a_node_are_counted_until_the_store_has_these() {
+        let object = |age_s, holders: &[&str], is_scratch| UnsavedObject {
+            at: BucketKey::new("s3://b", "k"),
+            size: 1,
+            age_s,
+            holders: holders.iter().map(|holder| (*holder).to_owned()).collect(),
+            is_scratch,
+            is_removal: false,
+            error: None,
+        };
+        let oldest = vec![object(9, &["a", "b"], false), object(5, &["b"], false), object(7, &["a"], true)];
+        let unsaved = UnsavedList { count: 3, bytes: 3, oldest };
+        let count = |node, age_s| UnsavedOfNode::count(&unsaved, node, age_s);
+        assert_eq!(count("a", 0), UnsavedOfNode { files: 1, scratch: 1 });
+        assert_eq!(count("b", 0), UnsavedOfNode { files: 2, scratch: 0 });
+        assert_eq!(count("b", 6), UnsavedOfNode { files: 1, scratch: 0 }, "closed during the wait");
+        assert_eq!(count("c", 0), UnsavedOfNode::default());
+    }
+
+    #[test]
     fn a_complete_file_replaces_another_only_on_request() {
         let folder = tempfile::tempdir().unwrap();
         let dest = folder.path().join("dest");
         let write = |text: &str| fs::write(part_path(&dest), text).map(|()| part_path(&dest)).unwrap();
         place(&write("first"), &dest, false).unwrap();
-        assert_eq!(place(&write("second"), &dest, false).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(
+            place(&write("second"), &dest, false).unwrap_err().kind(),
+            ErrorKind::Io(rustix::io::Errno::EXIST.raw_os_error())
+        );
         assert_eq!(fs::read(&dest).unwrap(), b"first");
         place(&part_path(&dest), &dest, true).unwrap();
         assert_eq!(fs::read(&dest).unwrap(), b"second");
