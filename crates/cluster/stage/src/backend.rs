@@ -286,7 +286,9 @@ impl ObjectWriteBackend for StagedBackend {
         async move {
             match self.find(key).await? {
                 KnownName::Object(manifest) => {
-                    let attributes = ObjectAttributes::from(&manifest.attributes);
+                    let mut attributes = ObjectAttributes::from(&manifest.attributes);
+                    // The store does not have the object.
+                    attributes.set_stage();
                     Ok(StoredObject { raw: raw_of(&manifest), attributes })
                 }
                 KnownName::Removing => Err(not_found(key)),

@@ -7,7 +7,7 @@ mod recovery;
 
 use crate::ledger::{Admitted, Ledger};
 use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, Piece, StageClass, StoreBase, staged_mark};
-use crate::message::{Answer, CopyCall, KnownName, NewObject, Reply, StageCall, StageReply};
+use crate::message::{Answer, CopyCall, KnownName, NewObject, Reply, StageCall, StageReply, UnsavedList};
 use crate::peers::{TermFacts, TermRecord, no_leader, reply_of};
 use crate::shared::{CALL_TIME, StageShared, new_name, stale};
 use nodes::NodeTable;
@@ -29,8 +29,6 @@ pub const VALID_TIME: Duration = Duration::from_secs(3);
 const UPLOAD_DEADLINE: Duration = Duration::from_secs(60);
 /// Nodes that are called at once, each by a thread.
 const CALLS_AT_ONCE: usize = 32;
-/// Unsaved objects in an answer.
-const UNSAVED_MAX: usize = 5000;
 /// Nodes that are tried for a copy.
 const TRIES: usize = 4;
 /// Failure domains that have a staged object.
@@ -108,6 +106,7 @@ impl Leader {
     pub fn step_down(&self, why: &str) {
         if !self.is_over.swap(true, Ordering::AcqRel) {
             tracing::info!("this node keeps the order of staged files no longer (term {}): {why}", self.term);
+            self.clear_gauges();
         }
         self.changed.notify_all();
     }
@@ -145,10 +144,8 @@ impl Leader {
             StageCall::Copy(copy) => self.copy(copy)?,
             StageCall::Remove { at, condition } => self.remove(&at, &condition)?,
             StageCall::ListUnsaved => {
-                let mut unsaved = self.ledger.lock().unsaved(Instant::now());
-                let count = unsaved.len() as u64;
-                unsaved.truncate(UNSAVED_MAX);
-                StageReply::Unsaved(unsaved, count)
+                let unsaved = self.ledger.lock().unsaved(Instant::now());
+                StageReply::Unsaved(UnsavedList::new(unsaved))
             }
             StageCall::Drop(at) => {
                 let deadline = Instant::now() + CHANGE_TIME;

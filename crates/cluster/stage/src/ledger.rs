@@ -398,6 +398,7 @@ impl Ledger {
                 age_s: now.saturating_duration_since(entry.closed).as_secs(),
                 holders: nodes.into_iter().map(str::to_owned).collect(),
                 is_scratch: entry.manifest.class != StageClass::Staged,
+                is_removal: entry.manifest.phase != Phase::Waiting,
                 error: entry.error.clone(),
             }
         });

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod client;
 mod disk;
 mod holder;
 mod leader;
@@ -15,8 +16,9 @@ mod service;
 mod shared;
 
 pub use backend::{ClassOf, StagedBackend};
+pub use client::{StageClient, StageRefusal, StagedName};
 pub use disk::{FolderDisk, KeptPart, PartWriter, RecordChange, StageDisk};
 pub use manifest::{BucketKey, Manifest, StageClass};
-pub use message::UnsavedObject;
+pub use message::{UnsavedList, UnsavedObject};
 pub use peers::{PeerFailure, StagePeers, TermFacts, TermRecord};
 pub use service::{StageParts, StageService, StageSlot, StageSpace};

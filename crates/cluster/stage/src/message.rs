@@ -5,6 +5,11 @@ use serde::{Deserialize, Serialize};
 use spurline_object_store::{RequestFailure, RetryHint};
 use spurline_types::{Error, ErrorKind};
 
+/// Most unsaved objects in an answer.
+const UNSAVED_MAX: usize = 5000;
+/// Bytes of an answer for unsaved objects, of the 4 MiB that an answer may have.
+const UNSAVED_LEN: usize = 3 << 20;
+
 /// The result of a request.
 pub type Answer<T> = std::result::Result<T, RequestFailure>;
 
@@ -277,8 +282,8 @@ pub enum StageReply {
         /// The version of the source of a copy.
         source: Option<String>,
     },
-    /// To `ListUnsaved`: the oldest, and the number of all.
-    Unsaved(Vec<UnsavedObject>, u64),
+    /// To `ListUnsaved`.
+    Unsaved(UnsavedList),
     /// To `ListKept`: manifests by record, and whether there are more.
     Kept(Vec<Manifest>, bool),
     /// To `Fence` and `Describe`.
@@ -295,6 +300,33 @@ pub enum StageReply {
     Failed(SentFailure),
 }
 
+/// What the store does not have yet.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnsavedList {
+    /// The oldest objects.
+    pub oldest: Vec<UnsavedObject>,
+    /// The number of all objects.
+    pub count: u64,
+    /// The bytes of all objects.
+    pub bytes: u64,
+}
+
+impl UnsavedList {
+    /// As many of the oldest objects as fit into an answer. `all` is in the order of age.
+    pub fn new(all: Vec<UnsavedObject>) -> UnsavedList {
+        let count = all.len() as u64;
+        let bytes = all.iter().map(|object| object.size).sum();
+        let mut room = UNSAVED_LEN;
+        let fits = all.into_iter().take(UNSAVED_MAX).take_while(|object| {
+            let len = object.text_len();
+            let has_room = len <= room;
+            room = room.saturating_sub(len);
+            has_room
+        });
+        UnsavedList { oldest: fits.collect(), count, bytes }
+    }
+}
+
 /// A staged object for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnsavedObject {
@@ -308,8 +340,18 @@ pub struct UnsavedObject {
     pub holders: Vec<String>,
     /// Never uploaded.
     pub is_scratch: bool,
+    /// The object is removed, and the store's object of the name is not removed yet.
+    pub is_removal: bool,
     /// Why the last upload failed.
     pub error: Option<String>,
+}
+
+impl UnsavedObject {
+    /// Most bytes of this object in an answer, where each character of a name may be escaped.
+    fn text_len(&self) -> usize {
+        let texts = self.holders.iter().chain([&self.at.bucket, &self.at.key]).chain(&self.error);
+        256 + texts.map(|text| 2 * text.len() + 8).sum::<usize>()
+    }
 }
 
 /// A failure on its way to another node.

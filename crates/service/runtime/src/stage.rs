@@ -217,13 +217,28 @@ impl StagePeers for GroupPeers {
         room: usize,
         deadline: Instant,
     ) -> Result<(Vec<u8>, Vec<u8>), PeerFailure> {
-        let reply = self.calls.call(node, call, bytes, room, deadline);
-        reply.map(|reply| (reply.body, reply.payload)).map_err(|failure| match failure {
-            NodeCallFailure::NotSent(error) => PeerFailure::NotSent(error),
-            NodeCallFailure::Lost(error) => PeerFailure::Lost(error),
-            NodeCallFailure::Answered(error) => PeerFailure::Answered(error),
-        })
+        call_peer(&self.calls, node, call, bytes, room, deadline)
     }
+}
+
+/// Sends a call about staged files to a node.
+///
+/// # Errors
+/// Why there is no answer.
+pub(crate) fn call_peer(
+    calls: &NodeCalls,
+    node: &str,
+    call: &[u8],
+    bytes: &[u8],
+    room: usize,
+    deadline: Instant,
+) -> Result<(Vec<u8>, Vec<u8>), PeerFailure> {
+    let reply = calls.call(node, call, bytes, room, deadline);
+    reply.map(|reply| (reply.body, reply.payload)).map_err(|failure| match failure {
+        NodeCallFailure::NotSent(error) => PeerFailure::NotSent(error),
+        NodeCallFailure::Lost(error) => PeerFailure::Lost(error),
+        NodeCallFailure::Answered(error) => PeerFailure::Answered(error),
+    })
 }
 
 /// The record of the registry.

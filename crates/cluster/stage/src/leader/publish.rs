@@ -388,5 +388,17 @@ impl Leader {
         stats.unsaved_objects.set(objects);
         stats.unsaved_bytes.set(bytes);
         stats.oldest_unsaved_s.set(oldest.as_secs());
+        drop(ledger);
+        if self.is_over() {
+            self.clear_gauges();
+        }
+    }
+
+    /// The next leader has the figures.
+    pub(super) fn clear_gauges(&self) {
+        let stats = &self.shared.stats.stage;
+        for gauge in [&stats.unsaved_objects, &stats.unsaved_bytes, &stats.oldest_unsaved_s] {
+            gauge.set(0);
+        }
     }
 }

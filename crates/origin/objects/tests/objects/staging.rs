@@ -60,7 +60,7 @@ impl Nodes {
 
     /// An ETag of the store, as mounts see the version.
     fn shown(&self, etag: String) -> String {
-        if self.seen.lock().uploaded { etag } else { format!("{STAGED_ETAG}{}", etag.trim_matches('"')) }
+        format!("{STAGED_ETAG}{}", etag.trim_matches('"'))
     }
 
     fn shown_object(&self, object: RawObject) -> RawObject {
@@ -118,8 +118,10 @@ impl ObjectWriteBackend for Nodes {
     fn head_all<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Answer<StoredObject>> {
         async move {
             let StoredObject { raw, mut attributes } = self.writer().head_all(key).await?;
-            // As from a store that has the request among the metadata.
-            attributes.set_stage();
+            // As of an object that is not uploaded yet.
+            if !self.seen.lock().uploaded {
+                attributes.set_stage();
+            }
             Ok(StoredObject { raw: self.shown_object(raw), attributes })
         }
         .boxed()
