@@ -1,14 +1,12 @@
 //! Open files of a written bucket that outlive their process: each test ends a process at a moment that is hard to meet with a signal,
 //! and the next process continues from what a keeper has.
 
-use crate::common;
-use common::{pattern, read, soon};
 use serde_json::Value;
 use spurline_object_store::{AwsCredentials, EnvironmentSource, OriginOptions};
 use spurline_objects::{BucketWriteOptions, PublishedBytes, WritableBucket};
 use spurline_origin::{OriginStore, open};
-use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
-use spurline_types::{Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result, Stats};
+use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY, pattern};
+use spurline_types::{Error, ErrorKind, ListPage, ObjectAttr, ObjectRef, Result, SliceSink, Stats};
 use spurline_volume::delayed::DelayedWrites as _;
 use spurline_volume::hand_over::{LeftOpen, OpenHold};
 use spurline_volume::info::FileInfo;
@@ -23,11 +21,23 @@ use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const URL: &str = "s3://bucket";
 /// Length of a part.
 const PART: usize = 8 << 20;
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn read(store: &dyn OriginStore, object: &ObjectRef, offset: u64, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0xaa; len];
+    let mut sink = SliceSink::new(&mut bytes);
+    store.read(object, offset, &mut sink, soon())?;
+    assert_eq!(sink.filled(), len, "a read that succeeds has filled its sink");
+    Ok(bytes)
+}
 /// Where the lines of a log begin.
 const FIRST_LINE: u64 = 4096;
 

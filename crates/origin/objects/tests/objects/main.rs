@@ -1,4 +1,3 @@
 //! Buckets that are changed, over a server of the tests.
 
-mod common;
 mod kept_files;
