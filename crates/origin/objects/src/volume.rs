@@ -171,9 +171,12 @@ impl BucketFiles {
             self.absences.note(path.to_vec(), start, since);
             return Err(Error::new(ErrorKind::NotFound, "the folder did not have it a moment ago"));
         }
+        let begun = Instant::now();
         self.find_known(path).inspect_err(|error| {
             if error.kind() == ErrorKind::NotFound {
-                self.absences.note(path.to_vec(), start, Instant::now());
+                // The group knows for a while what other mounts have made since the lookup began.
+                let since = if self.context.path_locks.get().is_some() { begun } else { Instant::now() };
+                self.absences.note(path.to_vec(), start, since);
             }
         })
     }
