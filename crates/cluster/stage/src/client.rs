@@ -93,7 +93,7 @@ impl StageClient {
     pub fn read(&self, manifest: &Manifest, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         if manifest.pieces.is_empty() {
             if manifest.size > 0 {
-                let call = StageCall::ReadInline { mark: manifest.mark.clone() };
+                let call = StageCall::ReadInline { record: manifest.record.clone() };
                 sink(&self.first_bytes(&manifest.holders, &call, manifest.size)?)?;
             }
             return Ok(());

@@ -1,7 +1,7 @@
 //! Files that are written through nodes which keep new objects and upload later, as the writer sees these nodes: versions and uploads
 //! have names of their own, and the request to keep an object comes with the attributes.
 
-use crate::common::{PlainReads, pattern};
+use crate::common::PlainReads;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -13,7 +13,7 @@ use spurline_object_store::{
 };
 use spurline_objects::{BucketWriteOptions, WritableBucket};
 use spurline_origin::open;
-use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
+use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY, pattern};
 use spurline_types::{ErrorKind, STAGED_XATTR, Stats};
 use spurline_volume::writes::{Caller, Change, FileIdentity, NamePath, NodePath, WritableVolume as _, WritePlace};
 use std::ops::Range;
