@@ -131,7 +131,18 @@ pub enum StageClass {
     Scratch {
         /// Seconds since the close.
         ttl_s: u64,
+        /// Most bytes of the folder; the oldest objects go first.
+        quota: u64,
+        /// The folder, as a number.
+        folder: u64,
     },
+}
+
+impl StageClass {
+    /// A folder as a number.
+    pub fn folder_number(url: &str) -> u64 {
+        u64::from(crc32c::crc32c(url.as_bytes())) << 32 | url.len() as u64
+    }
 }
 
 /// The phase of a staged object. Phases only grow.

@@ -5,7 +5,7 @@ use crate::setup;
 use spurline_client::{NodeCallFailure, NodeCalls};
 use spurline_config::{Fault, NodeConfig};
 use spurline_membership::{GroupRecord, RecordName, Registry, RegistryFollower};
-use spurline_node::{CacheNode, StageHandler, StageReply, WriteClass};
+use spurline_node::{CacheNode, FolderRule, StageHandler, StageReply, WriteClass};
 use spurline_object_store::{
     HeldBucket, OriginOptions, SharedBuckets, SourceLocation, SourceRequests, SourceScheme, open_bucket,
 };
@@ -74,7 +74,7 @@ pub fn prepare_stage(
         let url = bucket.clone();
         let class_of = Arc::new(move |key: &str| {
             let node = rules.get().and_then(Weak::upgrade)?;
-            class_of(node.write_class(&url, key))
+            node.with_folder_rule(&url, key, class_of)
         });
         let staged = StagedBackend::new(inner, Arc::clone(&slot), &bucket, class_of);
         held.push(buckets.open_over(&location, &shared, Arc::clone(stats), Box::new(staged))?);
@@ -82,11 +82,17 @@ pub fn prepare_stage(
     Ok((!held.is_empty()).then_some(NodeStage { slot, node, direct, _held: held }))
 }
 
-fn class_of(class: WriteClass) -> Option<StageClass> {
-    match class {
+/// How long new files of a folder stay with the group.
+fn class_of(rule: Option<&FolderRule>) -> Option<StageClass> {
+    let rule = rule?;
+    match rule.write_class() {
         WriteClass::Direct => None,
         WriteClass::Staged => Some(StageClass::Staged),
-        WriteClass::Scratch => Some(StageClass::Scratch { ttl_s: SCRATCH_TTL_S }),
+        WriteClass::Scratch => Some(StageClass::Scratch {
+            ttl_s: rule.ttl_seconds.unwrap_or(SCRATCH_TTL_S),
+            quota: rule.quota_bytes.unwrap_or(u64::MAX),
+            folder: StageClass::folder_number(&rule.url),
+        }),
     }
 }
 

@@ -265,6 +265,7 @@ impl Leader {
                 None
             }
         };
+        self.expire_scratch();
         self.set_gauges();
         known
     }

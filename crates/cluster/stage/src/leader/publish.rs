@@ -301,7 +301,6 @@ impl Leader {
         while !self.is_over() {
             std::thread::sleep(DONE_INTERVAL);
             self.tell_ends();
-            self.expire_scratch();
         }
     }
 
@@ -352,13 +351,25 @@ impl Leader {
         untold.into_iter().map(|((node, phase), records)| (node, phase, records)).collect()
     }
 
-    fn expire_scratch(&self) {
+    /// Ends scratch objects that are older than their folder allows, and the oldest of folders with more bytes than their quota.
+    pub(super) fn expire_scratch(&self) {
         let mut ledger = self.ledger.lock();
-        let expired = ledger.entries.iter().filter(|(_, entry)| match entry.manifest.class {
-            StageClass::Scratch { ttl_s } => entry.closed.elapsed() >= Duration::from_secs(ttl_s),
-            StageClass::Staged => false,
+        let scratch = ledger.entries.values().filter_map(|entry| match entry.manifest.class {
+            StageClass::Scratch { ttl_s, quota, folder } => Some((entry, Duration::from_secs(ttl_s), quota, folder)),
+            StageClass::Staged => None,
         });
-        let expired: Vec<BucketKey> = expired.map(|(at, _)| at.clone()).collect();
+        let mut scratch: Vec<_> = scratch.collect();
+        // The newest first: what comes after the quota is the oldest.
+        scratch.sort_by_key(|(entry, ..)| entry.closed.elapsed());
+        let mut folder_bytes: HashMap<u64, u64> = HashMap::new();
+        let mut expired = Vec::new();
+        for (entry, ttl, quota, folder) in scratch {
+            let bytes = folder_bytes.entry(folder).or_default();
+            *bytes += entry.manifest.size;
+            if entry.closed.elapsed() >= ttl || *bytes > quota {
+                expired.push(entry.manifest.at.clone());
+            }
+        }
         expired.iter().for_each(|at| ledger.remove(at, []));
     }
 

@@ -1,7 +1,6 @@
 //! Open files of a written bucket that outlive their process: each test ends a process at a moment that is hard to meet with a signal,
 //! and the next process continues from what a keeper has.
 
-use crate::common;
 use crate::common::{PlainReads, soon};
 use serde_json::Value;
 use spurline_object_store::{AwsCredentials, EnvironmentSource, OriginOptions};
