@@ -13,6 +13,7 @@ mod promises;
 mod recover;
 mod renames;
 mod rules;
+mod staged;
 mod staged_kills;
 mod storage;
 mod strangers;

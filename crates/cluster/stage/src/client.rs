@@ -15,8 +15,8 @@ const LEADER_PAUSE: Duration = Duration::from_millis(250);
 const CALL_TIME: Duration = Duration::from_secs(5);
 /// Longest time of a change, which waits for other changes of the name.
 const CHANGE_TIME: Duration = Duration::from_secs(25);
-/// Behind all marks, so that a node lists none.
-const LAST_MARK: &str = "~";
+/// Behind all records, so that a node lists none.
+const LAST_RECORD: &str = "~";
 
 /// Why the nodes of a group do not answer a question about staged objects.
 #[derive(Debug, Clone)]
@@ -174,7 +174,7 @@ impl StageClient {
     }
 
     fn keeps_objects(&self, node: &str) -> bool {
-        let probe = StageCall::ListKept { after: LAST_MARK.to_owned() };
+        let probe = StageCall::ListKept { after: LAST_RECORD.to_owned() };
         matches!(self.call(node, &probe, 0, CALL_TIME), Ok(Reply { reply: StageReply::Kept(..), .. }))
     }
 }
