@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn changes_are_staged_by_nodes_only() {
         let check = |writable: bool, registry: Option<&str>| {
-            let mut raw = RawGateway::new("s3://b/x".parse().unwrap());
+            let mut raw = RawGateway::new("s3://data/run".parse().unwrap());
             raw.s3.s3_listen = Some("127.0.0.1:9000".parse().unwrap());
             raw.s3.s3_writable_without_keys = writable;
             raw.writable = writable;
