@@ -13,7 +13,7 @@ use crate::peers::failure_of;
 use parking_lot::{Condvar, Mutex};
 use spurline_object_store::RequestFailure;
 use spurline_sys::random;
-use spurline_types::{ErrorKind, Result};
+use spurline_types::{Error, ErrorKind, Result};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,6 +65,17 @@ impl HolderState {
         let is_later =
             |(known, _): &(Manifest, u64)| known.revision > manifest.revision || known.phase > manifest.phase;
         self.ended.contains_key(&manifest.record) || self.manifests.get(&manifest.record).is_some_and(is_later)
+    }
+}
+
+/// A failure of this node's disk: other nodes may do.
+fn disk_failure(error: Error) -> RequestFailure {
+    match error.kind() {
+        ErrorKind::Corrupt | ErrorKind::Io(_) | ErrorKind::NoSpace => {
+            let kind = if error.kind() == ErrorKind::NoSpace { ErrorKind::NoSpace } else { ErrorKind::Unavailable };
+            RequestFailure::transient(kind, error.message().to_owned())
+        }
+        _ => failure_of(error),
     }
 }
 
@@ -150,7 +161,7 @@ impl Holder {
                 self.freed.wait(&mut state);
             }
         }
-        self.disk.change_records(vec![RecordChange::Term(term)]).map_err(failure_of)?;
+        self.disk.change_records(vec![RecordChange::Term(term)]).map_err(disk_failure)?;
         Ok(StageReply::Facts(self.facts()).into())
     }
 
@@ -230,7 +241,7 @@ impl Holder {
         if term > self.term() {
             changes.insert(0, RecordChange::Term(term));
         }
-        self.disk.change_records(changes).map_err(failure_of)?;
+        self.disk.change_records(changes).map_err(disk_failure)?;
         {
             let mut state = self.state.lock();
             if term >= state.term {
@@ -254,7 +265,7 @@ impl Holder {
             Some(before) => RecordChange::Put(Box::new(before), None),
             None => RecordChange::Remove(record.to_owned()),
         };
-        self.disk.change_records(vec![change]).map_err(failure_of)?;
+        self.disk.change_records(vec![change]).map_err(disk_failure)?;
         Ok(StageReply::OldTerm(self.term()).into())
     }
 
@@ -285,7 +296,7 @@ impl Holder {
         });
         let puts: Vec<RecordChange> = puts.collect();
         if !puts.is_empty() {
-            self.disk.change_records(puts).map_err(failure_of)?;
+            self.disk.change_records(puts).map_err(disk_failure)?;
         }
         let mut ended = Vec::new();
         {
@@ -325,7 +336,7 @@ impl Holder {
             }
         }
         if !changes.is_empty() {
-            self.disk.change_records(changes).map_err(failure_of)?;
+            self.disk.change_records(changes).map_err(disk_failure)?;
         }
         let mut state = self.state.lock();
         let now = Instant::now();
@@ -395,7 +406,7 @@ impl Holder {
 
     fn remove_parts(&self, parts: &[String]) -> Answer<()> {
         for part in parts {
-            self.disk.remove_part(part).map_err(failure_of)?;
+            self.disk.remove_part(part).map_err(disk_failure)?;
             self.state.lock().parts.remove(part);
         }
         Ok(())
@@ -416,7 +427,7 @@ impl Holder {
         let mut open = match open {
             Some(open) if open.len == offset => open,
             None if offset == 0 => {
-                let writer = self.disk.begin_part(part).map_err(failure_of)?;
+                let writer = self.disk.begin_part(part).map_err(disk_failure)?;
                 OpenPart { writer, len: 0, last: Instant::now() }
             }
             _ => {
@@ -424,7 +435,7 @@ impl Holder {
                 return Err(RequestFailure::transient(ErrorKind::Unavailable, why));
             }
         };
-        open.writer.append(bytes).map_err(failure_of)?;
+        open.writer.append(bytes).map_err(disk_failure)?;
         open.len += bytes.len() as u64;
         open.last = Instant::now();
         if !is_last {
@@ -432,7 +443,7 @@ impl Holder {
             return Ok(StageReply::Done.into());
         }
         let len = open.len;
-        open.writer.finish().map_err(failure_of)?;
+        open.writer.finish().map_err(disk_failure)?;
         self.state.lock().parts.insert(part.to_owned(), len);
         Ok(StageReply::Done.into())
     }
@@ -440,29 +451,24 @@ impl Holder {
     /// Reads bytes of a part.
     pub fn read_part(&self, part: &str, from: u64, len: u64) -> Answer<Reply> {
         let mut bytes = vec![0; len.min(READ_MAX) as usize];
-        self.disk.read_part(part, from, &mut bytes).map_err(|error| match error.kind() {
-            ErrorKind::Corrupt | ErrorKind::Io(_) => {
-                RequestFailure::transient(ErrorKind::Unavailable, error.message().to_owned())
-            }
-            _ => failure_of(error),
-        })?;
+        self.disk.read_part(part, from, &mut bytes).map_err(disk_failure)?;
         Ok(Reply { reply: StageReply::Bytes, bytes })
     }
 
     /// The number of bytes of a part.
     pub fn part_len(&self, part: &str) -> Answer<u64> {
-        self.disk.part_len(part).map_err(failure_of)
+        self.disk.part_len(part).map_err(disk_failure)
     }
 
     /// The bytes of a small object.
     pub fn read_inline(&self, record: &str) -> Answer<Reply> {
-        let bytes = self.disk.read_inline(record).map_err(failure_of)?;
+        let bytes = self.disk.read_inline(record).map_err(disk_failure)?;
         Ok(Reply { reply: StageReply::Bytes, bytes })
     }
 
     /// Gives parts a further name each.
     pub fn link_parts(&self, names: &[(String, String)]) -> Answer<Reply> {
-        self.disk.link_parts(names).map_err(failure_of)?;
+        self.disk.link_parts(names).map_err(disk_failure)?;
         let mut state = self.state.lock();
         for (old, new) in names {
             let len = state.parts.get(old).copied().unwrap_or_default();

@@ -294,10 +294,12 @@ impl Leader {
         for (node, node_facts) in &welcomed {
             changed.nodes.insert((*node).clone(), node_facts.domain.clone());
         }
-        let gone: Vec<String> = changed.nodes.keys().filter(|node| self.nodes.is_gone(node)).cloned().collect();
+        let is_welcomed = |node: &str| welcomed.iter().any(|(other, _)| *other == node);
+        let gone = changed.nodes.keys().filter(|node| self.nodes.is_gone(node) && !is_welcomed(node));
+        let gone: Vec<String> = gone.cloned().collect();
         let gone: Vec<String> = gone.into_iter().filter(|node| !self.has_objects(node)).collect();
         changed.nodes.retain(|node, _| !gone.contains(node));
-        let has_told = |node: &str| self.nodes.has_told(node) || welcomed.iter().any(|(other, _)| *other == node);
+        let has_told = |node: &str| self.nodes.has_told(node) || is_welcomed(node);
         let is_complete = missing_domains(&changed, has_told).len() < DOMAINS;
         let current = changed.nodes.keys().filter(|node| has_told(node)).cloned().collect();
         if is_complete || self.is_complete.load(Ordering::Acquire) {

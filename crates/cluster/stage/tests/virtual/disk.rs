@@ -249,9 +249,9 @@ impl StageDisk for DiskHandle {
                     RecordChange::Remove(mark) => drop(state.records.remove(&mark)),
                     RecordChange::Put(manifest, bytes) => {
                         state.named.extend(manifest.parts_at(&self.disk.node).map(|slice| slice.part.clone()));
-                        let before = state.records.remove(&manifest.mark).map(|(_, bytes)| bytes);
+                        let before = state.records.remove(&manifest.record).map(|(_, bytes)| bytes);
                         let bytes = bytes.or(before).unwrap_or_default();
-                        state.records.insert(manifest.mark.clone(), (*manifest, bytes));
+                        state.records.insert(manifest.record.clone(), (*manifest, bytes));
                     }
                 }
             }
