@@ -213,6 +213,9 @@ impl Leader {
             revision: 0,
         };
         let _in_flight = self.note_in_flight(&manifest.record);
+        let nobody = BTreeSet::new();
+        // Parts of a node that was lost since get another copy first.
+        let manifest = self.replace_holders(&manifest, &nobody, &nobody, true)?;
         let manifest = self.hold_everywhere(manifest, &inline)?;
         let etag = manifest.etag();
         let stats = &self.shared.stats.stage;
@@ -566,7 +569,7 @@ impl Leader {
         self.commit_locked(new, inline)
     }
 
-    /// The same bytes as other parts.
+    /// The same bytes as other parts, at those holders that answer.
     fn link_pieces(self: &Arc<Self>, pieces: &[Piece]) -> Answer<Vec<Piece>> {
         let mut linked = pieces.to_vec();
         let mut names: HashMap<String, String> = HashMap::new();
@@ -578,8 +581,19 @@ impl Leader {
             }
             slice.part = new;
         }
+        let mut lost = BTreeSet::new();
+        let mut last = no_leader();
         for (node, names) in at_nodes {
-            self.order(&node, &StageCall::LinkParts(names.into_iter().collect()), &[])?;
+            if let Err(failure) = self.order(&node, &StageCall::LinkParts(names.into_iter().collect()), &[]) {
+                lost.insert(node);
+                last = failure;
+            }
+        }
+        for slice in linked.iter_mut().flat_map(|piece| &mut piece.slices) {
+            slice.holders.retain(|node| !lost.contains(node));
+            if slice.holders.is_empty() {
+                return Err(last);
+            }
         }
         Ok(linked)
     }
