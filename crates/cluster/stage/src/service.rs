@@ -14,7 +14,7 @@ use crate::leader::{Leader, take_over};
 use crate::manifest::{BucketKey, Manifest};
 use crate::message::{Answer, Located, Reply, StageCall, StageReply, unexpected};
 use crate::peers::{PeerFailure, StagePeers, TermFacts, TermRecord, decode_call, no_leader, reply_of, succeeded};
-use crate::shared::{OpenStore, StageShared};
+use crate::shared::{CALL_TIME, OpenStore, StageShared};
 use parking_lot::{Condvar, Mutex, RwLock};
 use spurline_object_store::{RequestFailure, RetryHint};
 use spurline_sys::random;
@@ -30,6 +30,8 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const BYSTANDER_INTERVAL: Duration = Duration::from_secs(5);
 /// A leader that calls once a second, and has not for this long, is asked.
 const SILENCE: Duration = Duration::from_secs(6);
+/// Nodes that are asked whether they hear the leader.
+const WITNESSES: usize = 8;
 /// How often parts are looked for that nothing names.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 /// Longest time until a call has reached a leader.
@@ -112,6 +114,11 @@ impl StageSlot {
     }
 }
 
+struct HeardLeader {
+    term: u64,
+    when: Instant,
+}
+
 /// See the head of this file.
 pub struct StageService {
     shared: Arc<StageShared>,
@@ -123,7 +130,7 @@ pub struct StageService {
     known: RwLock<Option<TermFacts>>,
     leader: RwLock<Option<Arc<Leader>>>,
     /// When a leader has called this node last.
-    heard: Mutex<Instant>,
+    heard: Mutex<HeardLeader>,
     /// Where bytes lie, of objects that were read lately.
     located: Mutex<Vec<LocatedManifest>>,
     is_stopping: AtomicBool,
@@ -150,7 +157,7 @@ impl StageService {
             uploads,
             known: RwLock::default(),
             leader: RwLock::default(),
-            heard: Mutex::new(Instant::now()),
+            heard: Mutex::new(HeardLeader { term: 0, when: Instant::now() }),
             located: Mutex::default(),
             is_stopping: AtomicBool::new(false),
             stop: Mutex::new(false),
@@ -177,6 +184,9 @@ impl StageService {
         if let StageCall::Describe { term, leader } | StageCall::Fence { term, leader } = &call {
             self.note_leader(*term, leader);
         }
+        if let StageCall::HearsLeader { term } = &call {
+            return reply_of(self.has_heard(*term).map(Reply::from));
+        }
         let leader = self.leader.read().clone();
         if let (Some(leader), StageCall::Describe { term, .. } | StageCall::Fence { term, .. }) = (&leader, &call) {
             // From the answer on, the new leader may answer otherwise.
@@ -189,7 +199,12 @@ impl StageService {
     }
 
     fn note_leader(&self, term: u64, leader: &str) {
-        *self.heard.lock() = Instant::now();
+        {
+            let mut heard = self.heard.lock();
+            if term >= heard.term {
+                *heard = HeardLeader { term, when: Instant::now() };
+            }
+        }
         let mut known = self.known.write();
         let is_newer = known.as_ref().is_none_or(|known| known.term < term);
         if is_newer {
@@ -378,15 +393,34 @@ impl StageService {
 
     /// Whether the leader has called this node lately, or answers.
     fn hears_leader(&self, facts: &TermFacts) -> bool {
-        if self.heard.lock().elapsed() < SILENCE {
-            return true;
+        {
+            // A leader that is new has its time, too.
+            let mut heard = self.heard.lock();
+            if heard.term < facts.term {
+                *heard = HeardLeader { term: facts.term, when: Instant::now() };
+            }
+            if heard.when.elapsed() < SILENCE {
+                return true;
+            }
         }
         let call = StageCall::Describe { term: facts.term, leader: facts.leader.clone() };
-        let answers = self.shared.call(&facts.leader, &call, &[], LOOK_INTERVAL).is_ok();
-        if answers {
-            *self.heard.lock() = Instant::now();
+        if self.shared.call(&facts.leader, &call, &[], CALL_TIME).is_ok() {
+            self.heard.lock().when = Instant::now();
+            return true;
         }
-        answers
+        // Two nodes that do not reach each other would take the lead from each other for ever.
+        let call = StageCall::HearsLeader { term: facts.term };
+        let others = self.shared.peers.names().into_iter();
+        let others = others.filter(|node| *node != facts.leader && *node != self.shared.name);
+        others.take(WITNESSES).any(|node| {
+            let answer = self.shared.call(&node, &call, &[], CALL_TIME);
+            answer.is_ok_and(|reply| matches!(reply.reply, StageReply::Done))
+        })
+    }
+
+    fn has_heard(&self, term: u64) -> Answer<StageReply> {
+        let heard = self.heard.lock();
+        if heard.term == term && heard.when.elapsed() < SILENCE { Ok(StageReply::Done) } else { Err(no_leader()) }
     }
 
     fn begin_term(self: &Arc<Self>, leader: Arc<Leader>) {
