@@ -15,6 +15,8 @@ const TAKEN_MAX: usize = 100_000;
 const NAMES_MAX: usize = 2000;
 /// The upload of an object begins this long after the close: programs write a file and rename it.
 const UPLOAD_LINGER: Duration = Duration::from_secs(1);
+/// An upload whose name is being changed is looked at again after this time.
+const LOCKED_PAUSE: Duration = Duration::from_millis(200);
 /// Longest pause after a failed upload.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -274,8 +276,12 @@ impl Ledger {
             let Some((_, at)) = self.queue.pop_first() else { return Err(None) };
             let Some(entry) = self.entries.get_mut(&at) else { continue };
             // The end of the upload under way puts the name into the queue again.
-            if self.uploading.contains_key(&at) || self.locked.contains(&at) && entry.manifest.phase == Phase::Removing
-            {
+            if self.uploading.contains_key(&at) {
+                continue;
+            }
+            // A change is under way that takes this object for one whose upload has not begun.
+            if self.locked.contains(&at) {
+                self.queue_at(now + LOCKED_PAUSE, &at);
                 continue;
             }
             if entry.manifest.phase == Phase::Waiting {

@@ -102,6 +102,11 @@ pub enum StageCall {
         /// The leader's name.
         leader: String,
     },
+    /// To any node: whether the leader of this term has called the node lately.
+    HearsLeader {
+        /// The term.
+        term: u64,
+    },
     /// To a holder: bytes of a part, in order.
     AppendPart {
         /// The part.

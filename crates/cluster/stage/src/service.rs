@@ -30,8 +30,12 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const BYSTANDER_INTERVAL: Duration = Duration::from_secs(5);
 /// A leader that calls once a second, and has not for this long, is asked.
 const SILENCE: Duration = Duration::from_millis(1500);
+/// A node that a leader has called within this time is a witness of that leader.
+const WITNESS_SILENCE: Duration = Duration::from_millis(2500);
 /// A leader that takes calls and gives no answers is given up after this time.
 const LONG_SILENCE: Duration = Duration::from_secs(5);
+/// Nodes that are asked whether they hear the leader.
+const WITNESSES: usize = 8;
 /// How often parts are looked for that nothing names.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 /// Longest time until a call has reached a leader.
@@ -116,6 +120,11 @@ impl StageSlot {
     }
 }
 
+struct HeardLeader {
+    term: u64,
+    when: Instant,
+}
+
 /// See the head of this file.
 pub struct StageService {
     shared: Arc<StageShared>,
@@ -127,7 +136,7 @@ pub struct StageService {
     known: RwLock<Option<TermFacts>>,
     leader: RwLock<Option<Arc<Leader>>>,
     /// When a leader has called this node last.
-    heard: Mutex<Instant>,
+    heard: Mutex<HeardLeader>,
     /// Where bytes lie, of objects that were read lately.
     located: Mutex<Vec<LocatedManifest>>,
     is_stopping: AtomicBool,
@@ -156,7 +165,7 @@ impl StageService {
             uploads,
             known: RwLock::default(),
             leader: RwLock::default(),
-            heard: Mutex::new(Instant::now()),
+            heard: Mutex::new(HeardLeader { term: 0, when: Instant::now() }),
             located: Mutex::default(),
             is_stopping: AtomicBool::new(false),
             stop: Mutex::new(false),
@@ -183,6 +192,9 @@ impl StageService {
         if let StageCall::Describe { term, leader } | StageCall::Fence { term, leader } = &call {
             self.note_leader(*term, leader);
         }
+        if let StageCall::HearsLeader { term } = &call {
+            return reply_of(self.has_heard(*term).map(Reply::from));
+        }
         let leader = self.leader.read().clone();
         if let (Some(leader), StageCall::Describe { term, .. } | StageCall::Fence { term, .. }) = (&leader, &call) {
             // From the answer on, the new leader may answer otherwise.
@@ -195,7 +207,12 @@ impl StageService {
     }
 
     fn note_leader(&self, term: u64, leader: &str) {
-        *self.heard.lock() = Instant::now();
+        {
+            let mut heard = self.heard.lock();
+            if term >= heard.term {
+                *heard = HeardLeader { term, when: Instant::now() };
+            }
+        }
         let mut known = self.known.write();
         let is_newer = known.as_ref().is_none_or(|known| known.term < term);
         if is_newer {
@@ -384,19 +401,41 @@ impl StageService {
 
     /// Whether the leader has called this node lately, or answers.
     fn hears_leader(&self, facts: &TermFacts) -> bool {
-        if self.heard.lock().elapsed() < SILENCE {
-            return true;
+        {
+            // A leader that is new has its time, too.
+            let mut heard = self.heard.lock();
+            if heard.term < facts.term {
+                *heard = HeardLeader { term: facts.term, when: Instant::now() };
+            }
+            if heard.when.elapsed() < SILENCE {
+                return true;
+            }
         }
         let call = StageCall::Describe { term: facts.term, leader: facts.leader.clone() };
         match self.shared.call(&facts.leader, &call, &[], LOOK_INTERVAL) {
             Ok(_) => {
-                *self.heard.lock() = Instant::now();
-                true
+                self.heard.lock().when = Instant::now();
+                return true;
             }
-            // No process listens there, or no way leads there: nothing to wait for.
-            Err(PeerFailure::NotSent(_)) => false,
-            Err(_) => self.heard.lock().elapsed() < LONG_SILENCE,
+            // No process listens there, or no way leads there.
+            Err(PeerFailure::NotSent(_)) => {}
+            Err(_) if self.heard.lock().when.elapsed() < LONG_SILENCE => return true,
+            Err(_) => {}
         }
+        // Two nodes that do not reach each other would take the lead from each other for ever.
+        let call = StageCall::HearsLeader { term: facts.term };
+        let others = self.shared.peers.names().into_iter();
+        let others = others.filter(|node| *node != facts.leader && *node != self.shared.name);
+        others.take(WITNESSES).any(|node| {
+            let answer = self.shared.call(&node, &call, &[], LOOK_INTERVAL);
+            answer.is_ok_and(|reply| matches!(reply.reply, StageReply::Done))
+        })
+    }
+
+    fn has_heard(&self, term: u64) -> Answer<StageReply> {
+        let heard = self.heard.lock();
+        let is_recent = heard.term == term && heard.when.elapsed() < WITNESS_SILENCE;
+        if is_recent { Ok(StageReply::Done) } else { Err(no_leader()) }
     }
 
     fn begin_term(self: &Arc<Self>, leader: Arc<Leader>) {

@@ -17,6 +17,9 @@ enum ChangeEnd {
     /// Never made.
     Refused,
     Acknowledged(Instant),
+    /// Acknowledged, while another change came between the writer's look and this one: the condition may not hold at the store, which
+    /// the upload finds out. The object is kept as a conflict then.
+    Doubtful,
 }
 
 #[derive(Debug, Clone)]
@@ -112,7 +115,7 @@ impl KeyHistory {
         }
         self.changes.iter().filter(|change| Self::is_found(change, found) && change.start <= end).any(|change| {
             match change.end {
-                ChangeEnd::Open => true,
+                ChangeEnd::Open | ChangeEnd::Doubtful => true,
                 ChangeEnd::Refused => false,
                 ChangeEnd::Acknowledged(ended) => self.is_strange || !self.is_replaced(Some(ended), start),
             }
@@ -121,8 +124,8 @@ impl KeyHistory {
 }
 
 impl StageModel {
-    pub fn new() -> StageModel {
-        StageModel { began: Some(Instant::now()), ..StageModel::default() }
+    pub fn new(began: Instant) -> StageModel {
+        StageModel { began: Some(began), ..StageModel::default() }
     }
 
     fn seconds(&self, time: Instant) -> f64 {
@@ -172,6 +175,21 @@ impl StageModel {
 
     pub fn acknowledge(&self, change: ChangeNumber) {
         self.end(change, ChangeEnd::Acknowledged(Instant::now()));
+    }
+
+    /// As [`Self::acknowledge`], for a change whose condition was chosen at this time.
+    pub fn acknowledge_since(&self, change: ChangeNumber, chosen: Instant) {
+        let now = Instant::now();
+        let is_alone = {
+            let state = self.state.lock();
+            let changes = state.keys[change.key].changes.iter().enumerate();
+            changes.filter(|(at, _)| *at != change.at).all(|(_, other)| match other.end {
+                ChangeEnd::Refused => true,
+                ChangeEnd::Open | ChangeEnd::Doubtful => false,
+                ChangeEnd::Acknowledged(end) => end < chosen,
+            })
+        };
+        self.end(change, if is_alone { ChangeEnd::Acknowledged(now) } else { ChangeEnd::Doubtful });
     }
 
     pub fn refuse(&self, change: ChangeNumber) {
@@ -228,6 +246,12 @@ impl StageModel {
         !self.state.lock().keys[key].explains(&FoundObject::Nothing, start, end)
     }
 
+    /// Whether a change came between the look and the change of a writer.
+    pub fn has_doubts(&self, key: usize) -> bool {
+        let is_doubtful = |change: &KeyChange| matches!(change.end, ChangeEnd::Doubtful | ChangeEnd::Open);
+        self.state.lock().keys[key].changes.iter().any(is_doubtful)
+    }
+
     pub fn is_strange(&self, key: usize) -> bool {
         self.state.lock().keys[key].is_strange
     }
@@ -244,7 +268,8 @@ impl StageModel {
         let changes = &state.keys[key].changes;
         let mut kept = Vec::new();
         for change in changes {
-            let (Some(content), ChangeEnd::Acknowledged(_)) = (change.content, change.end) else { continue };
+            let is_acknowledged = matches!(change.end, ChangeEnd::Acknowledged(_) | ChangeEnd::Doubtful);
+            let Some(content) = change.content.filter(|_| is_acknowledged) else { continue };
             let is_maybe_replaced = changes.iter().any(|other| {
                 let is_other = other.mark != change.mark && other.end != ChangeEnd::Refused;
                 let is_before = matches!(other.end, ChangeEnd::Acknowledged(end) if end < change.start);

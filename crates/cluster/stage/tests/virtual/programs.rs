@@ -78,14 +78,22 @@ pub struct StageProgram<'a> {
     pub is_unconditional: bool,
 }
 
+/// A condition as a writer chooses it.
+struct ChosenCondition {
+    condition: WriteCondition,
+    calm: Option<u64>,
+    chosen: Option<Instant>,
+}
+
 /// An object for a change.
 struct NewVersion {
     key: usize,
     mark: String,
     attributes: ObjectAttributes,
     condition: WriteCondition,
-    /// The activity of the key when the condition was chosen.
+    /// The activity of the key when the condition was chosen, and when that was.
     calm: Option<u64>,
+    chosen: Option<Instant>,
     change: ChangeNumber,
 }
 
@@ -204,43 +212,38 @@ impl<'a> StageProgram<'a> {
     }
 
     /// A condition as a writer chooses it, after a look.
-    fn choose_condition(&mut self, key: usize) -> Option<(WriteCondition, Option<u64>)> {
+    fn choose_condition(&mut self, key: usize) -> Option<ChosenCondition> {
         if self.is_unconditional && self.dice.below(3) == 0 {
-            return Some((WriteCondition::None, None));
+            return Some(ChosenCondition { condition: WriteCondition::None, calm: None, chosen: None });
         }
         let calm = self.model.calm_activity(key);
         let start = Instant::now();
         let found = self.look(key)?;
-        Some(match found {
+        let condition = match found {
             Some(found) => {
                 self.check_found(key, &found, start);
                 let etag = found.raw.etag.as_deref().unwrap_or_default().trim_matches('"').to_owned();
-                (WriteCondition::Version(etag), calm)
+                WriteCondition::Version(etag)
             }
-            None => (WriteCondition::Absent, calm),
-        })
+            None => WriteCondition::Absent,
+        };
+        Some(ChosenCondition { condition, calm, chosen: Some(start) })
     }
 
-    fn begin(
-        &mut self,
-        key: usize,
-        content: u64,
-        mark: String,
-        condition: (WriteCondition, Option<u64>),
-    ) -> NewVersion {
+    fn begin(&mut self, key: usize, content: u64, mark: String, condition: ChosenCondition) -> NewVersion {
         let mut attributes = ObjectAttributes::default();
         attributes.set_stage();
         let attributes = marked_as(attributes, &mark);
         let change = self.model.begin(key, &mark, Some(content));
-        let (condition, calm) = condition;
-        NewVersion { key, mark, attributes, condition, calm, change }
+        let ChosenCondition { condition, calm, chosen } = condition;
+        NewVersion { key, mark, attributes, condition, calm, chosen, change }
     }
 
     /// The outcome of a change that makes an object, as the table of the real writer has it.
     fn settle(&mut self, new: &NewVersion, result: Result<String, ChangeFailure>) -> bool {
         let ChangeFailure { failure, maybe_executed } = match result {
             Ok(etag) => {
-                self.model.acknowledge(new.change);
+                self.acknowledge(new);
                 self.seen.insert(new.key, etag);
                 return true;
             }
@@ -258,11 +261,18 @@ impl<'a> StageProgram<'a> {
         if let Some(Some(found)) = self.look(new.key)
             && mark_in(&found.attributes) == Some(&new.mark)
         {
-            self.model.acknowledge(new.change);
+            self.acknowledge(new);
             return true;
         }
         self.count_outage();
         false
+    }
+
+    fn acknowledge(&self, new: &NewVersion) {
+        match new.chosen {
+            Some(chosen) => self.model.acknowledge_since(new.change, chosen),
+            None => self.model.acknowledge(new.change),
+        }
     }
 
     fn put(&mut self, key: usize) {
@@ -368,13 +378,14 @@ impl<'a> StageProgram<'a> {
         self.check_found(from, &found, start);
         let etag = found.raw.etag.as_deref().unwrap_or_default().trim_matches('"').to_owned();
         let Some((content, _)) = self.model.content_of(from, &etag) else { panic!("{etag} of {}", KEYS[from]) };
-        let Some((condition, _)) = self.choose_condition(to) else { return self.count_outage() };
-        if condition == WriteCondition::None {
+        let Some(condition) = self.choose_condition(to) else { return self.count_outage() };
+        if condition.condition == WriteCondition::None {
             return;
         }
         let mark = self.new_mark();
         let attributes = marked_as(found.attributes.clone(), &mark);
-        let new = NewVersion { attributes, ..self.begin(to, content, mark, (condition, None)) };
+        let new =
+            NewVersion { attributes, ..self.begin(to, content, mark, ChosenCondition { calm: None, ..condition }) };
         let what = format!("copy {} to {} as {:.8} {:?}", KEYS[from], KEYS[to], new.mark, new.condition);
         let source = CopySource { key: KEYS[from], etag: Some(&etag) };
         let copied = self.repeat(&what, async |backend: &StagedBackend| {
