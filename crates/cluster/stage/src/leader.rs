@@ -12,7 +12,7 @@ use crate::peers::{TermFacts, TermRecord, no_leader, reply_of};
 use crate::shared::{CALL_TIME, StageShared, new_name, stale};
 use nodes::NodeTable;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use spurline_object_store::{RequestFailure, WriteCondition, mark_in};
+use spurline_object_store::{AnswerProgress, BucketSides, RequestFailure, StoredObject, WriteCondition, mark_in};
 use spurline_types::ErrorKind;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -29,6 +29,12 @@ pub const VALID_TIME: Duration = Duration::from_secs(3);
 const UPLOAD_DEADLINE: Duration = Duration::from_secs(60);
 /// Nodes that are called at once, each by a thread.
 const CALLS_AT_ONCE: usize = 32;
+/// A leader does not know for this long what earlier ones have uploaded lately.
+const NEW_LEADER_TIME: Duration = Duration::from_secs(600);
+/// A change waits this long for a look at the store.
+const HEAD_TIME: Duration = Duration::from_secs(3);
+/// After such a wait in vain the next changes do not look.
+const STORE_PAUSE: Duration = Duration::from_secs(20);
 /// Nodes that are tried for a copy.
 const TRIES: usize = 4;
 /// Failure domains that have a staged object.
@@ -47,6 +53,9 @@ pub struct Leader {
     facts: Mutex<TermFacts>,
     /// All acknowledged objects were found at the begin of the term, for at most one failure domain was away.
     is_complete: AtomicBool,
+    began: Instant,
+    /// The store gave no answer lately: conditions are not compared with that until then.
+    store_silent_until: Mutex<Option<Instant>>,
     valid_until: Mutex<Instant>,
     is_over: AtomicBool,
 }
@@ -183,8 +192,7 @@ impl Leader {
 
     fn commit_locked(self: &Arc<Self>, new: NewObject, inline: Vec<u8>) -> Answer<String> {
         let mark = new.attributes.mark().unwrap_or_else(new_name);
-        self.forget_removed(&new.at, &new.condition)?;
-        let admitted = self.ledger.lock().admit(&new.at, &new.condition, &mark)?;
+        let admitted = self.admit(&new.at, &new.condition, &mark)?;
         let (base, begun) = match admitted {
             Admitted::Known(etag) => {
                 self.confirm(&new.at, &mark)?;
@@ -234,16 +242,73 @@ impl Leader {
         InFlight { leader: self, record: record.to_owned() }
     }
 
-    /// An object that was uploaded may have been removed at the store since, when a writer finds no object there.
-    fn forget_removed(&self, at: &BucketKey, condition: &StoreBase) -> Answer<()> {
-        let is_saved = {
+    /// Compares a writer's condition with what is known of the name: here, or at the store if that answers soon. Without an answer the
+    /// upload finds out.
+    fn admit(&self, at: &BucketKey, condition: &StoreBase, mark: &str) -> Answer<Admitted> {
+        let is_new_leader = self.term > 1 && self.began.elapsed() < NEW_LEADER_TIME;
+        let (is_saved, needs_store) = {
             let ledger = self.ledger.lock();
-            !ledger.entries.contains_key(at) && matches!(ledger.find(at), KnownName::Saved(_))
+            if ledger.is_taken(mark) {
+                return ledger.admit(at, condition, mark);
+            }
+            let is_saved = matches!(ledger.find(at), KnownName::Saved(_));
+            (is_saved, ledger.needs_store(at, condition, is_new_leader)?)
         };
-        if *condition == StoreBase::Absent && is_saved && self.shared.head_at_store(at)?.is_none() {
-            self.ledger.lock().forget_saved(at);
+        if !needs_store && !(is_saved && *condition == StoreBase::Absent) {
+            return self.ledger.lock().admit(at, condition, mark);
         }
-        Ok(())
+        let Some(found) = self.try_head(at) else { return self.ledger.lock().admit(at, condition, mark) };
+        if is_saved {
+            // A stranger may have removed the object since.
+            if found.is_none() {
+                self.ledger.lock().forget_saved(at);
+            }
+            return self.ledger.lock().admit(at, condition, mark);
+        }
+        let absent = || {
+            let why = format!("there is no object '{}' any more", at.key);
+            RequestFailure::fatal(ErrorKind::NotFound, why)
+        };
+        let Some(found) = found else {
+            return match condition {
+                StoreBase::Version(_) => Err(absent()),
+                _ => Ok(Admitted::New(condition.clone(), Vec::new())),
+            };
+        };
+        let etag = found.raw.etag.as_deref().unwrap_or_default().trim_matches('"').to_owned();
+        let found_mark = mark_in(&found.attributes);
+        if found_mark == Some(mark) {
+            return Ok(Admitted::Known(etag));
+        }
+        match condition {
+            StoreBase::Version(wanted)
+                if *wanted == etag || found_mark.is_some() && staged_mark(wanted) == found_mark =>
+            {
+                Ok(Admitted::New(StoreBase::Version(etag), Vec::new()))
+            }
+            _ => Err(stale(at)),
+        }
+    }
+
+    /// The object of the store, if that answers soon.
+    fn try_head(&self, at: &BucketKey) -> Option<Option<StoredObject>> {
+        let now = Instant::now();
+        if self.store_silent_until.lock().is_some_and(|until| now < until) {
+            return None;
+        }
+        let head = self.shared.store(&at.bucket).and_then(|store| {
+            store.send(HEAD_TIME, &AnswerProgress::default(), async |sides: BucketSides<'_>| {
+                sides.writes.head_all(&at.key).await
+            })
+        });
+        match head {
+            Ok(found) => Some(Some(found)),
+            Err(failure) if failure.error.kind() == ErrorKind::NotFound => Some(None),
+            Err(_) => {
+                *self.store_silent_until.lock() = Some(Instant::now() + STORE_PAUSE);
+                None
+            }
+        }
     }
 
     /// A writer asks again for an object that an earlier leader has taken: only two failure domains make that an acknowledged one.
@@ -392,7 +457,7 @@ impl Leader {
                     _ => failure,
                 }
             })?;
-            self.ledger.lock().forget_saved(at);
+            self.ledger.lock().note_asked(at);
             return Ok(StageReply::AskStore { condition, source: None });
         };
         let is_gone = entry.manifest.phase != Phase::Waiting;
@@ -527,7 +592,7 @@ impl Leader {
         };
         self.flush(&to, deadline)?;
         let condition = self.real_condition(&to, &condition)?;
-        self.ledger.lock().forget_saved(&to);
+        self.ledger.lock().note_asked(&to);
         Ok(StageReply::AskStore { condition, source })
     }
 
@@ -556,7 +621,7 @@ impl Leader {
         condition: StoreBase,
     ) -> Answer<String> {
         let mark = attributes.mark().unwrap_or_else(new_name);
-        let admitted = self.ledger.lock().admit(to, &condition, &mark)?;
+        let admitted = self.admit(to, &condition, &mark)?;
         if let Admitted::Known(etag) = admitted {
             self.confirm(to, &mark)?;
             return Ok(etag);

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 /// Uploaded objects whose readers keep the version of the group.
 const SAVED_MAX: usize = 100_000;
+/// A change at the store by a node takes no longer.
+const ASKED_TIME: Duration = Duration::from_secs(600);
 /// Marks of objects that were taken.
 const TAKEN_MAX: usize = 100_000;
 /// Names of an answer.
@@ -111,6 +113,8 @@ pub struct Ledger {
     /// Marks of objects that were taken, by the time: a call that comes once more, and late, is not executed again.
     taken: HashMap<String, String>,
     taken_order: VecDeque<String>,
+    /// Names that nodes change at the store, by the last answer that told them to.
+    asked: HashMap<BucketKey, Instant>,
 }
 
 impl Ledger {
@@ -191,6 +195,11 @@ impl Ledger {
         replaced.iter().for_each(|replaced| self.end(replaced, Phase::Done, []));
     }
 
+    /// Whether an object with this mark was taken.
+    pub fn is_taken(&self, mark: &str) -> bool {
+        self.taken.contains_key(mark)
+    }
+
     /// Notes the mark of an object that was taken.
     pub fn note_taken(&mut self, mark: &str, etag: &str) {
         if self.taken.insert(mark.to_owned(), etag.to_owned()).is_none() {
@@ -242,6 +251,33 @@ impl Ledger {
         for node in told {
             done.holders.insert(node.clone());
             done.told.insert(node.clone());
+        }
+    }
+
+    /// A node changes the object at the store.
+    pub fn note_asked(&mut self, at: &BucketKey) {
+        let now = Instant::now();
+        self.saved.remove(at);
+        self.asked.retain(|_, asked| now.saturating_duration_since(*asked) < ASKED_TIME);
+        self.asked.insert(at.clone(), now);
+    }
+
+    /// Whether the store's object decides about a condition: nothing is known of the name.
+    ///
+    /// # Errors
+    /// `Stale` for a version that was replaced or removed.
+    pub fn needs_store(&self, at: &BucketKey, condition: &StoreBase, is_new_leader: bool) -> Answer<bool> {
+        if self.entries.contains_key(at) || self.saved.contains_key(at) {
+            return Ok(false);
+        }
+        match condition {
+            StoreBase::Any => Ok(false),
+            // Most objects are new. Listed here are those that may have come into being behind the back of the writer.
+            StoreBase::Absent => Ok(is_new_leader || self.asked.contains_key(at)),
+            StoreBase::Version(etag) => match crate::manifest::staged_mark(etag) {
+                Some(mark) if self.taken.contains_key(mark) => Err(stale(at)),
+                _ => Ok(true),
+            },
         }
     }
 
@@ -387,7 +423,7 @@ impl Ledger {
         }
     }
 
-    /// The name leads to another object of the store from now on.
+    /// The object of the store was removed.
     pub fn forget_saved(&mut self, at: &BucketKey) {
         self.saved.remove(at);
     }

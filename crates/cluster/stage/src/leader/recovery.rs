@@ -159,6 +159,8 @@ fn build_leader(
         nodes,
         facts: Mutex::new(facts.clone()),
         is_complete: AtomicBool::new(is_complete),
+        began: Instant::now(),
+        store_silent_until: Mutex::default(),
         valid_until: Mutex::new(Instant::now() + VALID_TIME),
         is_over: AtomicBool::new(false),
     })

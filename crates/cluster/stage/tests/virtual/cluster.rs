@@ -1,7 +1,8 @@
 //! The nodes of a run: each a stage over a disk in memory, which processes come and go above, and the store that all of them reach.
 
-use crate::bucket::store::{SimStore, StoreAccess};
+use crate::bucket::store::{SimStore, StoreAccess, hash_of};
 use crate::disk::MemDisk;
+use crate::model::{KEYS, StageModel};
 use crate::network::{Network, group_of, name_of};
 use crate::programs::Shared;
 use parking_lot::Mutex;
@@ -125,14 +126,13 @@ impl StageCluster {
         nodes.map(|node| self.process(node).map_or(0, |process| process.service.kept_objects())).collect()
     }
 
-    /// Waits until no node keeps an object that the store does not have.
-    pub fn drain(&self, patience: Duration) {
-        let start = std::time::Instant::now();
-        while self.kept_objects().iter().any(|count| *count > 0) {
-            let kept: Vec<String> = self.nodes.iter().flat_map(|node| node.disk.leftovers()).collect();
-            assert!(start.elapsed() < patience, "not uploaded after {patience:?}: {kept:#?}");
-            std::thread::sleep(Duration::from_secs(1));
-        }
+    /// Has the model know the objects of a key that the store has shown.
+    pub fn note_shown(&self, model: &StageModel, key: usize) {
+        let name = KEYS[key];
+        let conflicts = self.store.keys().into_iter().filter(|other| other.starts_with(&format!("{name}.conflict-")));
+        let names = conflicts.chain([name.to_owned()]);
+        let versions = names.flat_map(|name| self.store.versions(&name)).flatten();
+        model.note_shown(key, &versions.map(|version| hash_of(&version.bytes)).collect());
     }
 
     /// Ends all processes.

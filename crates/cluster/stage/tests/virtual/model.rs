@@ -29,6 +29,10 @@ struct KeyChange {
     content: Option<u64>,
     start: Instant,
     end: ChangeEnd,
+    /// The writer has given up.
+    gave_up: Option<Instant>,
+    /// Whether the store has shown the object of a doubtful change, at the name or as a conflict.
+    is_settled: bool,
 }
 
 /// What a read has found.
@@ -163,7 +167,14 @@ impl StageModel {
         let mut state = self.state.lock();
         let history = &mut state.keys[key];
         history.activity += 1;
-        history.changes.push(KeyChange { mark: mark.to_owned(), content, start, end: ChangeEnd::Open });
+        history.changes.push(KeyChange {
+            mark: mark.to_owned(),
+            content,
+            start,
+            end: ChangeEnd::Open,
+            gave_up: None,
+            is_settled: false,
+        });
         ChangeNumber { key, at: history.changes.len() - 1 }
     }
 
@@ -185,11 +196,26 @@ impl StageModel {
             let changes = state.keys[change.key].changes.iter().enumerate();
             changes.filter(|(at, _)| *at != change.at).all(|(_, other)| match other.end {
                 ChangeEnd::Refused => true,
-                ChangeEnd::Open | ChangeEnd::Doubtful => false,
+                ChangeEnd::Open => other.gave_up.is_some_and(|end| end + OPEN_TIME < chosen),
+                ChangeEnd::Doubtful => other.is_settled,
                 ChangeEnd::Acknowledged(end) => end < chosen,
             })
         };
         self.end(change, if is_alone { ChangeEnd::Acknowledged(now) } else { ChangeEnd::Doubtful });
+    }
+
+    /// No answer comes any more.
+    pub fn give_up(&self, change: ChangeNumber) {
+        self.state.lock().keys[change.key].changes[change.at].gave_up = Some(Instant::now());
+    }
+
+    /// Notes which doubtful changes the store has shown: those with these contents.
+    pub fn note_shown(&self, key: usize, contents: &HashSet<u64>) {
+        let mut state = self.state.lock();
+        let doubtful = state.keys[key].changes.iter_mut().filter(|change| change.end == ChangeEnd::Doubtful);
+        for change in doubtful {
+            change.is_settled |= change.content.is_none_or(|content| contents.contains(&content));
+        }
     }
 
     pub fn refuse(&self, change: ChangeNumber) {
@@ -288,5 +314,7 @@ impl StageModel {
     }
 }
 
+/// A change whose writer has given up is made within this time, or never.
+const OPEN_TIME: Duration = Duration::from_secs(300);
 /// The longest time of a change with all attempts.
 pub const CHANGE_TIME: Duration = Duration::from_secs(150);

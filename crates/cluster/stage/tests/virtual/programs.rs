@@ -264,11 +264,13 @@ impl<'a> StageProgram<'a> {
             self.acknowledge(new);
             return true;
         }
+        self.model.give_up(new.change);
         self.count_outage();
         false
     }
 
     fn acknowledge(&self, new: &NewVersion) {
+        self.cluster.note_shown(self.model, new.key);
         match new.chosen {
             Some(chosen) => self.model.acknowledge_since(new.change, chosen),
             None => self.model.acknowledge(new.change),
@@ -392,7 +394,7 @@ impl<'a> StageProgram<'a> {
             backend.copy(source, KEYS[to], Some(&new.attributes), &new.condition, Duration::from_secs(5)).await
         });
         if self.settle(&new, copied) {
-            self.remove_version(from, etag);
+            self.remove_version(from, etag, start);
         }
     }
 
@@ -402,10 +404,10 @@ impl<'a> StageProgram<'a> {
         let Some(found) = found else { return };
         self.check_found(key, &found, start);
         let etag = found.raw.etag.as_deref().unwrap_or_default().trim_matches('"').to_owned();
-        self.remove_version(key, etag);
+        self.remove_version(key, etag, start);
     }
 
-    fn remove_version(&mut self, key: usize, etag: String) {
+    fn remove_version(&mut self, key: usize, etag: String, chosen: Instant) {
         let mark = self.new_mark();
         let change = self.model.begin(key, &mark, None);
         let condition = WriteCondition::Version(etag);
@@ -413,13 +415,19 @@ impl<'a> StageProgram<'a> {
             backend.delete(KEYS[key], &condition).await
         });
         match removed {
-            Ok(()) => self.model.acknowledge(change),
+            Ok(()) => {
+                self.cluster.note_shown(self.model, key);
+                self.model.acknowledge_since(change, chosen);
+            }
             Err(ChangeFailure { failure, maybe_executed: false }) => {
                 let is_conflict = matches!(failure.error.kind(), ErrorKind::Stale | ErrorKind::NotFound);
                 assert!(is_conflict, "the removal of {} was refused: {}", KEYS[key], failure.error);
                 self.model.refuse(change);
             }
-            Err(_) => self.count_outage(),
+            Err(_) => {
+                self.model.give_up(change);
+                self.count_outage();
+            }
         }
     }
 
