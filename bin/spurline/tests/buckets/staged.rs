@@ -125,7 +125,7 @@ fn staged_files_are_shown_until_the_store_has_them() {
     let mut lost = File::create(first.join("lost")).unwrap();
     rig.proxy.refuse_connections(true);
     kept.write_all(&content).unwrap();
-    lost.write_all(b"bytes that are given up").unwrap();
+    lost.write_all(b"bytes that are dropped.").unwrap();
     kept.sync_all().unwrap();
     lost.sync_all().unwrap();
     drop((kept, lost));

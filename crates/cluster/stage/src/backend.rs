@@ -1,4 +1,4 @@
-//! The store of a node, with what is staged above: the interface to a bucket that the origin and the writers of mounts use.
+//! The store of a node, with the staged objects above: the interface to a bucket that the origin and the writers of mounts use.
 //!
 //! | a change | is staged |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! The leader of a term: takes, copies and removes staged objects, and answers what is known of names. A change counts when two
+//! The leader of a term: takes, copies and removes staged objects, and answers questions about names. A change counts when two
 //! failure domains have it on their disks.
 
 mod nodes;
@@ -23,7 +23,7 @@ pub use recovery::take_over;
 
 /// Longest time of a change.
 const CHANGE_TIME: Duration = Duration::from_secs(20);
-/// A leader that nobody has confirmed for this long answers nothing.
+/// A leader without a confirmation for this long answers nothing.
 pub const VALID_TIME: Duration = Duration::from_secs(3);
 /// An upload is late after this time.
 const UPLOAD_DEADLINE: Duration = Duration::from_secs(60);
@@ -43,7 +43,7 @@ pub struct Leader {
     ledger: Mutex<Ledger>,
     changed: Condvar,
     nodes: NodeTable,
-    /// What the registry had last.
+    /// The registry's last record.
     facts: Mutex<TermFacts>,
     /// All acknowledged objects were found at the begin of the term, for at most one failure domain was away.
     is_complete: AtomicBool,
@@ -531,7 +531,7 @@ impl Leader {
         Ok(StageReply::AskStore { condition, source })
     }
 
-    /// Waits until the store has what is staged of a name.
+    /// Waits until the store has the staged object of a name.
     fn flush(&self, at: &BucketKey, deadline: Instant) -> Answer<()> {
         let mut ledger = self.ledger.lock();
         if ledger.entries.contains_key(at) {

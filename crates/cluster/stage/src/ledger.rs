@@ -99,7 +99,7 @@ pub struct Ledger {
     saved_order: VecDeque<(BucketKey, String)>,
     /// Names that a change is made to.
     pub locked: HashSet<BucketKey>,
-    /// By name: what is being uploaded.
+    /// Uploads under way, by name.
     pub uploading: HashMap<BucketKey, UploadJob>,
     /// Objects by the time of their next upload.
     queue: BTreeMap<(Instant, u64), BucketKey>,
@@ -114,7 +114,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Compares a writer's condition with what is known of the name.
+    /// Compares a writer's condition with the entry of the name.
     ///
     /// # Errors
     /// `Stale` if the condition does not hold.
@@ -342,7 +342,7 @@ impl Ledger {
         }
     }
 
-    /// What is known of a name.
+    /// The knowledge of a name.
     pub fn find(&self, at: &BucketKey) -> KnownName {
         if let Some(entry) = self.entries.get(at) {
             return known_entry(entry);

@@ -128,7 +128,7 @@ pub fn reply_of(result: Answer<Reply>) -> Reply {
     result.unwrap_or_else(|failure| StageReply::Failed(SentFailure::from(failure)).into())
 }
 
-/// What the registry records of the order of staged objects.
+/// The registry's record of the order of staged objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TermFacts {
     /// The term.

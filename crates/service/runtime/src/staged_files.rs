@@ -74,7 +74,7 @@ impl StagedFile {
     }
 }
 
-/// What a node keeps of staged files.
+/// The staged files of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UnsavedOfNode {
     /// Files that wait for the upload.
@@ -116,7 +116,7 @@ impl GroupStage {
         GroupStage { group: name.to_owned(), client: StageClient::new(Arc::new(ListedNodes(calls))) }
     }
 
-    /// Waits until the store has what `node` keeps now, as long as `patience` and until `ended`; what is left.
+    /// Waits until the store has the present files of `node`, as long as `patience` and until `ended`; the files that are left.
     ///
     /// # Errors
     /// As [`Self::list_unsaved`].

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const PARTS_AT_ONCE: usize = 8;
 /// The time of an upload by another node, beside that of the bytes.
 const UPLOAD_TIME: Duration = Duration::from_secs(90);
-/// How often holders are told what is done.
+/// How often holders get the records that are done.
 const DONE_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest wait of a thread of uploads.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
@@ -118,7 +118,7 @@ impl Leader {
         self.compare_with_store(manifest).map(|found| found.unwrap_or(Ok(manifest.base.clone())))
     }
 
-    /// What the object at the store means for an upload; `None` if nothing is known of the object there.
+    /// The meaning of the store's object for an upload; `None` if nothing is known of the object there.
     fn compare_with_store(&self, manifest: &Manifest) -> Answer<Option<Result<StoreBase, String>>> {
         let is_any = manifest.base == StoreBase::Any;
         let Some(found) = self.shared.head_at_store(&manifest.at)? else {
@@ -296,7 +296,7 @@ impl Leader {
         Ok(())
     }
 
-    /// Tells holders what is done, until the term is over.
+    /// Sends the records that are done to holders, until the term is over.
     pub fn run_ends(self: &Arc<Self>) {
         while !self.is_over() {
             std::thread::sleep(DONE_INTERVAL);

@@ -97,7 +97,7 @@ impl MemDisk {
         self.state.lock().flipped.clear();
     }
 
-    /// What is left that should not be: manifests that are not done, parts that a manifest had.
+    /// Leftovers: manifests that are not done, parts that a manifest had.
     pub fn leftovers(&self) -> Vec<String> {
         let state = self.state.lock();
         let records = state.records.values().filter(|(manifest, _)| is_live(manifest));
