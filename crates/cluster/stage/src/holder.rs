@@ -60,7 +60,7 @@ impl HolderState {
         inline + arriving + self.parts.values().sum::<u64>()
     }
 
-    /// Whether the holder keeps a later state of the record than this one.
+    /// Whether the holder keeps a later state of the record.
     fn knows_later(&self, manifest: &Manifest) -> bool {
         let is_later =
             |(known, _): &(Manifest, u64)| known.revision > manifest.revision || known.phase > manifest.phase;

@@ -92,7 +92,7 @@ impl Leader {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// Ends the term, so that another node can begin one at once.
+    /// Ends the term, so that another node can begin a term at once.
     pub fn resign(&self) {
         self.step_down("this node stops");
         if let Ok((version, facts)) = self.record.read()
@@ -111,7 +111,7 @@ impl Leader {
         self.changed.notify_all();
     }
 
-    /// Ends the term if this one is newer.
+    /// Ends the term if another is newer.
     pub fn step_down_before(&self, term: u64) {
         if term > self.term {
             self.step_down(&format!("term {term} has begun"));
@@ -366,7 +366,7 @@ impl Leader {
         })
     }
 
-    /// Sends a call to a node. A newer term there ends this one.
+    /// Sends a call to a node. A newer term there ends this term.
     fn order(self: &Arc<Self>, node: &str, call: &StageCall, bytes: &[u8]) -> Answer<Reply> {
         if self.is_over() {
             return Err(no_leader());

@@ -38,7 +38,7 @@ pub struct Entry {
     pub missing: BTreeSet<String>,
     /// Nodes of the manifest that have given no answer since the begin of the term.
     pub unheard: BTreeSet<String>,
-    /// Earlier objects of the name, which stay until this one is at two failure domains.
+    /// Earlier objects of the name, which stay until this object is at two failure domains.
     pub replaced: Vec<Manifest>,
 }
 
@@ -76,7 +76,7 @@ impl DoneObject {
 /// An upload under way.
 pub struct UploadJob {
     record: String,
-    /// Another object has the name since: this one ends with the upload.
+    /// Another object has the name since: this object ends with the upload.
     replaced: Option<Manifest>,
 }
 
@@ -158,7 +158,7 @@ impl Ledger {
         }
     }
 
-    /// Takes an object; the one before is done unless its upload is under way.
+    /// Takes an object; the object before is done unless its upload is under way.
     pub fn enter(&mut self, manifest: Manifest, closed: Instant, begun: bool) {
         let at = manifest.at.clone();
         self.saved.remove(&at);
@@ -202,7 +202,7 @@ impl Ledger {
         }
     }
 
-    /// Takes an object that a node has brought back, unless a later one has the name.
+    /// Takes an object that a node has brought back, unless a later object has the name.
     pub fn adopt(&mut self, mut manifest: Manifest, node: &str) {
         let is_replaced = |at: &BucketKey, place| self.done.values().any(|done| done.replaces(at, place));
         let is_old = is_replaced(&manifest.at, manifest.place());
@@ -355,7 +355,7 @@ impl Ledger {
         let mut names = BTreeMap::new();
         let saved = names_below(&self.saved, prefix, after, is_folded, |saved| KnownName::Saved(saved.clone()));
         let entries = names_below(&self.entries, prefix, after, is_folded, listed_entry);
-        // A table that goes on has all names up to the last one only.
+        // A table that goes on has all names up to the last only.
         let cut = |names: &[(String, KnownName)]| (names.len() > NAMES_MAX).then(|| names[NAMES_MAX - 1].0.clone());
         let until = cut(&saved).into_iter().chain(cut(&entries)).min();
         // The store lists the folders of its objects.

@@ -56,7 +56,7 @@ pub enum StageCall {
     FindBelow {
         /// Bucket and prefix.
         prefix: BucketKey,
-        /// Names up to this one are known.
+        /// Names up to this name are known.
         after: String,
         /// Names of folders stand for all names there.
         is_folded: bool,
@@ -92,7 +92,7 @@ pub enum StageCall {
     },
     /// To any node: the node's manifests, by record.
     ListKept {
-        /// Records up to this one are known.
+        /// Records up to this record are known.
         after: String,
     },
     /// To any node: space and place of the node.
@@ -265,7 +265,7 @@ pub struct NodeFacts {
     pub size: u64,
     /// See above.
     pub used: u64,
-    /// Identifies the process: another one may have other disks.
+    /// Identifies the process: another may have other disks.
     pub process: u64,
 }
 

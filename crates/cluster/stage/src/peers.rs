@@ -55,7 +55,7 @@ pub fn failure_of(error: Error) -> RequestFailure {
 
 /// The nodes of the group.
 pub trait StagePeers: Send + Sync {
-    /// The names of all present nodes, this one included.
+    /// The names of all present nodes, this node included.
     fn names(&self) -> Vec<String>;
 
     /// Most bytes of a call to any node.

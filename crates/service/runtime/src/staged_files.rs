@@ -86,8 +86,9 @@ pub struct UnsavedOfNode {
 impl UnsavedOfNode {
     /// The files of a list that are at `node`, and that are at least `age_s` seconds old.
     fn count(unsaved: &UnsavedList, node: &str, age_s: u64) -> UnsavedOfNode {
-        let is_there = |object: &&UnsavedObject| object.holders.iter().any(|holder| holder == node);
-        let of_node: Vec<&UnsavedObject> = unsaved.oldest.iter().filter(is_there).collect();
+        let objects = unsaved.oldest.iter();
+        let of_node = objects.filter(|object| object.holders.iter().any(|holder| holder == node));
+        let of_node: Vec<&UnsavedObject> = of_node.collect();
         let scratch = of_node.iter().filter(|object| object.is_scratch).count() as u64;
         let files = of_node.iter().filter(|object| !object.is_scratch && object.age_s >= age_s).count() as u64;
         UnsavedOfNode { files, scratch }

@@ -114,7 +114,7 @@ fn too_few_domains() -> RequestFailure {
 }
 
 impl Leader {
-    /// The nodes for a small object: this one, and one of another domain.
+    /// The nodes for a small object: this node, and a node of another domain.
     pub(super) fn choose_holders(&self, class: StageClass) -> Answer<Vec<String>> {
         let wanted = domains_of(class);
         let table = self.nodes.all();
@@ -194,7 +194,7 @@ impl Leader {
         self.nodes.pick(&domains, tried).map(Some).ok_or_else(too_few_domains)
     }
 
-    /// These nodes without the lost ones, and others, until there are enough domains.
+    /// These nodes without lost nodes, and others, until there are enough domains.
     fn complete_holders(
         &self,
         holders: &[String],

@@ -108,7 +108,7 @@ impl Leader {
         settled.and_then(Result::ok).unwrap_or_default()
     }
 
-    /// The condition of an upload; or the etag, if the store has the object already. There is always one: a request without a
+    /// The condition of an upload; or the etag, if the store has the object already. There is always a condition: a request without a
     /// condition that the store executes late would undo later changes.
     fn resolve_base(&self, manifest: &Manifest) -> Answer<Result<StoreBase, String>> {
         let is_of_group = matches!(&manifest.base, StoreBase::Version(etag) if staged_mark(etag).is_some());
@@ -254,9 +254,9 @@ impl Leader {
         self.ask_holder(&holders, &call, piece.size())
     }
 
-    /// Stages an object, whose name another one has at the store, under a name of its own.
+    /// Stages an object, whose name another object has at the store, under a name of its own.
     fn keep_both(self: &Arc<Self>, manifest: &Manifest) -> Answer<()> {
-        // The same at each attempt: a leader that comes in between makes no second one.
+        // The same at each attempt: a leader that comes in between makes no second object.
         let id: String = manifest.mark.chars().rev().take(8).collect();
         let key = format!("{}.conflict-{}-{id}", manifest.at.key, manifest.closed_s);
         let mark: String = manifest.mark.chars().rev().collect();

@@ -71,7 +71,7 @@ impl MemDisk {
         self.state.lock().process = 0;
     }
 
-    /// An empty disk takes the place of this one.
+    /// An empty disk takes the place of this disk.
     pub fn replace(&self) {
         let mut state = self.state.lock();
         state.term = 0;
