@@ -125,7 +125,7 @@ impl DrainBar {
     }
 }
 
-/// What the node keeps of staged files.
+/// The staged files of the node.
 fn print_staged(report: &DrainReport) {
     if let Some(why) = &report.unsaved_error {
         anstream::println!(

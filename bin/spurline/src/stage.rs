@@ -120,7 +120,7 @@ fn print_unsaved(unsaved: &UnsavedList) {
     );
 }
 
-/// What the nodes of a group have not uploaded, as a node that leads counts this; `None` for nothing.
+/// The files that are not uploaded, as the node that leads counts these; `None` for none.
 pub fn unsaved_words(stats: &Stats) -> Option<String> {
     let stage = &stats.stage;
     let count = stage.unsaved_objects.get();
@@ -198,7 +198,7 @@ fn drop_files(args: &StageDropArgs) -> Result<ExitCode, Fault> {
     Ok(absent.unwrap_or(ExitCode::SUCCESS))
 }
 
-/// What is lost with a staged file.
+/// The loss with a staged file.
 fn loss_words(url: &str, file: &StagedFile) -> String {
     if file.is_removal() {
         return format!("{url} is removed, and the store has the object still: the object comes back");

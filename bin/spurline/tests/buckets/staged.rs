@@ -7,7 +7,7 @@ use spurline_rig::world::*;
 use spurline_testkit::{ChaosProxy, S3Server};
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 
 const NODES: usize = 2;
@@ -55,7 +55,7 @@ impl StagedRig {
     fn mount(&self, name: &str, flags: &[&str]) -> Mount {
         let at = self.world.dir(name);
         let source = source();
-        let words = ["mount", &source, at.to_str().unwrap(), "--registry", &self.registry, "--attr-cache", "0s"];
+        let words = ["mount", &source, at.to_str().unwrap(), "--registry", &self.registry];
         self.world.mount_at(&mut self.world.command(&[&words[..], flags].concat()), &at)
     }
 
@@ -67,6 +67,15 @@ impl StagedRig {
         let out = self.ask(&["status", "--unsaved", "--json"]);
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         serde_json::from_slice(&out.stdout).unwrap()
+    }
+}
+
+/// Takes a mount away, also when an assertion failed before.
+struct Detach(PathBuf);
+
+impl Drop for Detach {
+    fn drop(&mut self) {
+        detach(&self.0);
     }
 }
 
@@ -116,7 +125,7 @@ fn staged_files_are_shown_until_the_store_has_them() {
     let mut lost = File::create(first.join("lost")).unwrap();
     rig.proxy.refuse_connections(true);
     kept.write_all(&content).unwrap();
-    lost.write_all(b"bytes that are given up").unwrap();
+    lost.write_all(b"bytes that are dropped.").unwrap();
     kept.sync_all().unwrap();
     lost.sync_all().unwrap();
     drop((kept, lost));

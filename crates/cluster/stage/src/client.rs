@@ -62,7 +62,7 @@ impl StageClient {
         }
     }
 
-    /// What is staged of a name.
+    /// The staged object of a name.
     ///
     /// # Errors
     /// See [`StageRefusal`].

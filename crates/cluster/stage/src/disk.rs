@@ -87,7 +87,7 @@ pub trait StageDisk: Send + Sync {
     /// # Errors
     /// As [`StageDisk::read_part`].
     fn link_parts(&self, names: &[(String, String)]) -> Result<()>;
-    /// Removes a part, if there is one.
+    /// Removes a part, if there is any.
     ///
     /// # Errors
     /// The disk's.
@@ -157,7 +157,7 @@ fn sync_folder(folder: &Path) -> Result<()> {
 }
 
 impl FolderDisk {
-    /// Opens or makes the folders `stage` below these ones. The records lie in the first.
+    /// Opens or makes the folders `stage` below these folders. The records lie in the first.
     ///
     /// # Errors
     /// The disk's; another process has the records open.

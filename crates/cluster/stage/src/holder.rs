@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Parts that no manifest names are removed at this age: no upload of a writer lasts as long.
 const ORPHAN_AGE: Duration = Duration::from_secs(24 * 3600);
-/// A part whose next bytes do not come for this long is given up.
+/// A part whose next bytes do not come for this long is abandoned.
 const PART_IDLE: Duration = Duration::from_secs(120);
 /// Manifests and their pieces in an answer.
 const LISTED_PIECES: usize = 2000;
@@ -60,7 +60,7 @@ impl HolderState {
         inline + arriving + self.parts.values().sum::<u64>()
     }
 
-    /// Whether the holder keeps a later state of the record than this one.
+    /// Whether the holder keeps a later state of the record.
     fn knows_later(&self, manifest: &Manifest) -> bool {
         let is_later =
             |(known, _): &(Manifest, u64)| known.revision > manifest.revision || known.phase > manifest.phase;
@@ -113,7 +113,7 @@ impl Drop for RecordLock<'_> {
 }
 
 impl Holder {
-    /// Reads what the disk has.
+    /// Reads the records of the disk.
     ///
     /// # Errors
     /// The disk's.

@@ -1,4 +1,4 @@
-//! The leader of a term: takes, copies and removes staged objects, and answers what is known of names. A change counts when two
+//! The leader of a term: takes, copies and removes staged objects, and answers questions about names. A change counts when two
 //! failure domains have it on their disks.
 
 mod nodes;
@@ -23,7 +23,7 @@ pub use recovery::take_over;
 
 /// Longest time of a change.
 const CHANGE_TIME: Duration = Duration::from_secs(20);
-/// A leader that nobody has confirmed for this long answers nothing.
+/// A leader without a confirmation for this long answers nothing.
 pub const VALID_TIME: Duration = Duration::from_secs(3);
 /// An upload is late after this time.
 const UPLOAD_DEADLINE: Duration = Duration::from_secs(60);
@@ -49,7 +49,7 @@ pub struct Leader {
     ledger: Mutex<Ledger>,
     changed: Condvar,
     nodes: NodeTable,
-    /// What the registry had last.
+    /// The registry's last record.
     facts: Mutex<TermFacts>,
     /// All acknowledged objects were found at the begin of the term, for at most one failure domain was away.
     is_complete: AtomicBool,
@@ -101,7 +101,7 @@ impl Leader {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// Ends the term, so that another node can begin one at once.
+    /// Ends the term, so that another node can begin a term at once.
     pub fn resign(&self) {
         self.step_down("this node stops");
         if let Ok((version, facts)) = self.record.read()
@@ -120,7 +120,7 @@ impl Leader {
         self.changed.notify_all();
     }
 
-    /// Ends the term if this one is newer.
+    /// Ends the term if another is newer.
     pub fn step_down_before(&self, term: u64) {
         if term > self.term {
             self.step_down(&format!("term {term} has begun"));
@@ -431,7 +431,7 @@ impl Leader {
         })
     }
 
-    /// Sends a call to a node. A newer term there ends this one.
+    /// Sends a call to a node. A newer term there ends this term.
     fn order(self: &Arc<Self>, node: &str, call: &StageCall, bytes: &[u8]) -> Answer<Reply> {
         if self.is_over() {
             return Err(no_leader());
@@ -596,7 +596,7 @@ impl Leader {
         Ok(StageReply::AskStore { condition, source })
     }
 
-    /// Waits until the store has what is staged of a name.
+    /// Waits until the store has the staged object of a name.
     fn flush(&self, at: &BucketKey, deadline: Instant) -> Answer<()> {
         let mut ledger = self.ledger.lock();
         if ledger.entries.contains_key(at) {

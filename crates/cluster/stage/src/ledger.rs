@@ -40,7 +40,7 @@ pub struct Entry {
     pub missing: BTreeSet<String>,
     /// Nodes of the manifest that have given no answer since the begin of the term.
     pub unheard: BTreeSet<String>,
-    /// Earlier objects of the name, which stay until this one is at two failure domains.
+    /// Earlier objects of the name, which stay until this object is at two failure domains.
     pub replaced: Vec<Manifest>,
 }
 
@@ -78,7 +78,7 @@ impl DoneObject {
 /// An upload under way.
 pub struct UploadJob {
     record: String,
-    /// Another object has the name since: this one ends with the upload.
+    /// Another object has the name since: this object ends with the upload.
     replaced: Option<Manifest>,
 }
 
@@ -101,7 +101,7 @@ pub struct Ledger {
     saved_order: VecDeque<(BucketKey, String)>,
     /// Names that a change is made to.
     pub locked: HashSet<BucketKey>,
-    /// By name: what is being uploaded.
+    /// Uploads under way, by name.
     pub uploading: HashMap<BucketKey, UploadJob>,
     /// Objects by the time of their next upload.
     queue: BTreeMap<(Instant, u64), BucketKey>,
@@ -118,7 +118,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Compares a writer's condition with what is known of the name.
+    /// Compares a writer's condition with the entry of the name.
     ///
     /// # Errors
     /// `Stale` if the condition does not hold.
@@ -162,7 +162,7 @@ impl Ledger {
         }
     }
 
-    /// Takes an object; the one before is done unless its upload is under way.
+    /// Takes an object; the object before is done unless its upload is under way.
     pub fn enter(&mut self, manifest: Manifest, closed: Instant, begun: bool) {
         let at = manifest.at.clone();
         self.saved.remove(&at);
@@ -211,7 +211,7 @@ impl Ledger {
         }
     }
 
-    /// Takes an object that a node has brought back, unless a later one has the name.
+    /// Takes an object that a node has brought back, unless a later object has the name.
     pub fn adopt(&mut self, mut manifest: Manifest, node: &str) {
         let is_replaced = |at: &BucketKey, place| self.done.values().any(|done| done.replaces(at, place));
         let is_old = is_replaced(&manifest.at, manifest.place());
@@ -378,7 +378,7 @@ impl Ledger {
         }
     }
 
-    /// What is known of a name.
+    /// The knowledge of a name.
     pub fn find(&self, at: &BucketKey) -> KnownName {
         if let Some(entry) = self.entries.get(at) {
             return known_entry(entry);
@@ -391,7 +391,7 @@ impl Ledger {
         let mut names = BTreeMap::new();
         let saved = names_below(&self.saved, prefix, after, is_folded, |saved| KnownName::Saved(saved.clone()));
         let entries = names_below(&self.entries, prefix, after, is_folded, listed_entry);
-        // A table that goes on has all names up to the last one only.
+        // A table that goes on has all names up to the last only.
         let cut = |names: &[(String, KnownName)]| (names.len() > NAMES_MAX).then(|| names[NAMES_MAX - 1].0.clone());
         let until = cut(&saved).into_iter().chain(cut(&entries)).min();
         // The store lists the folders of its objects.

@@ -1,5 +1,5 @@
 //! Staged objects of a cache group: acknowledged by the disks of two nodes of different failure domains, visible at once in the group, and
-//! uploaded to the store later. [`StagedBackend`] is the store of a node with what is staged above. Knows neither files nor folders nor
+//! uploaded to the store later. [`StagedBackend`] is the store of a node with the staged objects above. Knows neither files nor folders nor
 //! transports.
 #![forbid(unsafe_code)]
 

@@ -20,7 +20,7 @@ pub struct NewObject {
     pub at: BucketKey,
     /// The attributes, with a mark.
     pub attributes: KeptAttributes,
-    /// What the writer requires of the name.
+    /// The writer's condition on the name.
     pub condition: StoreBase,
     /// How long it stays.
     pub class: StageClass,
@@ -43,20 +43,20 @@ pub struct CopyCall {
     pub attributes: Option<KeptAttributes>,
     /// The mark of the copy if the attributes stay.
     pub mark: String,
-    /// What the writer requires of the new name.
+    /// The writer's condition on the new name.
     pub condition: StoreBase,
 }
 
 /// A call of a node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum StageCall {
-    /// To the leader: what is known of a name.
+    /// To the leader: the knowledge of a name.
     Find(BucketKey),
-    /// To the leader: what is known of the names that start with `prefix`, after `after`.
+    /// To the leader: the knowledge of names that start with `prefix`, after `after`.
     FindBelow {
         /// Bucket and prefix.
         prefix: BucketKey,
-        /// Names up to this one are known.
+        /// Names up to this name are known.
         after: String,
         /// Names of folders stand for all names there.
         is_folded: bool,
@@ -76,7 +76,7 @@ pub enum StageCall {
     Remove {
         /// The name.
         at: BucketKey,
-        /// What the writer requires of the object.
+        /// The writer's condition on the object.
         condition: StoreBase,
     },
     /// To the leader: all objects that the store does not have.
@@ -90,9 +90,9 @@ pub enum StageCall {
         /// The leader's name.
         leader: String,
     },
-    /// To any node: what the node keeps, by record.
+    /// To any node: the node's manifests, by record.
     ListKept {
-        /// Records up to this one are known.
+        /// Records up to this record are known.
         after: String,
     },
     /// To any node: space and place of the node.
@@ -208,7 +208,7 @@ impl StageCall {
     }
 }
 
-/// What the leader knows of a name.
+/// The leader's knowledge of a name.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum KnownName {
     /// The store decides.
@@ -265,7 +265,7 @@ pub struct NodeFacts {
     pub size: u64,
     /// See above.
     pub used: u64,
-    /// Identifies the process: another one may have other disks.
+    /// Identifies the process: another may have other disks.
     pub process: u64,
 }
 
@@ -305,7 +305,7 @@ pub enum StageReply {
     Failed(SentFailure),
 }
 
-/// What the store does not have yet.
+/// Objects that the store does not have yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnsavedList {
     /// The oldest objects.

@@ -55,7 +55,7 @@ pub fn failure_of(error: Error) -> RequestFailure {
 
 /// The nodes of the group.
 pub trait StagePeers: Send + Sync {
-    /// The names of all present nodes, this one included.
+    /// The names of all present nodes, this node included.
     fn names(&self) -> Vec<String>;
 
     /// Most bytes of a call to any node.
@@ -128,7 +128,7 @@ pub fn reply_of(result: Answer<Reply>) -> Reply {
     result.unwrap_or_else(|failure| StageReply::Failed(SentFailure::from(failure)).into())
 }
 
-/// What the registry records of the order of staged objects.
+/// The registry's record of the order of staged objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TermFacts {
     /// The term.

@@ -5,7 +5,7 @@
 //! | another node leads, and is present | sends calls there |
 //! | another node leads, and is absent or gives no answer | takes over, if this node keeps staged files |
 //! | this process leads | answers calls, as long as the registry or all nodes confirm that |
-//! | nobody has led ever | takes over likewise; without such a node nothing is staged, and the store is asked |
+//! | no node has led ever | takes over likewise; without such a node nothing is staged, and the store is asked |
 //! | nothing, for no answer | goes on as before |
 
 use crate::disk::StageDisk;
@@ -32,7 +32,7 @@ const BYSTANDER_INTERVAL: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_millis(1500);
 /// A node that a leader has called within this time is a witness of that leader.
 const WITNESS_SILENCE: Duration = Duration::from_millis(2500);
-/// A leader that takes calls and gives no answers is given up after this time.
+/// A leader that takes calls and gives no answers is abandoned after this time.
 const LONG_SILENCE: Duration = Duration::from_secs(5);
 /// Nodes that are asked whether they hear the leader.
 const WITNESSES: usize = 8;
@@ -132,7 +132,7 @@ pub struct StageService {
     /// Identifies this process in the registry.
     instance: u64,
     uploads: usize,
-    /// What the registry said last.
+    /// The registry's last answer.
     known: RwLock<Option<TermFacts>>,
     leader: RwLock<Option<Arc<Leader>>>,
     /// When a leader has called this node last.
@@ -224,7 +224,7 @@ impl StageService {
     /// Whether objects of this group may be staged.
     ///
     /// # Errors
-    /// Before the first word of the registry or of a leader: the store alone may lack what is staged.
+    /// Before the first word of the registry or of a leader: staged objects may be missing at the store.
     pub fn is_in_use(&self) -> Answer<bool> {
         match self.known.read().as_ref() {
             Some(known) => Ok(known.term > 0),
@@ -366,7 +366,7 @@ impl StageService {
         *stop
     }
 
-    /// Looks at the registry once, and takes over if nobody leads.
+    /// Looks at the registry once, and takes over if no node leads.
     fn look(self: &Arc<Self>) {
         let leader = self.leader.read().clone();
         if let Some(leader) = leader {

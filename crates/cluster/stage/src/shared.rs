@@ -86,7 +86,7 @@ pub fn new_name() -> String {
 }
 
 impl StageShared {
-    /// Sends a call to a node, this one included.
+    /// Sends a call to any node, this node too.
     ///
     /// # Errors
     /// Why there is no answer.
@@ -134,7 +134,7 @@ impl StageShared {
         }
     }
 
-    /// As [`Self::call`], where any failure is one of the request.
+    /// As [`Self::call`], where any failure is that of the request.
     ///
     /// # Errors
     /// Of the way, or of the call.
@@ -246,7 +246,7 @@ impl StageShared {
         Ok(StageReply::Text(etag).into())
     }
 
-    /// All bytes of a small object, or of one with a single piece.
+    /// All bytes of a small object, or of an object with a single piece.
     ///
     /// # Errors
     /// When no holder has them.
@@ -343,7 +343,7 @@ impl StageShared {
         Ok(())
     }
 
-    /// Sends a part of this node to another one.
+    /// Sends a part of this node to another node.
     fn send_part(self: &Arc<Self>, part: &str, to: &str) -> Answer<Reply> {
         let holder = self.holder()?;
         let len = holder.part_len(part)?;

@@ -860,13 +860,11 @@ impl WritableVolume for WritableBucket {
     }
 
     fn get_xattr(&self, at: NodePath<'_>, name: &[u8], _caller: &Caller) -> Result<Vec<u8>> {
-        if name == OBJECT_HEADERS_XATTR {
-            return Ok(self.files.object_headers(at.path)?.to_xattr());
+        match name {
+            OBJECT_HEADERS_XATTR => Ok(self.files.object_headers(at.path)?.to_xattr()),
+            STAGED_XATTR => self.files.staged_mark(at.path),
+            name => self.files.file_attrs_at(at.path)?.xattr(name),
         }
-        if name == STAGED_XATTR {
-            return self.files.staged_mark(at.path);
-        }
-        self.files.file_attrs_at(at.path)?.xattr(name)
     }
 
     fn list_xattr(&self, at: NodePath<'_>, _caller: &Caller) -> Result<Vec<u8>> {
@@ -875,10 +873,9 @@ impl WritableVolume for WritableBucket {
 
     fn space(&self) -> Result<SourceSpace> {
         // A bucket has no limit.
-        const BLOCK: u64 = 1 << 20;
         const BLOCKS: u64 = 1 << 32;
         Ok(SourceSpace {
-            block_size: BLOCK,
+            block_size: 1 << 20,
             blocks: BLOCKS,
             blocks_free: BLOCKS,
             blocks_available: BLOCKS,

@@ -1,5 +1,5 @@
-//! Drains a node: the nodes that will own its hot blocks fetch them, then the node's weight becomes 0; last, uploads of what the node
-//! keeps of staged files are awaited. An interrupted drain loses nothing: blocks that were moved stay, and are not sent again.
+//! Drains a node: the nodes that will own its hot blocks fetch them, then the node's weight becomes 0; last, uploads of the
+//! node's staged files are awaited. An interrupted drain loses nothing: blocks that were moved stay, and are not sent again.
 
 use crate::peers::PeerConnector;
 use crate::staged_files::{GroupStage, UnsavedOfNode};
@@ -27,7 +27,7 @@ const DRAIN_REQUEST_BLOCKS: u64 = 128;
 const EXTENT_BLOCKS: u64 = 16;
 /// How long mounts may use an old weight after the registry has the new weight.
 const WEIGHT_SPREAD_TIME: Duration = Duration::from_secs(2);
-/// How long a drain waits for uploads of what the node keeps: the deadline of uploads, and a minute for a store that was away.
+/// How long a drain waits for uploads of the node's staged files: the deadline of uploads, and a minute for a store that was away.
 const UPLOAD_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Objects of a source to hand over, the hottest first.

@@ -7,7 +7,7 @@ use crate::recent_file::RecentObjectsFile;
 use crate::s3_endpoint::{EndpointFiles, bucket_writes, log_endpoint, start_endpoint, stop_endpoint};
 use crate::setup::MetadataLimits;
 use crate::shared_folder::SharedCacheFolder;
-use crate::stage::{NodeStage, RunningStage, prepare_stage, upload_memory};
+use crate::stage::{NodeStage, RunningStage, prepare_stage, start_stage, upload_memory};
 use crate::writes::{bucket_options, open_node_directory, store_settings, unwritable, unwritable_bucket};
 use crate::{group, limits, rails, settings, setup};
 use spurline_cache::CacheContext;
@@ -109,9 +109,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let buckets = SharedBuckets::default();
     let staging = prepare_stage(&config, &buckets, &stats)?;
     let node = open_service(&config, &name, &shared, &buckets, &stats)?;
-    if let Some(staging) = &staging {
-        staging.set_node(&node);
-    }
+    staging.iter().for_each(|staging| staging.set_node(&node));
     let recent = if store.is_some() { RecentObjectsFile::open(&config.cache.dirs, &node)? } else { None };
     // Rails come first: the handshake over TCP lists the rails.
     let (rdma, rails) = match (&config.net.rdma, &found) {
@@ -131,10 +129,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let own_name = group::name_in_group(&config, &host, &listening);
     node.set_name(own_name.clone());
     let others = group::join_group(&config, &own_name, &node, &shared, &trust, &stats)?;
-    let stage = match (&staging, &others) {
-        (Some(staging), Some(group)) => staging.start(&config, &own_name, &node, group, &stats)?,
-        _ => None,
-    };
+    let stage = start_stage(staging.as_ref(), &config, &own_name, &node, others.as_ref(), &stats)?;
     // The node serves first, and then registers.
     let announcer =
         group::announce_node(&config, &host, &listening, node.instance(), others.as_ref(), marks.before(), &stats)?;

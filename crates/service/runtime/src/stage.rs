@@ -154,6 +154,24 @@ impl NodeStage {
     }
 }
 
+/// Starts the stage of a node that is in a group.
+///
+/// # Errors
+/// As [`NodeStage::start`].
+pub fn start_stage(
+    staging: Option<&NodeStage>,
+    config: &NodeConfig,
+    name: &str,
+    node: &Arc<CacheNode>,
+    group: Option<&NodeGroup>,
+    stats: &Arc<Stats>,
+) -> Result<Option<RunningStage>, Fault> {
+    match (staging, group) {
+        (Some(staging), Some(group)) => staging.start(config, name, node, group, stats),
+        _ => Ok(None),
+    }
+}
+
 /// A running stage.
 pub struct RunningStage(Arc<StageService>);
 

@@ -74,7 +74,7 @@ impl StagedFile {
     }
 }
 
-/// What a node keeps of staged files.
+/// The staged files of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UnsavedOfNode {
     /// Files that wait for the upload.
@@ -86,8 +86,9 @@ pub struct UnsavedOfNode {
 impl UnsavedOfNode {
     /// The files of a list that are at `node`, and that are at least `age_s` seconds old.
     fn count(unsaved: &UnsavedList, node: &str, age_s: u64) -> UnsavedOfNode {
-        let is_there = |object: &&UnsavedObject| object.holders.iter().any(|holder| holder == node);
-        let of_node: Vec<&UnsavedObject> = unsaved.oldest.iter().filter(is_there).collect();
+        let objects = unsaved.oldest.iter();
+        let of_node = objects.filter(|object| object.holders.iter().any(|holder| holder == node));
+        let of_node: Vec<&UnsavedObject> = of_node.collect();
         let scratch = of_node.iter().filter(|object| object.is_scratch).count() as u64;
         let files = of_node.iter().filter(|object| !object.is_scratch && object.age_s >= age_s).count() as u64;
         UnsavedOfNode { files, scratch }
@@ -116,7 +117,7 @@ impl GroupStage {
         GroupStage { group: name.to_owned(), client: StageClient::new(Arc::new(ListedNodes(calls))) }
     }
 
-    /// Waits until the store has what `node` keeps now, as long as `patience` and until `ended`; what is left.
+    /// Waits until the store has the present files of `node`, as long as `patience` and until `ended`; the files that are left.
     ///
     /// # Errors
     /// As [`Self::list_unsaved`].

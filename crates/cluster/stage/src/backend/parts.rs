@@ -43,7 +43,7 @@ impl StagedUpload {
         format!("{STAGED_UPLOAD}{digits}")
     }
 
-    /// The upload of an id; `None` for one of the store.
+    /// The upload of an id; `None` for an upload of the store.
     ///
     /// # Errors
     /// For an id that no node has given.
@@ -275,7 +275,7 @@ fn read_some(service: &Arc<StageService>, manifest: &Manifest, at: u64, end: u64
 }
 
 impl StageService {
-    /// A range of a staged object as parts of another one, on the same disks.
+    /// A range of a staged object as parts of another object, on the same disks.
     fn link_range(self: &Arc<Self>, upload: &StagedUpload, source: &Manifest, range: Range<u64>) -> Answer<Piece> {
         let mut slices = Vec::new();
         let mut start = 0;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A node that gives no answer for this long is lost: others get copies of what it had.
+/// A node that gives no answer for this long is lost: others get copies of its objects.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 /// A node that gives no answer for this long does not come back.
 const GONE_AFTER: Duration = Duration::from_secs(24 * 3600);
@@ -30,7 +30,7 @@ pub struct StageNode {
     pub heard: Instant,
     /// No answer to the last call.
     pub is_silent: bool,
-    /// The leader knows what the node keeps.
+    /// The leader knows the node's records.
     pub has_told: bool,
 }
 
@@ -73,7 +73,7 @@ impl NodeTable {
         self.0.lock().clone()
     }
 
-    /// Whether nobody waits for this node any more.
+    /// Whether the node is not expected back any more.
     pub fn is_gone(&self, node: &str) -> bool {
         self.0.lock().get(node).is_none_or(|known| known.is_silent && known.heard.elapsed() >= GONE_AFTER)
     }
@@ -101,7 +101,7 @@ impl NodeTable {
         self.0.lock().get(node).is_some_and(|known| known.is_silent)
     }
 
-    /// Whether a node has told in this term what it keeps.
+    /// Whether a node has listed its records in this term.
     fn has_told(&self, node: &str) -> bool {
         self.0.lock().get(node).is_some_and(|known| known.has_told)
     }
@@ -114,7 +114,7 @@ fn too_few_domains() -> RequestFailure {
 }
 
 impl Leader {
-    /// The nodes for a small object: this one, and one of another domain.
+    /// The nodes for a small object: this node, and a node of another domain.
     pub(super) fn choose_holders(&self, class: StageClass) -> Answer<Vec<String>> {
         let wanted = domains_of(class);
         let table = self.nodes.all();
@@ -134,7 +134,7 @@ impl Leader {
     }
 
     /// The manifest with other nodes in the place of `avoided`, which get copies of the parts; none of these is `refused`. `has_bytes`: the caller has the
-    /// bytes of a small object at hand.
+    /// bytes of a small object.
     pub(super) fn replace_holders(
         self: &Arc<Self>,
         manifest: &Manifest,
@@ -194,7 +194,7 @@ impl Leader {
         self.nodes.pick(&domains, tried).map(Some).ok_or_else(too_few_domains)
     }
 
-    /// These nodes without the lost ones, and others, until there are enough domains.
+    /// These nodes without lost nodes, and others, until there are enough domains.
     fn complete_holders(
         &self,
         holders: &[String],
@@ -212,8 +212,8 @@ impl Leader {
         Ok(alive)
     }
 
-    /// Looks at all nodes and at the registry once: who answers, who is lost, who is new, and whether this leader is still the leader.
-    /// Returns what the registry has.
+    /// Looks at all nodes and at the registry once: nodes that answer, are lost or are new, and whether this leader is still the leader.
+    /// Returns the registry's record.
     pub fn look_at_nodes(self: &Arc<Self>) -> Option<TermFacts> {
         let started = Instant::now();
         let record = self.record.read();

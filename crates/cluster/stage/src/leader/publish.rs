@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const PARTS_AT_ONCE: usize = 8;
 /// The time of an upload by another node, beside that of the bytes.
 const UPLOAD_TIME: Duration = Duration::from_secs(90);
-/// How often holders are told what is done.
+/// How often holders get the records that are done.
 const DONE_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest wait of a thread of uploads.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
@@ -108,7 +108,7 @@ impl Leader {
         settled.and_then(Result::ok).unwrap_or_default()
     }
 
-    /// The condition of an upload; or the etag, if the store has the object already. There is always one: a request without a
+    /// The condition of an upload; or the etag, if the store has the object already. There is always a condition: a request without a
     /// condition that the store executes late would undo later changes.
     fn resolve_base(&self, manifest: &Manifest) -> Answer<Result<StoreBase, String>> {
         let is_of_group = matches!(&manifest.base, StoreBase::Version(etag) if staged_mark(etag).is_some());
@@ -118,7 +118,7 @@ impl Leader {
         self.compare_with_store(manifest).map(|found| found.unwrap_or(Ok(manifest.base.clone())))
     }
 
-    /// What the object at the store means for an upload; `None` if nothing is known of the object there.
+    /// The meaning of the store's object for an upload; `None` if nothing is known of the object there.
     fn compare_with_store(&self, manifest: &Manifest) -> Answer<Option<Result<StoreBase, String>>> {
         let is_any = manifest.base == StoreBase::Any;
         let Some(found) = self.shared.head_at_store(&manifest.at)? else {
@@ -254,9 +254,9 @@ impl Leader {
         self.ask_holder(&holders, &call, piece.size())
     }
 
-    /// Stages an object, whose name another one has at the store, under a name of its own.
+    /// Stages an object, whose name another object has at the store, under a name of its own.
     fn keep_both(self: &Arc<Self>, manifest: &Manifest) -> Answer<()> {
-        // The same at each attempt: a leader that comes in between makes no second one.
+        // The same at each attempt: a leader that comes in between makes no second object.
         let id: String = manifest.mark.chars().rev().take(8).collect();
         let key = format!("{}.conflict-{}-{id}", manifest.at.key, manifest.closed_s);
         let mark: String = manifest.mark.chars().rev().collect();
@@ -296,7 +296,7 @@ impl Leader {
         Ok(())
     }
 
-    /// Tells holders what is done, until the term is over.
+    /// Sends the records that are done to holders, until the term is over.
     pub fn run_ends(self: &Arc<Self>) {
         while !self.is_over() {
             std::thread::sleep(DONE_INTERVAL);
