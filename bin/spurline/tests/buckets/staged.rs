@@ -10,7 +10,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-const NODES: usize = 2;
+const STAGING_NODES: usize = 2;
 
 /// A coordinator, two nodes of two failure domains, and a store behind a proxy.
 struct StagedRig {
@@ -37,7 +37,7 @@ impl StagedRig {
         let registry = format!("coordinator://{}", line.split("coordinating on ").nth(1).unwrap().trim());
         let nodes = Vec::new();
         let mut rig = StagedRig { server, proxy, registry, world, nodes, _coordinator: coordinator };
-        for number in 0..NODES {
+        for number in 0..STAGING_NODES {
             let source = source();
             let name = format!("node-{number}");
             let words = ["node", "--writable", "--source", &source, "--name", &name, "--registry", &rig.registry];

@@ -10,12 +10,12 @@ use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-const NODES: usize = 3;
+const KILLED_NODES: usize = 3;
 const RANKS: usize = 8;
 /// The longest file of a rank.
-const RANK_BYTES: usize = 3 << 20;
+const CHECKPOINT_BYTES: usize = 3 << 20;
 /// The longest time for the uploads of a round.
-const UPLOAD_PATIENCE: Duration = Duration::from_secs(90);
+const ROUND_UPLOADS: Duration = Duration::from_secs(90);
 /// The longest time until a name is readable after a leader is gone.
 const READ_PATIENCE: Duration = Duration::from_secs(40);
 
@@ -40,7 +40,7 @@ impl KillRig {
         let registry = format!("coordinator://{}", line.split("coordinating on ").nth(1).unwrap().trim());
         let mut rig =
             KillRig { server, nodes: Vec::new(), ports: Vec::new(), registry, world, _coordinator: coordinator };
-        for number in 0..NODES {
+        for number in 0..KILLED_NODES {
             let node = rig.start_node(number, 0);
             rig.ports.push(node.port());
             rig.nodes.push(node);
@@ -86,7 +86,7 @@ impl KillRig {
     fn await_object(&self, key: &str, content: &[u8]) {
         let start = Instant::now();
         while self.server.bytes(BUCKET, key).as_deref() != Some(content) {
-            assert!(start.elapsed() < UPLOAD_PATIENCE, "the store does not get {key}");
+            assert!(start.elapsed() < ROUND_UPLOADS, "the store does not get {key}");
             std::thread::sleep(Duration::from_millis(100));
         }
     }
@@ -124,9 +124,11 @@ fn run_rounds(rounds: usize) {
     fs::create_dir(one.path("checkpoint")).unwrap();
     let mut saved: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
     for round in 0..rounds {
-        let victim = round % NODES;
+        let victim = round % KILLED_NODES;
         let contents: Vec<Vec<u8>> = (0..RANKS)
-            .map(|rank| bytes((round * RANKS + rank) as u64, 1 + (round * 7919 + rank * 104_729) * 131 % RANK_BYTES))
+            .map(|rank| {
+                bytes((round * RANKS + rank) as u64, 1 + (round * 7919 + rank * 104_729) * 131 % CHECKPOINT_BYTES)
+            })
             .collect();
         let results: Vec<io::Result<()>> = std::thread::scope(|scope| {
             let writers: Vec<_> = contents
@@ -162,7 +164,7 @@ fn run_rounds(rounds: usize) {
 
 #[test]
 fn staged_checkpoints_are_whole_while_each_node_is_killed() {
-    run_rounds(NODES);
+    run_rounds(KILLED_NODES);
 }
 
 /// Run by `make test-all` only.

@@ -435,7 +435,12 @@ impl ObjectWriteBackend for StagedBackend {
                 let shared = service.shared();
                 for node in service.holders() {
                     // What stays is removed by its age.
-                    let _ = shared.ask(&node, &StageCall::DropUpload(staged.id.clone()), &[], crate::shared::CALL_TIME);
+                    let _ = shared.ask(
+                        &node,
+                        &StageCall::DropUpload(staged.id.clone()),
+                        &[],
+                        crate::shared::STAGE_CALL_TIME,
+                    );
                 }
                 Ok(())
             })

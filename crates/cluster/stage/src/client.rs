@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest time until a node that leads has answered.
-const LEADER_TIME: Duration = Duration::from_secs(15);
-const LEADER_PAUSE: Duration = Duration::from_millis(250);
+const ASK_LEADER_TIME: Duration = Duration::from_secs(15);
+const ASK_PAUSE: Duration = Duration::from_millis(250);
 /// Longest time of a call.
-const CALL_TIME: Duration = Duration::from_secs(5);
+const ASK_TIME: Duration = Duration::from_secs(5);
 /// Longest time of a change, which waits for other changes of the name.
-const CHANGE_TIME: Duration = Duration::from_secs(25);
+const ASKED_CHANGE_TIME: Duration = Duration::from_secs(25);
 /// Behind all records, so that a node lists none.
 const LAST_RECORD: &str = "~";
 
@@ -56,7 +56,7 @@ impl StageClient {
     /// # Errors
     /// See [`StageRefusal`].
     pub fn list_unsaved(&self) -> std::result::Result<UnsavedList, StageRefusal> {
-        match self.ask_leader(&StageCall::ListUnsaved, CALL_TIME)? {
+        match self.ask_leader(&StageCall::ListUnsaved, ASK_TIME)? {
             StageReply::Unsaved(unsaved) => Ok(unsaved),
             other => Err(StageRefusal::Failed(unexpected(&other).error)),
         }
@@ -67,7 +67,7 @@ impl StageClient {
     /// # Errors
     /// See [`StageRefusal`].
     pub fn find(&self, at: &BucketKey) -> std::result::Result<StagedName, StageRefusal> {
-        match self.ask_leader(&StageCall::Find(at.clone()), CALL_TIME)? {
+        match self.ask_leader(&StageCall::Find(at.clone()), ASK_TIME)? {
             StageReply::Known(KnownName::Object(manifest)) => Ok(StagedName::Object(manifest)),
             StageReply::Known(KnownName::Removing) => Ok(StagedName::Removing),
             StageReply::Known(_) => Ok(StagedName::AtStore),
@@ -80,7 +80,7 @@ impl StageClient {
     /// # Errors
     /// See [`StageRefusal`].
     pub fn give_up(&self, at: &BucketKey) -> std::result::Result<(), StageRefusal> {
-        match self.ask_leader(&StageCall::Drop(at.clone()), CHANGE_TIME)? {
+        match self.ask_leader(&StageCall::Drop(at.clone()), ASKED_CHANGE_TIME)? {
             StageReply::Done => Ok(()),
             other => Err(StageRefusal::Failed(unexpected(&other).error)),
         }
@@ -114,7 +114,7 @@ impl StageClient {
     fn first_bytes(&self, holders: &[String], call: &StageCall, len: u64) -> Result<Vec<u8>> {
         let mut failed = Error::new(ErrorKind::Unavailable, "no node has the bytes");
         for node in holders {
-            match self.call(node, call, READ_MAX as usize, 4 * CALL_TIME) {
+            match self.call(node, call, READ_MAX as usize, 4 * ASK_TIME) {
                 Ok(Reply { reply: StageReply::Bytes, bytes }) if bytes.len() as u64 == len => return Ok(bytes),
                 Ok(Reply { reply: StageReply::Bytes, bytes }) => {
                     let why = format!("node {node} sent {} bytes in the place of {len}", bytes.len());
@@ -139,13 +139,13 @@ impl StageClient {
 
     /// Asks all nodes in turn, until the node that leads has answered. Each such call may be sent twice.
     fn ask_leader(&self, call: &StageCall, time: Duration) -> std::result::Result<StageReply, StageRefusal> {
-        let deadline = Instant::now() + LEADER_TIME;
+        let deadline = Instant::now() + ASK_LEADER_TIME;
         loop {
             let asked = self.ask_each(call, time);
             if !matches!(asked, Err(StageRefusal::NoLeader(_))) || Instant::now() >= deadline {
                 return asked;
             }
-            std::thread::sleep(LEADER_PAUSE);
+            std::thread::sleep(ASK_PAUSE);
         }
     }
 
@@ -175,7 +175,7 @@ impl StageClient {
 
     fn keeps_objects(&self, node: &str) -> bool {
         let probe = StageCall::ListKept { after: LAST_RECORD.to_owned() };
-        matches!(self.call(node, &probe, 0, CALL_TIME), Ok(Reply { reply: StageReply::Kept(..), .. }))
+        matches!(self.call(node, &probe, 0, ASK_TIME), Ok(Reply { reply: StageReply::Kept(..), .. }))
     }
 }
 

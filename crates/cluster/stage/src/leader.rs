@@ -9,7 +9,7 @@ use crate::ledger::{Admitted, Ledger};
 use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, Piece, StageClass, StoreBase, staged_mark};
 use crate::message::{Answer, CopyCall, KnownName, NewObject, Reply, StageCall, StageReply, UnsavedList};
 use crate::peers::{TermFacts, TermRecord, no_leader, reply_of};
-use crate::shared::{CALL_TIME, StageShared, new_name, stale};
+use crate::shared::{STAGE_CALL_TIME, StageShared, new_name, stale};
 use nodes::NodeTable;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use spurline_object_store::{AnswerProgress, BucketSides, RequestFailure, StoredObject, WriteCondition, mark_in};
@@ -33,10 +33,10 @@ const CALLS_AT_ONCE: usize = 32;
 const NEW_LEADER_TIME: Duration = Duration::from_secs(600);
 /// A change waits this long for a look at the store.
 const HEAD_TIME: Duration = Duration::from_secs(3);
-/// After such a wait in vain the next changes do not look.
+/// If the store gave no answer, the next changes do not look.
 const STORE_PAUSE: Duration = Duration::from_secs(20);
 /// Nodes that are tried for a copy.
-const TRIES: usize = 4;
+const HOLD_TRIES: usize = 4;
 /// Failure domains that have a staged object.
 pub const DOMAINS: usize = 2;
 
@@ -331,7 +331,7 @@ impl Leader {
 
     /// Has all holders keep a manifest, or others in their place; the manifest as kept.
     fn hold_everywhere(self: &Arc<Self>, mut manifest: Manifest, inline: &[u8]) -> Answer<Manifest> {
-        for _ in 0..TRIES {
+        for _ in 0..HOLD_TRIES {
             let call = StageCall::Hold { term: self.term, manifest: Box::new(manifest.clone()) };
             let results = self.call_all(&manifest.holders, &call, inline);
             let mut failed = Vec::new();
@@ -436,7 +436,8 @@ impl Leader {
         if self.is_over() {
             return Err(no_leader());
         }
-        let reply = self.shared.call(node, call, bytes, CALL_TIME).inspect_err(|_| self.nodes.note_silent(node))?;
+        let reply =
+            self.shared.call(node, call, bytes, STAGE_CALL_TIME).inspect_err(|_| self.nodes.note_silent(node))?;
         if let StageReply::OldTerm(term) = reply.reply {
             self.step_down(&format!("node {node} follows term {term}"));
         }

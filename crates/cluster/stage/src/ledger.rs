@@ -14,13 +14,13 @@ const ASKED_TIME: Duration = Duration::from_secs(600);
 /// Marks of objects that were taken.
 const TAKEN_MAX: usize = 100_000;
 /// Names of an answer.
-const NAMES_MAX: usize = 2000;
+const STAGED_NAMES_MAX: usize = 2000;
 /// The upload of an object begins this long after the close: programs write a file and rename it.
 const UPLOAD_LINGER: Duration = Duration::from_secs(1);
 /// An upload whose name is being changed is looked at again after this time.
-const LOCKED_PAUSE: Duration = Duration::from_millis(200);
+const LOCKED_NAME_PAUSE: Duration = Duration::from_millis(200);
 /// Longest pause after a failed upload.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const UPLOAD_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// A staged object.
 pub struct Entry {
@@ -317,7 +317,7 @@ impl Ledger {
             }
             // A change is under way that takes this object for one whose upload has not begun.
             if self.locked.contains(&at) {
-                self.queue_at(now + LOCKED_PAUSE, &at);
+                self.queue_at(now + LOCKED_NAME_PAUSE, &at);
                 continue;
             }
             if entry.manifest.phase == Phase::Waiting {
@@ -366,7 +366,7 @@ impl Ledger {
         }
         entry.failures += 1;
         entry.error = Some(why.to_owned());
-        let pause = Duration::from_secs(1 << entry.failures.min(5)).min(LONGEST_PAUSE);
+        let pause = Duration::from_secs(1 << entry.failures.min(5)).min(UPLOAD_PAUSE_MAX);
         self.queue_at(now + pause, at);
     }
 
@@ -392,7 +392,9 @@ impl Ledger {
         let saved = names_below(&self.saved, prefix, after, is_folded, |saved| KnownName::Saved(saved.clone()));
         let entries = names_below(&self.entries, prefix, after, is_folded, listed_entry);
         // A table that goes on has all names up to the last only.
-        let cut = |names: &[(String, KnownName)]| (names.len() > NAMES_MAX).then(|| names[NAMES_MAX - 1].0.clone());
+        let cut = |names: &[(String, KnownName)]| {
+            (names.len() > STAGED_NAMES_MAX).then(|| names[STAGED_NAMES_MAX - 1].0.clone())
+        };
         let until = cut(&saved).into_iter().chain(cut(&entries)).min();
         // The store lists the folders of its objects.
         names.extend(saved.into_iter().map(|(name, known)| match known {
@@ -403,11 +405,11 @@ impl Ledger {
         if let Some(until) = &until {
             names.retain(|name, _| name <= until);
         }
-        let has_more = until.is_some() || names.len() > NAMES_MAX;
+        let has_more = until.is_some() || names.len() > STAGED_NAMES_MAX;
         let object = prefix.key.strip_suffix('/').map(|key| BucketKey::new(&prefix.bucket, key));
         let entry = object.and_then(|object| self.entries.get(&object));
         let is_object = entry.is_some_and(|entry| entry.manifest.phase == Phase::Waiting);
-        NamesBelow { names: names.into_iter().take(NAMES_MAX).collect(), has_more, is_object }
+        NamesBelow { names: names.into_iter().take(STAGED_NAMES_MAX).collect(), has_more, is_object }
     }
 
     /// What a version of the group is.
@@ -452,7 +454,8 @@ impl Ledger {
 fn listed_entry(entry: &Entry) -> KnownName {
     match entry.manifest.phase {
         Phase::Waiting => {
-            let (pieces, attributes) = (Vec::new(), KeptAttributes::default());
+            let pieces = Vec::new();
+            let attributes = KeptAttributes::default();
             let manifest = Manifest { pieces, attributes, begun: Vec::new(), ..entry.manifest.clone() };
             KnownName::Object(Box::new(manifest))
         }
@@ -478,7 +481,7 @@ fn names_below<T>(
     let mut names = Vec::new();
     let first = if after > prefix.key.as_str() { Bound::Excluded(after) } else { Bound::Included(&*prefix.key) };
     let mut from = first.map(|key| BucketKey::new(&prefix.bucket, key));
-    while names.len() <= NAMES_MAX {
+    while names.len() <= STAGED_NAMES_MAX {
         let next = table.range((from, Bound::Unbounded)).next();
         let Some((at, value)) = next.filter(|(at, _)| at.bucket == prefix.bucket && at.key.starts_with(&prefix.key))
         else {

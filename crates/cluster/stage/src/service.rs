@@ -25,11 +25,11 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// How often a node looks at the registry and a leader at its nodes.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const REGISTRY_LOOK: Duration = Duration::from_secs(1);
 /// How often a node looks at the registry that keeps no staged objects: leaders tell all nodes.
 const BYSTANDER_INTERVAL: Duration = Duration::from_secs(5);
 /// A leader that calls once a second, and has not for this long, is asked.
-const SILENCE: Duration = Duration::from_millis(1500);
+const LEADER_SILENCE: Duration = Duration::from_millis(1500);
 /// A node that a leader has called within this time is a witness of that leader.
 const WITNESS_SILENCE: Duration = Duration::from_millis(2500);
 /// A leader that takes calls and gives no answers is abandoned after this time.
@@ -37,7 +37,7 @@ const LONG_SILENCE: Duration = Duration::from_secs(5);
 /// Nodes that are asked whether they hear the leader.
 const WITNESSES: usize = 8;
 /// How often parts are looked for that nothing names.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
+const ORPHAN_INTERVAL: Duration = Duration::from_secs(3600);
 /// Longest time until a call has reached a leader.
 const LEADER_TIME: Duration = Duration::from_secs(15);
 const LEADER_PAUSE: Duration = Duration::from_millis(100);
@@ -171,6 +171,9 @@ impl StageService {
             stop: Mutex::new(false),
             stopped: Condvar::new(),
         });
+        if let Ok((_, facts)) = service.record.read() {
+            *service.known.write() = Some(facts);
+        }
         let looking = Arc::downgrade(&service);
         start_thread("stage", move || look_often(&looking))?;
         Ok(service)
@@ -407,12 +410,12 @@ impl StageService {
             if heard.term < facts.term {
                 *heard = HeardLeader { term: facts.term, when: Instant::now() };
             }
-            if heard.when.elapsed() < SILENCE {
+            if heard.when.elapsed() < LEADER_SILENCE {
                 return true;
             }
         }
         let call = StageCall::Describe { term: facts.term, leader: facts.leader.clone() };
-        match self.shared.call(&facts.leader, &call, &[], LOOK_INTERVAL) {
+        match self.shared.call(&facts.leader, &call, &[], REGISTRY_LOOK) {
             Ok(_) => {
                 self.heard.lock().when = Instant::now();
                 return true;
@@ -427,7 +430,7 @@ impl StageService {
         let others = self.shared.peers.names().into_iter();
         let others = others.filter(|node| *node != facts.leader && *node != self.shared.name);
         others.take(WITNESSES).any(|node| {
-            let answer = self.shared.call(&node, &call, &[], LOOK_INTERVAL);
+            let answer = self.shared.call(&node, &call, &[], REGISTRY_LOOK);
             answer.is_ok_and(|reply| matches!(reply.reply, StageReply::Done))
         })
     }
@@ -477,13 +480,13 @@ fn look_often(service: &Weak<StageService>) {
         if let Some(holder) = &service.shared.holder {
             holder.remove_lapsed();
         }
-        if swept.elapsed() >= SWEEP_INTERVAL {
+        if swept.elapsed() >= ORPHAN_INTERVAL {
             swept = Instant::now();
             if let Some(holder) = &service.shared.holder {
                 holder.sweep();
             }
         }
-        let interval = if service.shared.holder.is_some() { LOOK_INTERVAL } else { BYSTANDER_INTERVAL };
+        let interval = if service.shared.holder.is_some() { REGISTRY_LOOK } else { BYSTANDER_INTERVAL };
         if service.pause(interval) {
             return;
         }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub type OpenStore = dyn Fn(&str) -> Result<SourceRequests> + Send + Sync;
 
 /// The time of a call without many bytes.
-pub const CALL_TIME: Duration = Duration::from_secs(5);
+pub const STAGE_CALL_TIME: Duration = Duration::from_secs(5);
 /// The time of a request to the store, beside that of the bytes.
 const STORE_TIME: Duration = Duration::from_secs(60);
 
@@ -114,14 +114,14 @@ impl StageShared {
     /// Of the way, or of the calls.
     pub fn fence(self: &Arc<Self>, node: &str, term: u64) -> Answer<(NodeFacts, Vec<Manifest>)> {
         let call = StageCall::Fence { term, leader: self.name.clone() };
-        let facts = match self.ask(node, &call, &[], CALL_TIME)?.reply {
+        let facts = match self.ask(node, &call, &[], STAGE_CALL_TIME)?.reply {
             StageReply::Facts(facts) => facts,
             other => return Err(unexpected(&other)),
         };
         let mut all: Vec<Manifest> = Vec::new();
         loop {
             let after = all.last().map_or_else(String::new, |manifest| manifest.record.clone());
-            match self.ask(node, &StageCall::ListKept { after }, &[], CALL_TIME)?.reply {
+            match self.ask(node, &StageCall::ListKept { after }, &[], STAGE_CALL_TIME)?.reply {
                 StageReply::Kept(some, has_more) => {
                     let is_empty = some.is_empty();
                     all.extend(some);
@@ -260,7 +260,7 @@ impl StageShared {
         }
         let call = StageCall::ReadInline { record: manifest.record.clone() };
         let read = self.first_holder(&manifest.holders, |node| {
-            let Reply { bytes, .. } = self.ask(node, &call, &[], CALL_TIME)?;
+            let Reply { bytes, .. } = self.ask(node, &call, &[], STAGE_CALL_TIME)?;
             if bytes.len() as u64 != manifest.size {
                 let why = format!(
                     "node {node} has {} bytes of '{}' instead of {}",
@@ -295,7 +295,7 @@ impl StageShared {
     pub fn read_slice(self: &Arc<Self>, slice: &Slice, from: u64, len: u64) -> Answer<Vec<u8>> {
         let call = StageCall::ReadPart { part: slice.part.clone(), from: slice.from + from, len };
         self.first_holder(&slice.holders, |node| {
-            let Reply { bytes, .. } = self.ask(node, &call, &[], CALL_TIME)?;
+            let Reply { bytes, .. } = self.ask(node, &call, &[], STAGE_CALL_TIME)?;
             if bytes.len() as u64 == len {
                 return Ok(bytes);
             }
@@ -330,13 +330,13 @@ impl StageShared {
         let mut offset = 0;
         if total == 0 {
             let call = StageCall::AppendPart { part: part.to_owned(), offset: 0, is_last: true };
-            self.ask(node, &call, &[], 4 * CALL_TIME)?;
+            self.ask(node, &call, &[], 4 * STAGE_CALL_TIME)?;
         }
         for piece in pieces {
             for frame in piece.chunks(self.peers.frame_len()) {
                 let is_last = offset + frame.len() == total;
                 let call = StageCall::AppendPart { part: part.to_owned(), offset: offset as u64, is_last };
-                self.ask(node, &call, frame, 4 * CALL_TIME)?;
+                self.ask(node, &call, frame, 4 * STAGE_CALL_TIME)?;
                 offset += frame.len();
             }
         }
@@ -356,7 +356,7 @@ impl StageShared {
                 holder.read_part(part, offset, (len - offset).min(self.peers.frame_len() as u64))?;
             let is_last = offset + bytes.len() as u64 == len;
             let call = StageCall::AppendPart { part: part.to_owned(), offset, is_last };
-            self.ask(to, &call, &bytes, 4 * CALL_TIME)?;
+            self.ask(to, &call, &bytes, 4 * STAGE_CALL_TIME)?;
             offset += bytes.len() as u64;
         }
         Ok(StageReply::Done.into())

@@ -97,19 +97,11 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     config.sources.iter().for_each(|source| setup::warn_of_cache_in_source(source.as_str(), &config.cache));
     let marks = settings::compare_with_before(&config, store.is_some())?;
     let tier = MemTier::new(Arc::clone(&pool));
-    let shared = CacheContext::new(
-        Arc::clone(&tier),
-        store.clone(),
-        config.cache.block_size,
-        config.under.max_downloads as usize,
-        config.under.timeout,
-        config.cache.iorpc_mode == IorpcMode::Splice,
-        Arc::clone(&stats),
-    );
+    let shared = cache_context(&config, &tier, store.as_ref(), &stats);
     let buckets = SharedBuckets::default();
     let staging = prepare_stage(&config, &buckets, &stats)?;
     let node = open_service(&config, &name, &shared, &buckets, &stats)?;
-    staging.iter().for_each(|staging| staging.set_node(&node));
+    staging.iter().for_each(|staging| staging.set_node(&node, &config));
     let recent = if store.is_some() { RecentObjectsFile::open(&config.cache.dirs, &node)? } else { None };
     // Rails come first: the handshake over TCP lists the rails.
     let (rdma, rails) = match (&config.net.rdma, &found) {
@@ -175,6 +167,24 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         recent,
         fresh,
     })
+}
+
+/// The memory and the disks of all volumes.
+fn cache_context(
+    config: &NodeConfig,
+    tier: &Arc<MemTier>,
+    store: Option<&Arc<Store>>,
+    stats: &Arc<Stats>,
+) -> Arc<CacheContext> {
+    CacheContext::new(
+        Arc::clone(tier),
+        store.cloned(),
+        config.cache.block_size,
+        config.under.max_downloads as usize,
+        config.under.timeout,
+        config.cache.iorpc_mode == IorpcMode::Splice,
+        Arc::clone(stats),
+    )
 }
 
 fn source_urls(config: &NodeConfig) -> Vec<String> {

@@ -97,9 +97,12 @@ fn class_of(rule: Option<&FolderRule>) -> Option<StageClass> {
 }
 
 impl NodeStage {
-    /// The node has its rules.
-    pub fn set_node(&self, node: &Arc<CacheNode>) {
+    /// The node has its rules, and answers soon: a node with disks for staged files knows names only when the stage runs.
+    pub fn set_node(&self, node: &Arc<CacheNode>, config: &NodeConfig) {
         let _ = self.node.set(Arc::downgrade(node));
+        if config.stage.is_some() {
+            self.slot.await_start();
+        }
     }
 
     /// Starts the stage, in a group whose registry keeps terms.

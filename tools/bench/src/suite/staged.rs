@@ -14,9 +14,9 @@ use crate::stop;
 use std::path::Path;
 use std::time::Duration;
 
-const NODES: usize = 3;
+const STAGED_NODES: usize = 3;
 const FIRST_NODE_PORT: u16 = 7121;
-const GROUP: &str = "staged";
+const STAGED_GROUP: &str = "staged";
 const ROUND_TRIP: Duration = Duration::from_millis(30);
 /// The longest time until the nodes take staged files.
 const STAGE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -110,7 +110,7 @@ impl StagedRig {
         let mut coordinator = ServerProcess::start(command, "the coordinator", &suite.memory.log("coordinator")?)?;
         coordinator.wait_for_listener(&format!("127.0.0.1:{port}"))?;
         let source = format!("s3://{S3_BUCKET}");
-        let group = ["--registry", &registry, "--cache-group", GROUP];
+        let group = ["--registry", &registry, "--cache-group", STAGED_GROUP];
         let start_node = |number: usize| {
             let cache = suite.disk.empty_subdir(&format!("stage-{number}"))?.display().to_string();
             let name = format!("node-{number}");
@@ -121,7 +121,7 @@ impl StagedRig {
             let address = format!("127.0.0.1:{}", usize::from(FIRST_NODE_PORT) + number);
             suite.memory.node(&source, &address, None, &words, &server.env())
         };
-        let nodes = (0..NODES).map(start_node).collect::<Result<Vec<_>>>()?;
+        let nodes = (0..STAGED_NODES).map(start_node).collect::<Result<Vec<_>>>()?;
         let direct = suite.memory.mount("stage-direct", &source, None, &[&["--rw"], &group[..]].concat(), &[])?;
         let words = [&["--rw", "--stage"], &group[..]].concat();
         let mut last = None;

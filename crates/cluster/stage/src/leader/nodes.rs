@@ -6,7 +6,7 @@ use super::{DOMAINS, Leader, VALID_TIME, domains_of, holders_of};
 use crate::manifest::{BucketKey, Manifest, Phase, StageClass};
 use crate::message::{Answer, NodeFacts, Reply, StageCall, StageReply};
 use crate::peers::TermFacts;
-use crate::shared::CALL_TIME;
+use crate::shared::STAGE_CALL_TIME;
 use parking_lot::Mutex;
 use spurline_object_store::RequestFailure;
 use spurline_types::ErrorKind;
@@ -172,7 +172,7 @@ impl Leader {
         let mut last = too_few_domains();
         for source in sources {
             let call = StageCall::SendPart { part: part.to_owned(), to: to.to_owned() };
-            match self.shared.ask(source, &call, &[], 12 * CALL_TIME) {
+            match self.shared.ask(source, &call, &[], 12 * STAGE_CALL_TIME) {
                 Ok(_) => return Ok(()),
                 Err(failure) => last = failure,
             }
@@ -425,7 +425,7 @@ impl Leader {
     }
 
     fn heal_object(self: &Arc<Self>, manifest: &Manifest, lacking: &BTreeSet<String>) -> Answer<()> {
-        let _lock = self.lock_name(&manifest.at, Instant::now() + CALL_TIME)?;
+        let _lock = self.lock_name(&manifest.at, Instant::now() + STAGE_CALL_TIME)?;
         let is_same = {
             let ledger = self.ledger.lock();
             ledger.entries.get(&manifest.at).is_some_and(|entry| entry.manifest == *manifest)

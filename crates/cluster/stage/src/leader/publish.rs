@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Parts of an object on their way at once.
-const PARTS_AT_ONCE: usize = 8;
+const STAGED_PARTS_AT_ONCE: usize = 8;
 /// The time of an upload by another node, beside that of the bytes.
 const UPLOAD_TIME: Duration = Duration::from_secs(90);
 /// How often holders get the records that are done.
@@ -233,7 +233,7 @@ impl Leader {
         };
         let results: Vec<Answer<Vec<UploadedPart>>> = std::thread::scope(|scope| {
             let threads: Vec<_> =
-                (1..PARTS_AT_ONCE.min(manifest.pieces.len())).map(|_| scope.spawn(send_some)).collect();
+                (1..STAGED_PARTS_AT_ONCE.min(manifest.pieces.len())).map(|_| scope.spawn(send_some)).collect();
             let own = send_some();
             let lost = || RequestFailure::transient(ErrorKind::Unavailable, "the thread of an upload ended".to_owned());
             let others = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(lost())));
@@ -249,7 +249,8 @@ impl Leader {
 
     fn send_part(self: &Arc<Self>, manifest: &Manifest, upload: &str, number: u32, piece: &Piece) -> Answer<String> {
         let holders = piece.slices.first().map(|slice| slice.holders.clone()).unwrap_or_default();
-        let (at, upload) = (manifest.at.clone(), upload.to_owned());
+        let at = manifest.at.clone();
+        let upload = upload.to_owned();
         let call = StageCall::UploadAtStore { at, upload, number, piece: piece.clone() };
         self.ask_holder(&holders, &call, piece.size())
     }
