@@ -4,7 +4,7 @@
 use super::peers::Peer;
 use super::s3_server::{S3_BUCKET, S3Process, start_in_memory};
 use super::section::SuiteSection;
-use super::setup::{BenchSuite, CpuRole};
+use super::setup::{BenchSuite, CpuRole, optional};
 use crate::child::{self, ServerProcess};
 use crate::error::{BenchError, FileContext as _, Result};
 use crate::measure::{BenchCase, CaseSample, FigureUnit};
@@ -51,8 +51,8 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let rig = &StagedRig::start(suite)?;
     let mut peers = Vec::new();
     for peer in Peer::open_all(suite, &rig.server, &mut notes)? {
-        let mount = peer.mount()?;
-        peers.push((mount, peer));
+        let mounted = peer.mount();
+        peers.extend(optional(&mut notes, peer.label, mounted)?.map(|mount| (mount, peer)));
     }
     let mut cases = Vec::new();
     for load in loads(suite.quick) {
