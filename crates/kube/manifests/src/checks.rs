@@ -60,6 +60,12 @@ fn check_nodes(values: &ClusterValues) -> Result<(), Fault> {
             "list one directory of each disk, such as /nvme0/spurline",
         ));
     }
+    if !values.text("nodes.stageSize").is_empty() && !values.is_on("nodes.writable") {
+        return Err(Fault::usage(
+            "nodes.stageSize is set and nodes.writable is false: nodes that take no changes keep no staged files",
+            "set nodes.writable to true, with keys that may write, or nodes.stageSize to \"\"",
+        ));
+    }
     let buffer = values.text("nodes.bufferSize");
     let memory = values.text("nodes.memory");
     let needed = buffer.parse::<Size>().map_or(0, Size::bytes).saturating_add(OUTSIDE);

@@ -45,6 +45,7 @@ pub(crate) fn rule_of(path: &str) -> Option<ValueRule> {
         "csi.memory" => Text(mount_memory),
         "nodes.bufferSize" => Text(buffer_size),
         "nodes.cacheSize" | "csi.cacheSize" => Text(cache_size),
+        "nodes.stageSize" => TextOrEmpty(stage_size),
         "nodes.sources" => Texts(source),
         "storageClass.source" => Text(source),
         "nodes.endpointUrl" => TextOrEmpty(endpoint),
@@ -141,6 +142,11 @@ fn mount_memory(text: &str) -> Result<(), String> {
 
 fn buffer_size(text: &str) -> Result<(), String> {
     text.parse::<Size>().map(drop).map_err(|why| why.to_string())
+}
+
+fn stage_size(text: &str) -> Result<(), String> {
+    let is_size = text.parse::<Size>().is_ok_and(|size| size.bytes() > 0);
+    check(is_size, text, "no size, such as 500G")
 }
 
 fn cache_size(text: &str) -> Result<(), String> {
