@@ -132,9 +132,9 @@ impl Leader {
     }
 
     /// Answers a call, to the leader or to any node.
-    pub fn serve_any(self: &Arc<Self>, call: StageCall, bytes: Vec<u8>) -> Reply {
+    pub fn serve_any(self: &Arc<Self>, call: StageCall, bytes: &[u8]) -> Reply {
         if !call.is_for_leader() {
-            return reply_of(self.shared.serve(call, &bytes));
+            return reply_of(self.shared.serve(call, bytes));
         }
         match self.check_valid() {
             Ok(()) => reply_of(self.answer(call, bytes)),
@@ -142,14 +142,14 @@ impl Leader {
         }
     }
 
-    fn answer(self: &Arc<Self>, call: StageCall, bytes: Vec<u8>) -> Answer<Reply> {
+    fn answer(self: &Arc<Self>, call: StageCall, bytes: &[u8]) -> Answer<Reply> {
         Ok(match call {
             StageCall::Find(at) => StageReply::Known(self.ledger.lock().find(&at)),
             StageCall::FindBelow { prefix, after, is_folded } => {
                 StageReply::Names(self.ledger.lock().find_below(&prefix, &after, is_folded))
             }
             StageCall::Locate { at, etag } => StageReply::Located(self.ledger.lock().locate(&at, &etag)),
-            StageCall::Commit(new) => StageReply::Text(self.commit(new, bytes)?),
+            StageCall::Commit(new) => StageReply::Text(self.commit(new, bytes.to_vec())?),
             StageCall::Copy(copy) => self.copy(copy)?,
             StageCall::Remove { at, condition } => self.remove(&at, &condition)?,
             StageCall::ListUnsaved => {
@@ -167,7 +167,7 @@ impl Leader {
                 self.changed.notify_all();
                 StageReply::Done
             }
-            other => return self.shared.serve(other, &bytes),
+            other => return self.shared.serve(other, bytes),
         }
         .into())
     }

@@ -185,13 +185,13 @@ impl StageService {
     /// For a call that this release does not know.
     pub fn serve_encoded(&self, call: &[u8], bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
         let (call, bytes) = decode_call(call, bytes)?;
-        let Reply { reply, bytes } = self.serve(call, bytes.to_vec());
+        let Reply { reply, bytes } = self.serve(call, bytes);
         let body = serde_json::to_vec(&reply)
             .map_err(|error| Error::new(ErrorKind::Protocol, format!("an answer about staged files: {error}")))?;
         Ok((body, bytes))
     }
 
-    fn serve(&self, call: StageCall, bytes: Vec<u8>) -> Reply {
+    fn serve(&self, call: StageCall, bytes: &[u8]) -> Reply {
         if let StageCall::Describe { term, leader } | StageCall::Fence { term, leader } = &call {
             self.note_leader(*term, leader);
         }
@@ -205,7 +205,7 @@ impl StageService {
         }
         match leader {
             Some(leader) => leader.serve_any(call, bytes),
-            None => reply_of(self.shared.serve(call, &bytes)),
+            None => reply_of(self.shared.serve(call, bytes)),
         }
     }
 
@@ -275,7 +275,7 @@ impl StageService {
         let name = self.known.read().as_ref().map(|known| known.leader.clone()).ok_or_else(no_leader)?;
         if name == self.shared.name {
             let leader = self.leader.read().clone().ok_or_else(no_leader)?;
-            return Ok(leader.serve_any(call.clone(), bytes.to_vec()));
+            return Ok(leader.serve_any(call.clone(), bytes));
         }
         self.shared.call(&name, call, bytes, ANSWER_TIME).map_err(|failure| match failure {
             PeerFailure::Answered(error) => crate::peers::failure_of(error),
