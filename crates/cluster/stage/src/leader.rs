@@ -9,7 +9,7 @@ use crate::ledger::{Admitted, Ledger};
 use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, Piece, StageClass, StoreBase, staged_mark};
 use crate::message::{Answer, CopyCall, KnownName, NewObject, Reply, StageCall, StageReply, UnsavedList};
 use crate::peers::{TermFacts, TermRecord, no_leader, reply_of};
-use crate::shared::{STAGE_CALL_TIME, StageShared, new_name, stale};
+use crate::shared::{STAGE_CALL_TIME, StageShared, new_name, stale, thread_ended};
 use nodes::NodeTable;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use spurline_object_store::{AnswerProgress, BucketSides, RequestFailure, StoredObject, WriteCondition, mark_in};
@@ -422,11 +422,9 @@ impl Leader {
             let started: Vec<_> =
                 others.iter().map(|node| (node, scope.spawn(move || self.order(node, call, bytes)))).collect();
             let last = (last.clone(), self.order(last, call, bytes));
-            let joined = started.into_iter().map(|(node, thread)| {
-                let lost =
-                    || RequestFailure::transient(ErrorKind::Unavailable, "the thread of a call ended".to_owned());
-                (node.clone(), thread.join().unwrap_or_else(|_| Err(lost())))
-            });
+            let joined = started
+                .into_iter()
+                .map(|(node, thread)| (node.clone(), thread.join().unwrap_or_else(|_| Err(thread_ended()))));
             joined.chain([last]).collect()
         })
     }

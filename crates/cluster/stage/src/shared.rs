@@ -374,6 +374,16 @@ pub fn text_of(reply: Reply) -> Answer<String> {
     }
 }
 
+/// The failure of a call whose thread has ended.
+pub fn thread_ended() -> RequestFailure {
+    RequestFailure::transient(ErrorKind::Unavailable, "the thread of a call ended".to_owned())
+}
+
+/// The failure of a read that no node answers.
+pub fn no_holder() -> RequestFailure {
+    RequestFailure::transient(ErrorKind::Unavailable, "no node has the bytes".to_owned())
+}
+
 /// The failure of a condition.
 pub fn stale(at: &BucketKey) -> RequestFailure {
     let why = format!("'{}' has been replaced or removed since", at.key);

@@ -4,7 +4,7 @@ use super::{StagedBackend, time_at};
 use crate::manifest::{KeptAttributes, Manifest, Piece, Slice, StageClass, staged_mark};
 use crate::message::{Answer, KnownName, StageCall};
 use crate::service::StageService;
-use crate::shared::{STAGE_CALL_TIME, new_name};
+use crate::shared::{STAGE_CALL_TIME, new_name, thread_ended};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use serde::{Deserialize, Serialize};
@@ -53,8 +53,7 @@ impl StagedUpload {
         let bytes: Option<Vec<u8>> =
             pairs.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect();
         let upload = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        let unknown = || RequestFailure::fatal(ErrorKind::NotFound, "there is no such upload".to_owned());
-        upload.map(Some).ok_or_else(unknown)
+        upload.map(Some).ok_or_else(|| RequestFailure::fatal(ErrorKind::NotFound, "there is no such upload".to_owned()))
     }
 }
 
@@ -136,9 +135,9 @@ impl StageService {
                 .map(|node| (node, scope.spawn(move || shared.write_part(&node.0, part, pieces))))
                 .collect();
             let own = nodes.first().map(|node| (node.clone(), shared.write_part(&node.0, part, pieces)));
-            let lost = || RequestFailure::transient(ErrorKind::Unavailable, "the thread of a write ended".to_owned());
-            let others =
-                started.into_iter().map(|(node, thread)| (node.clone(), thread.join().unwrap_or_else(|_| Err(lost()))));
+            let others = started
+                .into_iter()
+                .map(|(node, thread)| (node.clone(), thread.join().unwrap_or_else(|_| Err(thread_ended()))));
             own.into_iter().chain(others).collect()
         })
     }
@@ -175,8 +174,7 @@ impl StagedBackend {
                     return None;
                 }
                 let read = tokio::task::spawn_blocking(move || read_some(&service, &manifest, at, end)).await;
-                let lost = || RequestFailure::transient(ErrorKind::Unavailable, "the node ends".to_owned());
-                let read = read.unwrap_or_else(|_| Err(lost()));
+                let read = read.unwrap_or_else(|_| Err(thread_ended()));
                 if read.is_err() {
                     reader.forget_located(&version);
                 }

@@ -190,8 +190,7 @@ impl Leader {
                 Err(failure) => last = Some(RequestFailure::from(failure)),
             }
         }
-        let none = || RequestFailure::transient(ErrorKind::Unavailable, "no node has the bytes".to_owned());
-        let failure = last.unwrap_or_else(none);
+        let failure = last.unwrap_or_else(no_holder);
         Err(RequestFailure::transient(ErrorKind::Unavailable, failure.error.message().to_owned()))
     }
 
@@ -235,8 +234,7 @@ impl Leader {
             let threads: Vec<_> =
                 (1..STAGED_PARTS_AT_ONCE.min(manifest.pieces.len())).map(|_| scope.spawn(send_some)).collect();
             let own = send_some();
-            let lost = || RequestFailure::transient(ErrorKind::Unavailable, "the thread of an upload ended".to_owned());
-            let others = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(lost())));
+            let others = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(thread_ended())));
             others.chain([own]).collect()
         });
         let mut parts = Vec::new();
