@@ -229,6 +229,13 @@ impl Leader {
         let stats = &self.shared.stats.stage;
         stats.acknowledged_objects.add(1);
         stats.acknowledged_bytes.add(manifest.size);
+        tracing::debug!(
+            key = manifest.at.key,
+            mark = manifest.mark,
+            base = ?manifest.base,
+            begun = ?manifest.begun,
+            "a staged file is taken"
+        );
         let mut ledger = self.ledger.lock();
         ledger.note_taken(&manifest.mark, &etag);
         ledger.enter(manifest, Instant::now(), false);

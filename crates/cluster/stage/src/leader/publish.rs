@@ -4,7 +4,7 @@
 use super::{Leader, is_mark_of};
 use crate::manifest::{BucketKey, Manifest, Phase, Piece, StageClass, StoreBase, staged_mark};
 use crate::message::{Answer, NewObject, StageCall};
-use crate::shared::text_of;
+use crate::shared::{no_holder, text_of, thread_ended};
 use spurline_object_store::{
     AnswerProgress, BucketSides, ObjectAttributes, RequestFailure, RetryHint, UploadedPart, WriteCondition,
     assembly_time, mark_in, transfer_time,
@@ -28,6 +28,7 @@ const REMOVAL_PAUSE: Duration = Duration::from_secs(5);
 /// Records that a call names.
 const RECORDS_AT_ONCE: usize = 500;
 
+#[derive(Debug)]
 enum Published {
     /// The store has the object under this etag.
     Saved(String),
@@ -75,6 +76,8 @@ impl Leader {
 
     fn upload(self: &Arc<Self>, manifest: &Manifest) {
         let published = self.publish(manifest);
+        let known = published.as_ref().map_err(|failure| failure.error.message());
+        tracing::debug!(key = manifest.at.key, mark = manifest.mark, base = ?manifest.base, "an upload ended: {known:?}");
         let stats = &self.shared.stats.stage;
         let published = match published {
             Ok(Published::Conflict) => self.keep_both(manifest),
