@@ -229,7 +229,9 @@ impl Holder {
                 }
                 _ => {}
             }
-            state.busy.insert(record.clone(), parts);
+            if manifest.is_live() {
+                state.busy.insert(record.clone(), parts);
+            }
         }
         let bytes = if brings_bytes { Some(inline.to_vec()) } else { (!manifest.is_live()).then(Vec::new) };
         let mut changes = vec![RecordChange::Put(Box::new(manifest.clone()), bytes)];
@@ -300,6 +302,9 @@ impl Holder {
                 let Some((known, bytes)) = state.manifests.get_mut(&manifest.record) else { continue };
                 if !manifest.is_live() {
                     *bytes = 0;
+                }
+                // The writer may send a withdrawn object again.
+                if manifest.phase == Phase::Done {
                     parts.extend(manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
                 }
                 *known = manifest;
@@ -321,7 +326,9 @@ impl Holder {
             }
             for record in records {
                 if let Some((manifest, _)) = state.manifests.get(record) {
-                    parts.extend(manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
+                    if manifest.phase == Phase::Done {
+                        parts.extend(manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
+                    }
                     changes.push(RecordChange::Remove(record.clone()));
                 }
             }
@@ -344,9 +351,9 @@ impl Holder {
 
     /// Removes the parts of an upload that no manifest names.
     pub fn drop_upload(&self, upload: &str) -> Answer<Reply> {
-        let named = self.named_parts();
         let parts: Vec<String> = {
             let state = self.state.lock();
+            let named = self.named_parts(&state);
             let of_upload = state.parts.keys().filter(|part| part.starts_with(upload) && !named.contains(*part));
             of_upload.cloned().collect()
         };
@@ -354,17 +361,31 @@ impl Holder {
         Ok(StageReply::Done.into())
     }
 
-    fn named_parts(&self) -> HashSet<String> {
-        let state = self.state.lock();
-        let manifests = state.manifests.values();
+    /// Parts that live manifests name, or those that are being written.
+    fn named_parts(&self, state: &HolderState) -> HashSet<String> {
+        let manifests = state.manifests.values().filter(|(manifest, _)| manifest.is_live());
         let named = manifests.flat_map(|(manifest, _)| manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
         named.chain(state.busy.values().flatten().cloned()).collect()
     }
 
+    /// Removes parts that no live manifest names: an object that was sent again has the parts of the first attempt.
     fn remove_parts(&self, parts: &[String]) -> Answer<()> {
-        for part in parts {
-            self.disk.remove_part(part).map_err(disk_failure)?;
-            self.state.lock().parts.remove(part);
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let mut removed: Vec<(String, u64)> = {
+            let mut state = self.state.lock();
+            let named = self.named_parts(&state);
+            let unnamed = parts.iter().filter(|part| !named.contains(*part));
+            // Here first: a manifest that comes now is refused.
+            unnamed.map(|part| (part.clone(), state.parts.remove(part).unwrap_or_default())).collect()
+        };
+        while let Some((part, len)) = removed.pop() {
+            if let Err(error) = self.disk.remove_part(&part) {
+                removed.push((part, len));
+                self.state.lock().parts.extend(removed);
+                return Err(disk_failure(error));
+            }
         }
         Ok(())
     }
@@ -437,7 +458,7 @@ impl Holder {
     /// Removes old parts that no manifest names.
     pub fn sweep(&self) {
         let Ok(parts) = self.disk.parts() else { return };
-        let named = self.named_parts();
+        let named = self.named_parts(&self.state.lock());
         let orphans = parts.into_iter().filter(|part| part.age >= ORPHAN_AGE && !named.contains(&part.name));
         let orphans: Vec<String> = orphans.map(|part| part.name).collect();
         if !orphans.is_empty() {

@@ -141,3 +141,9 @@ impl StageCluster {
         }
     }
 }
+
+impl Drop for StageCluster {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
