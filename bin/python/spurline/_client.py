@@ -106,6 +106,9 @@ def open(source: str | os.PathLike, *, connect: bool = True, **settings: Any) ->
     Settings of both: ``memory`` (``"300M"``, the budget of blocks in memory and requests; the caller's own buffers come on top),
     ``threads`` (16, requests in flight), ``writable``.
 
+    With ``writable`` of a bucket through nodes with ``--stage-size``: ``stage``. The close of a file then waits for the disks of two
+    nodes, which upload the file soon after.
+
     With ``connect=False`` the source is opened at the first call, in the process that makes it: nothing has to survive a fork.
 
     Raises ``OSError``: ``EINVAL`` for a setting, ``ENOENT`` for a directory or a bucket that does not exist, ``EHOSTDOWN`` and

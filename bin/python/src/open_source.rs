@@ -108,8 +108,13 @@ impl OpenSource {
         }
         let stats = Arc::new(Stats::default());
         let host = HostLimits::detect();
+        if settings.stage && !settings.writable {
+            let why = "stage has no effect on a source that is open for reading only; give writable=True too";
+            return Err(CallFailure::new(Errno::INVAL, why));
+        }
         let opened = if settings.writable {
-            let config = raw.check_writable(WritesConfig::default(), &host)?;
+            let writes = WritesConfig { stage: settings.stage, ..WritesConfig::default() };
+            let config = raw.check_writable(writes, &host)?;
             OpenKind::Writing(open_writable_files(&config, &stats)?)
         } else {
             let mut volume = open_volume(&raw.check(&host)?, &stats)?;

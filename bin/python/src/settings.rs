@@ -20,6 +20,8 @@ pub(crate) struct ClientSettings {
     pub threads: usize,
     /// Files are written too.
     pub writable: bool,
+    /// Files that are written are staged.
+    pub stage: bool,
 }
 
 impl ClientSettings {
@@ -31,7 +33,8 @@ impl ClientSettings {
         let mut volume = RawVolume::new(parse_value("source", source)?);
         // A program keeps blocks in memory; a disk is used where a folder is named.
         let mut cache_size = std::mem::replace(&mut volume.cache.cache_size, CacheSize::None);
-        let mut settings = ClientSettings { volume, cache_dir: None, threads: DEFAULT_CLIENT_THREADS, writable: false };
+        let threads = DEFAULT_CLIENT_THREADS;
+        let mut settings = ClientSettings { volume, cache_dir: None, threads, writable: false, stage: false };
         for (name, value) in pairs {
             if name == "cache_size" {
                 cache_size = parse_value::<CacheSize>(name, value)?;
@@ -75,6 +78,7 @@ impl ClientSettings {
             "max_downloads" => volume.under.max_downloads = parse_value(name, value)?,
             "threads" => self.threads = parse_value::<usize>(name, value)?.clamp(1, MOST_CLIENT_THREADS),
             "writable" => self.writable = parse_value(name, value)?,
+            "stage" => self.stage = parse_value(name, value)?,
             _ => {
                 return Err(CallFailure::new(
                     Errno::INVAL,
@@ -87,7 +91,7 @@ impl ClientSettings {
 }
 
 /// The flags of messages of the runtime, and the settings of Python with the same meaning.
-const FLAGS_OF_SETTINGS: [(&str, &str); 25] = [
+const FLAGS_OF_SETTINGS: [(&str, &str); 27] = [
     ("--registry", "registry"),
     ("--cache-group", "cache_group"),
     ("--zone", "zone"),
@@ -113,6 +117,9 @@ const FLAGS_OF_SETTINGS: [(&str, &str); 25] = [
     ("--expected-bucket-owner", "expected_bucket_owner"),
     ("--origin-timeout", "origin_timeout"),
     ("--max-downloads", "max_downloads"),
+    // Not the node's --stage-size.
+    ("--stage ", "stage "),
+    ("--stage:", "stage:"),
 ];
 
 /// A message of the runtime with the names that Python has for settings, in place of flags.

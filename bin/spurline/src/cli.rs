@@ -70,6 +70,9 @@ pub enum CliCommand {
     /// List the rules of a group (pins and limits), with the bytes cached under each
     #[command(after_help = RULES_EXAMPLES)]
     Rules(RulesArgs),
+    /// End the upload of staged files that fails for good: drop the files, or copy their bytes elsewhere
+    #[command(after_long_help = STAGE_EXAMPLES)]
+    Stage(StageCommandArgs),
     /// Serve a mount to stock NFS clients over TCP and RDMA, by the kernel's NFS server
     #[command(after_long_help = crate::export::EXAMPLES)]
     Export(crate::export::ExportArgs),
@@ -117,6 +120,70 @@ pub enum CacheAction {
     List(CacheListArgs),
     /// Remove the cache directories that no process uses, after a question
     Clean(CacheCleanArgs),
+}
+
+/// The arguments of `stage`.
+#[derive(Debug, Args)]
+#[command(arg_required_else_help = true)]
+pub struct StageCommandArgs {
+    /// What to do with the files.
+    #[command(subcommand)]
+    pub action: StageAction,
+}
+
+/// What to do with staged files.
+#[derive(Debug, Subcommand)]
+pub enum StageAction {
+    /// Give the upload of staged files up, for good: their bytes are lost
+    Drop(StageDropArgs),
+    /// Copy the bytes of a staged file to a local file; the upload goes on
+    Export(StageExportArgs),
+}
+
+/// The group of staged files.
+#[derive(Debug, Args)]
+pub struct StageGroupArgs {
+    /// Registry of the group: coordinator://HOST:PORT or etcd://HOST:PORT
+    #[arg(long, value_name = "URL")]
+    pub registry: Option<Registry>,
+    /// Name of the group in the registry
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_GROUP)]
+    pub cache_group: String,
+    /// Authentication at coordinators and nodes.
+    #[command(flatten)]
+    pub trust: RawTrust,
+    /// Print one JSON object per line
+    #[arg(long, help_heading = None)]
+    pub json: bool,
+}
+
+/// The arguments of `stage drop`.
+#[derive(Debug, Args)]
+pub struct StageDropArgs {
+    /// Files: URLs (s3://bucket/key), or paths in a mount of this machine
+    #[arg(required = true)]
+    pub file: Vec<String>,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// The group.
+    #[command(flatten)]
+    pub group: StageGroupArgs,
+}
+
+/// The arguments of `stage export`.
+#[derive(Debug, Args)]
+pub struct StageExportArgs {
+    /// The file: a URL (s3://bucket/key), or a path in a mount of this machine
+    pub file: String,
+    /// The new file, or a folder for a file of the same name
+    pub dest: PathBuf,
+    /// Replace a file that exists
+    #[arg(long)]
+    pub force: bool,
+    /// The group.
+    #[command(flatten)]
+    pub group: StageGroupArgs,
 }
 
 /// The arguments of `cache list`.
@@ -304,6 +371,19 @@ Examples:
   Let the coordinator of a group run the job; it resumes it after a restart:
     spurline load s3://datasets/train --source s3://datasets \\
         --registry coordinator://head:7400 --submit";
+
+const STAGE_EXAMPLES: &str = "\
+The nodes of a group keep staged files until the store has them. 'spurline status --unsaved' lists these files, with the last error.
+
+Examples:
+  The files that the store does not have yet:
+    spurline status --unsaved --registry coordinator://head:7400
+  Copy the bytes of a file to a local disk:
+    spurline stage export s3://models/run-7/step-900.pt /tmp/step-900.pt \\
+        --registry coordinator://head:7400
+  Give the upload up, and the bytes with it:
+    spurline stage drop s3://models/run-7/step-900.pt --yes \\
+        --registry coordinator://head:7400";
 
 const FREE_EXAMPLES: &str = "\
 Examples:
@@ -588,6 +668,9 @@ pub struct StatusArgs {
     /// Authentication at nodes.
     #[command(flatten)]
     pub trust: RawTrust,
+    /// List the files that nodes of the group keep and the store does not have yet, oldest first, at most 5000
+    #[arg(long, help_heading = None, conflicts_with = "target")]
+    pub unsaved: bool,
     /// Mountpoints, HOST:PORT of nodes, or admin sockets [default: everything on this machine, or the group of
     /// SPURLINE_REGISTRY]
     #[arg(help_heading = None)]
@@ -646,6 +729,9 @@ pub fn cli_command() -> clap::Command {
         command = command.mut_subcommand(asking, args::with_group_environment);
     }
     command = command.mut_subcommand("node", |node| node.mut_subcommand("drain", args::with_group_environment));
+    for action in ["drop", "export"] {
+        command = command.mut_subcommand("stage", |stage| stage.mut_subcommand(action, args::with_group_environment));
+    }
     command.mut_subcommand("stats", |stats| {
         stats.after_long_help(format!("{}\n{STATS_EXAMPLES}", crate::stats::columns_help()))
     })

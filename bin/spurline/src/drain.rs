@@ -2,6 +2,7 @@
 
 use crate::cli::DrainArgs;
 use crate::jobs::show::is_terminal;
+use crate::report::printable;
 use crate::signals;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
@@ -55,6 +56,10 @@ struct DrainReport {
     bytes_moved: u64,
     failed: Vec<UnmovedFile>,
     weight: Option<u32>,
+    unsaved_files: u64,
+    scratch_files: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unsaved_error: Option<String>,
 }
 
 /// A file that was not handed over completely.
@@ -67,9 +72,10 @@ struct UnmovedFile {
 impl DrainReport {
     fn of_outcome(outcome: DrainOutcome) -> Self {
         let DrainProgress { total, handed, unlisted, failed } = outcome.progress;
+        let is_complete = failed.is_empty() && outcome.staged.files == 0 && outcome.staged_failure.is_none();
         let state = if outcome.interrupted {
             STATE_INTERRUPTED
-        } else if failed.is_empty() {
+        } else if is_complete {
             STATE_DRAINED
         } else {
             STATE_INCOMPLETE
@@ -84,6 +90,9 @@ impl DrainReport {
             bytes_moved: outcome.moved,
             failed: failed.into_iter().map(|(path, error)| UnmovedFile { path, reason: error.to_string() }).collect(),
             weight: outcome.weight,
+            unsaved_files: outcome.staged.files,
+            scratch_files: outcome.staged.scratch,
+            unsaved_error: outcome.staged_failure,
         }
     }
 }
@@ -116,6 +125,26 @@ impl DrainBar {
     }
 }
 
+/// The staged files of the node.
+fn print_staged(report: &DrainReport) {
+    if let Some(why) = &report.unsaved_error {
+        anstream::println!(
+            "  not known  whether the node keeps staged files that the store does not have: {}",
+            printable(why.as_bytes())
+        );
+    }
+    if report.unsaved_files > 0 {
+        anstream::println!(
+            "  not uploaded  {} staged files on its disks: stop the node after their upload; 'spurline status --unsaved' lists the \
+             files and the reasons",
+            report.unsaved_files
+        );
+    }
+    if report.scratch_files > 0 {
+        anstream::println!("  scratch  {} files on its disks are gone with the node", report.scratch_files);
+    }
+}
+
 fn print_report(report: &DrainReport) {
     let node = &report.node;
     let handed = human_bytes(report.bytes_handed_on);
@@ -144,6 +173,7 @@ fn print_report(report: &DrainReport) {
     if report.failed.len() > SHOWN_FAILED_FILES {
         anstream::println!("  and {} more, which --json names", report.failed.len() - SHOWN_FAILED_FILES);
     }
+    print_staged(report);
     if report.weight.is_none() {
         anstream::println!("its registry stores no weights: remove the node from the list, or stop it");
     } else {

@@ -2,6 +2,7 @@
 
 use crate::degraded::{node_reasons, state_with};
 use crate::report::printable;
+use crate::stage;
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -39,7 +40,14 @@ pub fn run(registry: &Registry, name: &str, trust: &TrustConfig, as_json: bool) 
 
 /// Why a node that answers does not work well.
 fn reasons_of(line: &NodeReport) -> Vec<String> {
-    line.answer.as_ref().map_or_else(|_| Vec::new(), |answer| node_reasons(&answer.status))
+    line.answer.as_ref().map_or_else(
+        |_| Vec::new(),
+        |answer| {
+            let mut reasons = node_reasons(&answer.status);
+            reasons.extend(stage::late_uploads(&answer.stats));
+            reasons
+        },
+    )
 }
 
 fn node_state(line: &NodeReport) -> String {
@@ -173,6 +181,12 @@ fn print_table(group: &str, lines: &[NodeReport]) {
         human_bytes(capacity),
         human_bytes(sent as u64),
     );
+    // The node that leads counts for all.
+    for answer in up {
+        if let Some(words) = stage::unsaved_words(&answer.stats) {
+            anstream::println!("{words}: spurline status --unsaved lists them");
+        }
+    }
 }
 
 fn table_row(line: &NodeReport) -> [String; 11] {

@@ -30,6 +30,7 @@ mod remount;
 mod report;
 mod rules;
 mod signals;
+mod stage;
 mod stats;
 mod status;
 mod umount;
@@ -130,6 +131,7 @@ fn run_command(command: CliCommand) -> Result<ExitCode, Fault> {
         CliCommand::Unpin(args) => rules::unpin_folders(args),
         CliCommand::Limit(args) => rules::limit_folders(args),
         CliCommand::Rules(args) => rules::list_rules(args),
+        CliCommand::Stage(args) => stage::run(&args.action),
         CliCommand::Export(args) => export::run(args),
         CliCommand::Bench(args) => bench::run(&args),
         CliCommand::Net(args) => net::run(args),

@@ -236,7 +236,11 @@ fn urls_of(paths: &[String]) -> Result<Vec<String>, Fault> {
     paths.iter().map(|path| url_of(path)).collect()
 }
 
-fn url_of(path: &str) -> Result<String, Fault> {
+/// The URL of a path in a mount, or a URL as given, without a slash at the end.
+///
+/// # Errors
+/// With exit code 2 for a text that names neither.
+pub fn url_of(path: &str) -> Result<String, Fault> {
     if !path.contains("://")
         && let Ok((located, _)) = locate_path(Path::new(path))
     {

@@ -3,6 +3,7 @@
 use crate::cli::StatusArgs;
 use crate::degraded::{degraded_reasons, state_with};
 use crate::report::{printable, printable_json};
+use crate::stage;
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
 use spurline_config::Fault;
@@ -48,7 +49,16 @@ pub fn run(args: StatusArgs) -> Result<ExitCode, Fault> {
     // A registry from the environment gives way to named targets.
     if let Some(registry) = args.registry.filter(|_| names.is_empty()) {
         let trust = args.trust.check(false)?;
+        if args.unsaved {
+            return stage::list_unsaved(&registry, &args.cache_group, &trust, args.json);
+        }
         return crate::group_status::run(&registry, &args.cache_group, &trust, args.json);
+    }
+    if args.unsaved {
+        return Err(Fault::usage(
+            "--unsaved without --registry: the nodes of a group keep the staged files",
+            "give --registry coordinator://HOST:PORT or etcd://HOST:PORT, and --cache-group",
+        ));
     }
     let all = names.is_empty();
     let asked: Vec<NamedProcess> = if all {
@@ -149,10 +159,11 @@ impl ProcessAnswer {
     fn fetch(peer: &AdminPeer) -> Result<Self, Fault> {
         let document = peer.fetch_status_json(PROCESS_ANSWER_LIMIT)?;
         let status = ProcessStatus::from_json(&document)?;
-        let reasons = degraded_reasons(&status);
-        let state = state_with(status.state(), &reasons);
+        let mut reasons = degraded_reasons(&status);
         let counters = peer.fetch_stats_json(PROCESS_ANSWER_LIMIT)?;
         let stats = Stats::from_json(&counters)?;
+        reasons.extend(stage::late_uploads(&stats));
+        let state = state_with(status.state(), &reasons);
         Ok(ProcessAnswer { document, counters, stats, state, reasons })
     }
 
@@ -199,7 +210,13 @@ impl ProcessAnswer {
         print_facts(&status);
         match &status.role {
             ProcessRole::Mount(mount) => print_mount(mount, &stats),
-            ProcessRole::Node(node) => print_node(node),
+            ProcessRole::Node(node) => {
+                print_node(node);
+                print_fact("staged files", &staged_line(&stats).unwrap_or_default());
+                if let Some(late) = stage::late_uploads(&stats) {
+                    anstream::println!("  {YELLOW}{late}{YELLOW:#}");
+                }
+            }
             ProcessRole::Gateway(gateway) => print_origin_errors(&gateway.origin_errors),
             ProcessRole::Coordinator(_) | ProcessRole::Other => {}
         }
@@ -319,6 +336,13 @@ fn cache_words(status: &ProcessStatus, stats: &Stats) -> String {
     } else {
         "no cache disk".to_owned()
     }
+}
+
+/// What a node keeps of staged files; `None` where the node keeps none.
+fn staged_line(stats: &Stats) -> Option<String> {
+    let size = stats.stage.size_bytes.get();
+    let words = stage::unsaved_words(stats).map(|words| format!("; {words} in the group")).unwrap_or_default();
+    (size > 0).then(|| format!("{} of {}{words}", human_bytes(stats.stage.used_bytes.get()), human_bytes(size)))
 }
 
 /// The writing side of a node; `None` where the node takes no changes.

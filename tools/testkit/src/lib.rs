@@ -41,3 +41,17 @@ pub fn skip(thing: &str, reason: &str) {
     assert!(!required.split(',').any(|r| r.trim() == thing), "{thing} is required: {reason}");
     println!("SKIP: {reason}");
 }
+
+/// Bytes that identify their position.
+pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}

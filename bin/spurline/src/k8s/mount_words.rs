@@ -179,6 +179,17 @@ mod tests {
     }
 
     #[test]
+    fn files_of_a_volume_are_staged_through_nodes() {
+        let registry = Some("coordinator://head:7400");
+        let made = words_of("s3://b", registry, &["rw", "stage"], None).unwrap();
+        assert!(made.writable && made.recovers && made.words.contains(&"--stage".to_owned()), "{made:?}");
+        let said = words_of("s3://b", registry, &["stage"], None).unwrap_err().to_string();
+        assert!(said.contains("--stage has no effect in a read-only mount"), "{said}");
+        let said = words_of("s3://b", None, &["rw", "stage"], None).unwrap_err().to_string();
+        assert!(said.contains("--stage without --registry"), "{said}");
+    }
+
+    #[test]
     fn a_label_is_one_option() {
         let made = words(&["context=system_u:object_r:container_file_t:s0:c1,c2"], None).unwrap();
         let wanted = "context=system_u:object_r:container_file_t:s0:c1\\,c2".to_owned();

@@ -205,6 +205,13 @@ fn check_mount_options(values: &ClusterValues) -> Result<(), Fault> {
             "set nodes.writable to true, with keys that may write, or leave rw out",
         ));
     }
+    let stages = words.words.iter().any(|word| word == "--stage");
+    if stages && values.is_on("nodes.enabled") && values.text("nodes.stageSize").is_empty() {
+        return Err(Fault::usage(
+            "storageClass.mountOptions: stage: the nodes of these manifests keep no staged files",
+            "set nodes.stageSize, such as 500G, or leave stage out",
+        ));
+    }
     Ok(())
 }
 
@@ -292,6 +299,10 @@ mod tests {
         check_mount_options(&with(&["storageClass.mountOptions=[rdma-network=ib0:ib1, max-readahead=64M]"])).unwrap();
         check_mount_options(&with(&["csi.memory=4000Gi"])).unwrap();
         check_mount_options(&with(&["storageClass.mountOptions=[rw]", "nodes.writable=true"])).unwrap();
+        let staged = ["storageClass.mountOptions=[rw, stage]", "nodes.writable=true"];
+        check_mount_options(&with(&[&staged[..], &["nodes.stageSize=500G"]].concat())).unwrap();
+        let said = check_mount_options(&with(&staged)).unwrap_err().to_string();
+        assert!(said.contains("keep no staged files") && said.contains("nodes.stageSize"), "{said}");
         check_mount_options(&with(&["nodes.enabled=false", "storageClass.source=/mnt/nfs"])).unwrap();
         for (setting, says) in [
             (

@@ -13,6 +13,8 @@ mod promises;
 mod recover;
 mod renames;
 mod rules;
+mod staged;
+mod staged_kills;
 mod storage;
 mod strangers;
 mod unmounts;

@@ -348,6 +348,30 @@ fn a_mount_lists_the_files_that_it_makes_on_any_node() {
 }
 
 #[test]
+fn exclusive_creations_through_nodes_trust_a_listing() {
+    if !can_mount() {
+        return;
+    }
+    let server = S3Server::in_memory().unwrap();
+    let proxy = ChaosProxy::start(server.address()).unwrap();
+    let Some(rig) = NodesRig::start_over(2, server, &proxy.endpoint()) else { return };
+    let one = rig.mount("one", TRANSPORTS[0]);
+    let two = rig.mount("two", TRANSPORTS[1]);
+    fs::create_dir(one.path("folder")).unwrap();
+    for n in 0..100 {
+        drop(File::create_new(two.path(format!("folder/f{n}"))).unwrap());
+        // The listing does not have the name, and the nodes know that the file was made.
+        let name = format!("folder/late{n}");
+        fs::write(one.path(&name), b"theirs").unwrap();
+        assert_eq!(File::create_new(two.path(&name)).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    }
+    let looked_up = proxy.count_requests("HEAD", "/p/folder/f");
+    assert!(looked_up < 50, "{looked_up} of 100 names were asked for");
+    one.unmount();
+    two.unmount();
+}
+
+#[test]
 fn nothing_is_written_over_the_change_of_another_mount() {
     let Some(rig) = NodesRig::start(2) else { return };
     rig.server.put(BUCKET, "p/file", b"first");

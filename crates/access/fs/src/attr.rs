@@ -54,6 +54,16 @@ pub enum LookupOutcome<Entry = InodeEntry> {
     },
 }
 
+impl<Entry> LookupOutcome<Entry> {
+    /// The outcome with another form of the entry.
+    pub fn map<Other>(self, change: impl FnOnce(Entry) -> Other) -> LookupOutcome<Other> {
+        match self {
+            LookupOutcome::Found(entry) => LookupOutcome::Found(change(entry)),
+            LookupOutcome::Absent { ttl } => LookupOutcome::Absent { ttl },
+        }
+    }
+}
+
 /// The result of `statfs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeStat {

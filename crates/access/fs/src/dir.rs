@@ -1,13 +1,18 @@
 //! An open directory: the current page of names, and the cursors of earlier pages, so that a reader can return to any
-//! earlier position. Positions count names from the start of the listing. It knows no inodes and keeps one page of
-//! names.
+//! earlier position. Positions count names from the start of the listing. It knows no inodes and keeps two pages of
+//! names: after many names of a page, a thread lists the next.
 
 use crate::NAME_MAX;
 use crate::errno::FsResult;
 use crate::page_starts::PageStarts;
-use spurline_types::{DirEntry, Error, ErrorKind, Stats};
+use spurline_types::{DirEntry, Error, ErrorKind, ListPage, Result, Stats};
 use spurline_volume::Volume;
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
+
+/// The name of a page that begins the listing of the next: the reader goes on.
+const AHEAD_NAME: usize = 500;
 
 /// An open directory's current page of names.
 #[derive(Default)]
@@ -24,11 +29,21 @@ pub struct DirState {
     /// The first position of every page listed by this handle, with its cursor, in order. Not shared between handles:
     /// two listings of a directory that changed in between have different positions.
     pages: Vec<(u64, Option<Vec<u8>>)>,
+    /// The page is read from its first name.
+    is_read_whole: bool,
+    /// The page of `next`.
+    ahead: Option<PageAhead>,
+}
+
+/// A page that a thread lists.
+struct PageAhead {
+    begun_at: Duration,
+    thread: JoinHandle<Result<ListPage>>,
 }
 
 /// What a listing needs beside the directory's state.
 pub struct ListContext<'a> {
-    pub volume: &'a dyn Volume,
+    pub volume: &'a Arc<dyn Volume>,
     pub stats: &'a Stats,
     pub path: &'a [u8],
     pub page: usize,
@@ -65,6 +80,10 @@ impl DirState {
             self.load_page(first, Some(cursor), lister)?;
         }
         let index = (position - self.first) as usize;
+        self.is_read_whole |= index == 0;
+        if index == AHEAD_NAME && self.is_read_whole && self.ahead.is_none() {
+            self.list_ahead(lister);
+        }
         Ok(self.names.get(index).map(|entry| (entry, self.listed_at)))
     }
 
@@ -97,9 +116,31 @@ impl DirState {
         self.load_page(first, Some(cursor), lister).inspect_err(|_| lister.starts.forget_directory(lister.path))
     }
 
-    fn load_page(&mut self, first: u64, cursor: Option<Vec<u8>>, lister: &ListContext<'_>) -> FsResult<()> {
+    /// Begins to list the next page, if there is one.
+    fn list_ahead(&mut self, lister: &ListContext<'_>) {
+        let Some(cursor) = self.next.clone() else { return };
+        let volume = Arc::clone(lister.volume);
+        let path = lister.path.to_vec();
+        let page = lister.page;
+        let thread = std::thread::Builder::new().name("list-ahead".into());
+        let begun_at = (lister.now)();
+        let thread = thread.spawn(move || volume.list(&path, Some(&cursor), page));
+        self.ahead = thread.ok().map(|thread| PageAhead { begun_at, thread });
+    }
+
+    /// The page of a cursor, and when its listing began.
+    fn list(&mut self, cursor: Option<&[u8]>, lister: &ListContext<'_>) -> FsResult<(ListPage, Duration)> {
+        let ahead = self.ahead.take().filter(|_| cursor.is_some() && self.next.as_deref() == cursor);
+        let page = ahead.and_then(|ahead| Some((ahead.thread.join().ok()?.ok()?, ahead.begun_at)));
+        if let Some(page) = page {
+            return Ok(page);
+        }
         let now = (lister.now)();
-        let mut listed = lister.volume.list(lister.path, cursor.as_deref(), lister.page)?;
+        Ok((lister.volume.list(lister.path, cursor, lister.page)?, now))
+    }
+
+    fn load_page(&mut self, first: u64, cursor: Option<Vec<u8>>, lister: &ListContext<'_>) -> FsResult<()> {
+        let (mut listed, now) = self.list(cursor.as_deref(), lister)?;
         if listed.next.is_some() && listed.next == cursor {
             return Err(Error::new(
                 ErrorKind::Protocol,
@@ -120,6 +161,7 @@ impl DirState {
         self.next = listed.next;
         self.listed_at = now;
         self.loaded = true;
+        self.is_read_whole = false;
         // Positions within this page are from a listing before a change, and count other names.
         let end = first + self.names.len() as u64;
         self.pages.retain(|(at, _)| *at <= first || *at >= end);

@@ -72,7 +72,7 @@ impl FileSystem {
                 return Ok(());
             }
         }
-        let volume = &*self.volume;
+        let volume = &self.volume;
         let page = self.config.list_page.max(1);
         let lister = ListContext { volume, stats: &self.stats, path, page, now: &|| self.now(), starts: &self.starts };
         let handed_out = position > from;

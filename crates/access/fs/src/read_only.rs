@@ -71,10 +71,7 @@ impl FileService for FileSystem {
         if !matches!(name, b"." | b"..") {
             self.check_rights(parent, libc::X_OK, caller)?;
         }
-        Ok(match self.lookup(parent, name)? {
-            LookupOutcome::Found(found) => LookupOutcome::Found(file_entry(&found)),
-            LookupOutcome::Absent { ttl } => LookupOutcome::Absent { ttl },
-        })
+        Ok(self.lookup(parent, name)?.map(|found| file_entry(&found)))
     }
 
     fn forget(&self, ino: u64, n: u64) {

@@ -11,11 +11,12 @@ const SOURCE: &[u8] = b"user.spurline.source";
 
 impl FileSystem {
     /// The attribute `name`: `user.spurline.etag` and `user.spurline.version` of files, `user.spurline.source` (the
-    /// URL) of files and directories; `user.spurline.staged` of files whose version nodes keep and the store does not have.
+    /// URL) of files and directories; `user.spurline.staged` of files that nodes keep and the store does not have, for which the nodes are
+    /// asked.
     ///
     /// # Errors
     /// `NoData` for any other name; `NoNamespace` for `system.*` and `security.*`, after which programs stop
-    /// querying; `Stale`.
+    /// querying; `Stale`; the volume's for `user.spurline.staged`.
     pub fn getxattr(&self, ino: u64, name: &[u8]) -> FsResult<Vec<u8>> {
         let inode = self.live_inode(ino)?;
         if name.starts_with(b"system.") || name.starts_with(b"security.") {
@@ -23,7 +24,7 @@ impl FileSystem {
         }
         let value = match name {
             ETAG => inode.current().etag().map(|etag| etag.as_bytes().to_vec()),
-            STAGED_XATTR => inode.current().etag().filter(|etag| is_staged_etag(etag)).map(|_| b"1".to_vec()),
+            STAGED_XATTR => self.is_unsaved(&inode)?.then(|| b"1".to_vec()),
             VERSION if inode.kind == FileKind::File => Some(inode.current().version.as_str().as_bytes().to_vec()),
             SOURCE if inode.kind != FileKind::Symlink => Some(self.inode_url(&inode)),
             _ => None,
@@ -38,6 +39,14 @@ impl FileSystem {
     /// `Stale`.
     pub fn listxattr(&self, ino: u64) -> FsResult<Vec<u8>> {
         self.live_inode(ino).map(|_| Vec::new())
+    }
+
+    /// Whether the store does not have the file. A version of nodes stays after the upload, so the nodes are asked.
+    fn is_unsaved(&self, inode: &Inode) -> FsResult<bool> {
+        if !inode.current().etag().is_some_and(is_staged_etag) {
+            return Ok(false);
+        }
+        Ok(self.volume.object_headers(inode.path())?.take_staged())
     }
 
     fn inode_url(&self, inode: &Inode) -> Vec<u8> {

@@ -88,7 +88,8 @@ impl OpenBucket {
         if let Some(known) = id.and_then(|id| self.headers.get(id)) {
             return known;
         }
-        let Ok(found) = self.volume.object_headers(path.as_bytes()) else { return Arc::default() };
+        let Ok(mut found) = self.volume.object_headers(path.as_bytes()) else { return Arc::default() };
+        found.take_staged();
         let found = Arc::new(found);
         if let Some(id) = id {
             self.headers.insert(id, Arc::clone(&found));

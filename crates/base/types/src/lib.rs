@@ -36,6 +36,6 @@ pub use object_headers::{CONTENT_HEADERS, OBJECT_HEADERS_XATTR, ObjectHeaders, U
 pub use option_list::{LABEL_OPTIONS, escape_option, split_option_list};
 pub use path_stats::{PathStats, PathTable};
 pub use sink::{ByteSink, SliceSink};
-pub use staged::{STAGED_ETAG, STAGED_UPLOAD, STAGED_XATTR, is_staged_etag, is_staged_upload};
+pub use staged::{STAGE_ATTRIBUTE, STAGED_ETAG, STAGED_UPLOAD, STAGED_XATTR, is_staged_etag, is_staged_upload};
 pub use stats::Stats;
 pub use units::{Size, parse_duration};

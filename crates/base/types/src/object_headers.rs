@@ -1,5 +1,6 @@
 //! The headers that S3 stores with an object, and the extended attribute with the same headers of a file. Knows no request.
 
+use crate::staged::STAGE_ATTRIBUTE;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -35,6 +36,12 @@ impl ObjectHeaders {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
+    /// Takes the note of nodes away that the store does not have the object, and says whether there was such a note.
+    pub fn take_staged(&mut self) -> bool {
+        let name = format!("{USER_METADATA_PREFIX}{STAGE_ATTRIBUTE}");
+        self.0.remove(&name).is_some_and(|value| value == "1")
+    }
+
     /// The names of the metadata, without the start, and the values.
     pub fn user_metadata(&self) -> impl Iterator<Item = (&str, &str)> {
         let named = self.0.iter().map(|(name, value)| (name.strip_prefix(USER_METADATA_PREFIX), value.as_str()));
@@ -52,6 +59,10 @@ mod tests {
         let headers = ObjectHeaders(headers.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
         assert_eq!(ObjectHeaders::from_xattr(&headers.to_xattr()), Some(headers.clone()));
         assert_eq!(headers.user_metadata().collect::<Vec<_>>(), [("a", "1")]);
+        let mut staged = headers.clone();
+        staged.0.insert("x-amz-meta-spurline-stage".to_owned(), "1".to_owned());
+        assert!(staged.take_staged() && !staged.take_staged());
+        assert_eq!(staged, headers);
         for wrong in [&b""[..], b"{", b"[]", br#"{"host":"x"}"#, br#"{"content-type":1}"#, b"\xff"] {
             assert_eq!(ObjectHeaders::from_xattr(wrong), None);
         }

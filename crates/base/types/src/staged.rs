@@ -6,6 +6,10 @@ pub const STAGED_ETAG: &str = "staged-";
 /// The start of the ids of uploads in parts that nodes keep.
 pub const STAGED_UPLOAD: &str = "staged-";
 
+/// The metadata of an object by which a mount requests that nodes keep a new object and upload later, and by which nodes say that the
+/// store does not have an object; with the value `1`. No object of a store has these.
+pub const STAGE_ATTRIBUTE: &str = "spurline-stage";
+
 /// The extended attribute with the value `1` that a file has as long as the store does not have its present version.
 pub const STAGED_XATTR: &[u8] = b"user.spurline.staged";
 

@@ -6,6 +6,11 @@ use crate::locks::LockOwner;
 use crate::writes::{FileLock, LockConflict};
 use spurline_types::Result;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// For how long the group knows a name as made. A mount that has reserved a name may trust a look at the store that began within half of
+/// this: the look has found the name, or the group knows the name.
+pub const MADE_TIME: Duration = Duration::from_secs(1);
 
 /// Gets the place of an open path whenever that has changed.
 pub type KeepPlace = Box<dyn Fn(&HeldFile) + Send + Sync>;
@@ -19,7 +24,7 @@ pub trait PathLocks: Send + Sync {
     /// is dropped.
     ///
     /// # Errors
-    /// `EEXIST` while another mount has reserved the name; those of the nodes.
+    /// `EEXIST` while another mount has reserved the name, and for [`MADE_TIME`] after a mount has made the object; those of the nodes.
     fn reserve(&self, path: &[u8]) -> Result<Arc<dyn LockedPath>>;
 
     /// Continues with a path that a process before had open.

@@ -544,6 +544,20 @@ pub struct CreatedFile {
     pub directory: Option<NodeAttr>,
 }
 
+/// A source that answers a lookup and an open with one request.
+pub trait OpeningLookups: Send + Sync {
+    /// As [`WritableVolume::lookup`], and opens the file for reading with `flags`, if the file can be opened.
+    ///
+    /// # Errors
+    /// As [`WritableVolume::lookup`].
+    fn lookup_open(
+        &self,
+        at: NamePath<'_>,
+        flags: u32,
+        caller: &Caller,
+    ) -> Result<(NodeAttr, Option<Box<dyn WritableFile>>)>;
+}
+
 /// A tree of files to change. Paths are as for [`crate::Volume`]. A call may block as long as the source does.
 pub trait WritableVolume: Send + Sync {
     /// What the source can do. The file system makes no other calls ([`WriteCapabilities::check`]).
@@ -565,18 +579,9 @@ pub trait WritableVolume: Send + Sync {
     /// `ESTALE` when the directory is not the expected directory; the source's errno.
     fn lookup(&self, at: NamePath<'_>, caller: &Caller) -> Result<NodeAttr>;
 
-    /// As [`WritableVolume::lookup`], and opens the file for reading with `flags`, where the source does both with one request and the
-    /// file can be opened.
-    ///
-    /// # Errors
-    /// As [`WritableVolume::lookup`].
-    fn lookup_open(
-        &self,
-        at: NamePath<'_>,
-        _flags: u32,
-        caller: &Caller,
-    ) -> Result<(NodeAttr, Option<Box<dyn WritableFile>>)> {
-        Ok((self.lookup(at, caller)?, None))
+    /// Lookups that open the file, where the source does both with one request.
+    fn opening_lookups(&self) -> Option<&dyn OpeningLookups> {
+        None
     }
 
     /// Target of a symbolic link.

@@ -94,12 +94,12 @@ impl RuleTable {
         self.state.read().rules.find(source, path).map_or(UNCLASSIFIED, |(_, class)| *class)
     }
 
-    /// Where a new file goes.
-    pub fn write_class(&self, source: &str, path: &[u8]) -> WriteClass {
+    /// The result of `look` at the rule of a file's deepest folder.
+    pub fn with_rule<T>(&self, source: &str, path: &[u8], look: impl FnOnce(Option<&FolderRule>) -> T) -> T {
         if !self.any.load(Ordering::Acquire) {
-            return WriteClass::Direct;
+            return look(None);
         }
-        self.state.read().rules.rule_for(source, path).map_or(WriteClass::Direct, FolderRule::write_class)
+        look(self.state.read().rules.rule_for(source, path))
     }
 
     pub fn rules(&self) -> Arc<FolderRules> {
@@ -163,9 +163,9 @@ impl CacheContext {
         self.rules.rules()
     }
 
-    /// Where the new file `path` of a bucket goes, by the folder rules. Allocates nothing.
-    pub fn write_class(&self, source: &str, path: &str) -> WriteClass {
-        self.rules.write_class(source, path.as_bytes())
+    /// The result of `look` at the folder rule of the file `path`. Allocates nothing.
+    pub fn with_rule<T>(&self, source: &str, path: &str, look: impl FnOnce(Option<&FolderRule>) -> T) -> T {
+        self.rules.with_rule(source, path.as_bytes(), look)
     }
 
     /// Replaces the folder rules. Until `classify_blocks`, blocks on disk stay under the rule of their arrival, if that rule
@@ -244,7 +244,9 @@ mod tests {
     #[test]
     fn new_files_go_where_the_rule_of_the_deepest_folder_says() {
         let table = RuleTable::default();
-        let class = |source: &str, path: &str| table.write_class(source, path.as_bytes());
+        let class = |source: &str, path: &str| {
+            table.with_rule(source, path.as_bytes(), |rule| rule.map_or(WriteClass::Direct, FolderRule::write_class))
+        };
         assert_eq!(class("s3://b", "x"), WriteClass::Direct);
         let rule = |url: &str, class: WriteClass| {
             let mut rule = FolderRule { url: url.into(), pin: true, ..FolderRule::default() };

@@ -34,6 +34,8 @@ struct ReadStream {
     asked: u64,
     /// Limit of the pipelining.
     end: u64,
+    /// Below this byte no node is asked to fetch: the nodes had the blocks before.
+    held_to: u64,
     /// Number of its last read.
     used: u64,
 }
@@ -142,21 +144,28 @@ impl PipelinedReads {
         Arc::new(PipelinedReads { state: Mutex::default(), changed: Condvar::new(), most })
     }
 
-    /// Follows a sequential reader of `object` up to the byte `end`.
-    pub fn follow_reader(&self, object: ObjectId, end: u64) {
+    /// Follows a sequential reader of `object` up to the byte `end`. Returns whether the nodes may have to fetch the bytes.
+    pub fn follow_reader(&self, object: ObjectId, end: u64) -> bool {
         let mut state = self.state.lock();
         let used = state.reads;
         if let Some(stream) = state.streams.iter_mut().find(|s| s.object == object && s.end < end) {
             stream.end = end;
             stream.used = used;
-            return;
+            return end > stream.held_to;
         }
-        let stream = ReadStream { object, next: None, asked: 0, end, used };
+        let stream = ReadStream { object, next: None, asked: 0, end, held_to: 0, used };
         if state.streams.len() < STREAMS {
             state.streams.push(stream);
         } else if let Some(oldest) = state.streams.iter_mut().min_by_key(|s| s.used) {
             *oldest = stream;
         }
+        true
+    }
+
+    /// The nodes had what readers of `object` come to: more of that is expected up to the byte `end`.
+    pub fn note_held(&self, object: ObjectId, end: u64) {
+        let mut state = self.state.lock();
+        state.streams.iter_mut().filter(|stream| stream.object == object).for_each(|stream| stream.held_to = end);
     }
 
     /// Records a read of `len` bytes at `offset`. Returns its pipelined answer, if any, and the range to request now
@@ -249,8 +258,10 @@ mod tests {
         assert_eq!(ahead.note_read(a, PIECE, PIECE as usize).1, 2 * PIECE..4 * PIECE);
         assert_eq!(ahead.note_read(a, 2 * PIECE, PIECE as usize).1, 4 * PIECE..5 * PIECE);
         assert_eq!(ahead.note_read(a, 3 * PIECE, PIECE as usize).1, 0..0, "the limit ends the pipelining");
+        ahead.note_held(a, 90 * PIECE);
+        assert!(!ahead.follow_reader(a, 89 * PIECE) && ahead.follow_reader(object(b"b"), 89 * PIECE));
         // The kernel sends the parts of a long read out of order.
-        ahead.follow_reader(a, 100 * PIECE);
+        assert!(ahead.follow_reader(a, 100 * PIECE));
         ahead.release_pieces(3);
         assert_eq!(ahead.note_read(a, 5 * PIECE, PIECE as usize).1, 6 * PIECE..8 * PIECE);
         assert_eq!(ahead.note_read(a, 4 * PIECE, PIECE as usize).1, 0..0);

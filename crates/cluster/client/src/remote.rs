@@ -425,9 +425,9 @@ impl Volume for GroupVolume {
 
     fn prefetch(&self, object: &ObjectRef, blocks: Range<u32>, piece: usize) {
         let pipelined = piece >= PIECE_FROM && !self.client.rails;
-        if pipelined {
-            let end = (u64::from(blocks.end) * self.client.block_size).min(object.size);
-            self.client.ahead.follow_reader(object.id, end);
+        let end = (u64::from(blocks.end) * self.client.block_size).min(object.size);
+        if pipelined && !self.client.ahead.follow_reader(object.id, end) {
+            return;
         }
         if pipelined || piece == 0 {
             let inner = Arc::clone(&self.client);

@@ -49,7 +49,7 @@ thread_local! {
 
 pub use held_objects::{HeldObject, HeldPage, RecentRecord};
 pub use hot::HotRule;
-pub use spurline_cache::WriteClass;
+pub use spurline_cache::{FolderRule, WriteClass};
 pub use stage::{StageHandler, StageReply};
 pub use store::OpenRequests;
 pub use writes::{OpenWritable, WritesInUse};
@@ -199,9 +199,9 @@ impl CacheNode {
         Arc::clone(&self.rules.read())
     }
 
-    /// Where the new file `path` of a bucket goes, by the folder rules: the rule of the deepest folder decides. Allocates nothing.
-    pub fn write_class(&self, source_url: &str, path: &str) -> WriteClass {
-        self.shared.write_class(source_url, path)
+    /// The result of `look` at the folder rule of a file: that of the deepest folder. Allocates nothing.
+    pub fn with_folder_rule<T>(&self, source_url: &str, path: &str, look: impl FnOnce(Option<&FolderRule>) -> T) -> T {
+        self.shared.with_rule(source_url, path, look)
     }
 
     /// The rules with the bytes held by each, and the node's pinned and pinnable bytes.

@@ -5,26 +5,24 @@
 //! |---|---|
 //! | is reserved for a mount that makes the object with `O_EXCL` | the mount closes the path, or its session ends |
 //! | | this node has sent a request that has made the object: the name is made |
-//! | is made | this node sends a request that removes the object |
+//! | is made, reserved or not | this node sends a request that removes the object |
 //! | | [`MADE_TIME`] has passed: no mount trusts an earlier look at the store |
 //!
 //! | a reservation of a name that | by the same mount | by another mount |
 //! |---|---|---|
 //! | nothing is known of | succeeds | succeeds |
 //! | is reserved | succeeds | fails |
-//! | is made | succeeds | fails |
+//! | is made | succeeds if this mount had reserved the name | fails |
 
 use parking_lot::Mutex;
 use spurline_types::errno::{EAGAIN, EEXIST};
 use spurline_types::{Error, ErrorKind, ObjectId, Result};
 use spurline_volume::locks::{KnownLock, KnownLocks, LockOwner};
+use spurline_volume::path_locks::MADE_TIME;
 use spurline_volume::writes::{FileIdentity, FileLock, LockConflict};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// For how long a name is known as made. The mounts trust a look at the store for a hundredth of this.
-const MADE_TIME: Duration = Duration::from_secs(1);
+use std::time::Instant;
 
 type VolumePath = (u32, Vec<u8>);
 
@@ -42,7 +40,8 @@ pub(crate) struct PathOwner {
 
 /// A new name.
 struct NewName {
-    owner: PathOwner,
+    /// `None` for an object that was made without a reservation.
+    owner: Option<PathOwner>,
     /// When the object was made.
     made_at: Option<Instant>,
 }
@@ -98,10 +97,8 @@ impl PathLocks {
         let mut names = self.names.lock();
         names.prune(now);
         let at = (volume, path.to_vec());
-        if let Some(name) = names.by_path.get_mut(&at) {
-            name.made_at = Some(now);
-            names.made.push_back((now, at));
-        }
+        names.by_path.entry(at.clone()).or_insert(NewName { owner: None, made_at: None }).made_at = Some(now);
+        names.made.push_back((now, at));
     }
 
     /// A mount removes the object of this path.
@@ -143,29 +140,25 @@ impl PathLocks {
     }
 
     /// # Errors
-    /// `EEXIST` while another mount has the name, or has just made the object.
+    /// `EEXIST` while another mount has the name, or if the object was just made.
     fn reserve_name(&self, at: &VolumePath, owner: PathOwner, now: Instant) -> Result<()> {
         let mut names = self.names.lock();
         names.prune(now);
-        let new = NewName { owner, made_at: None };
-        match names.by_path.get_mut(at) {
-            None => {
-                names.by_path.insert(at.clone(), new);
-            }
-            Some(known) if known.owner.session != owner.session => {
-                let why = if known.made_at.is_some() { "has just made" } else { "is making" };
-                return Err(Error::new(ErrorKind::Io(EEXIST), format!("another mount {why} the file")));
-            }
-            Some(known) if known.made_at.is_some() => *known = new,
-            // The mount excludes its own programs.
-            Some(_) => {}
+        let known = names.by_path.entry(at.clone()).or_insert(NewName { owner: Some(owner), made_at: None });
+        if known.owner.is_none_or(|known| known.session != owner.session) {
+            let why = if known.made_at.is_some() { "was just made" } else { "is being made by another mount" };
+            return Err(Error::new(ErrorKind::Io(EEXIST), format!("the file {why}")));
+        }
+        // The mount excludes its own programs.
+        if known.made_at.take().is_some() {
+            known.owner = Some(owner);
         }
         Ok(())
     }
 
     fn release_name(&self, at: &VolumePath, owner: PathOwner) {
         let mut names = self.names.lock();
-        if names.by_path.get(at).is_some_and(|name| name.owner == owner && name.made_at.is_none()) {
+        if names.by_path.get(at).is_some_and(|name| name.owner == Some(owner) && name.made_at.is_none()) {
             names.by_path.remove(at);
         }
     }
@@ -250,6 +243,7 @@ mod tests {
     use super::*;
     use spurline_volume::locks::LAST_BYTE;
     use spurline_volume::writes::{LockFamily, LockKind, LockRange};
+    use std::time::Duration;
 
     fn lock(kind: LockKind, start: u64, end: u64) -> FileLock {
         FileLock { family: LockFamily::Posix, owner: 1, range: LockRange { start, end }, kind }
@@ -289,8 +283,9 @@ mod tests {
         drop(one);
         let other = open(&table, 2, b"a", true).unwrap();
         let now = Instant::now();
-        table.note_made(8, b"a", now);
         table.note_removed(7, b"a");
+        table.note_made(8, b"a", now);
+        assert!(open(&table, 3, b"b", true).is_ok(), "nothing is known of the name");
         assert!(open(&table, 1, b"a", true).is_err(), "the object is another volume's, and the name is not made");
         // The other mount may have looked before the object was made.
         table.note_made(7, b"a", now);
@@ -308,6 +303,10 @@ mod tests {
         // The earlier object does not count for this name.
         assert!(reserve(1, now + 3 * MADE_TIME).is_err());
         table.release_name(&(7, b"a".to_vec()), PathOwner { session: 2, file: 1 });
+        table.note_made(7, b"a", now + 3 * MADE_TIME);
+        assert!(reserve(1, now + 3 * MADE_TIME).is_err(), "made without a reservation");
+        reserve(1, now + 4 * MADE_TIME).unwrap();
+        table.release_name(&(7, b"a".to_vec()), PathOwner { session: 1, file: 1 });
         let names = table.names.lock();
         assert!(names.by_path.is_empty() && names.made.is_empty());
     }

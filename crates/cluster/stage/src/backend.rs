@@ -1,4 +1,4 @@
-//! The store of a node, with what is staged above: the interface to a bucket that the origin and the writers of mounts use.
+//! The store of a node, with the staged objects above: the interface to a bucket that the origin and the writers of mounts use.
 //!
 //! | a change | is staged |
 //! |---|---|
@@ -95,7 +95,7 @@ impl StagedBackend {
         self.run_apart(move |service| service.locate(&at, &etag)).await
     }
 
-    /// The version of the store for one of the group; `None` while the object is staged.
+    /// The version of the store for a version of the group; `None` while the object is staged.
     async fn real_version(&self, key: &str, etag: &str) -> Answer<Option<String>> {
         match self.locate(key, etag).await? {
             Located::Here(_) => Ok(None),
@@ -112,7 +112,7 @@ impl StagedBackend {
         }
     }
 
-    /// How long a new object stays with the group; `None` for one of the store. The attribute that asks is taken out.
+    /// How long a new object stays with the group; `None` for an object of the store. The attribute that asks is taken out.
     async fn class_for(&self, key: &str, attributes: &mut ObjectAttributes) -> Answer<Option<StageClass>> {
         let asked = attributes.take_stage();
         if is_hidden(key) {
@@ -286,7 +286,9 @@ impl ObjectWriteBackend for StagedBackend {
         async move {
             match self.find(key).await? {
                 KnownName::Object(manifest) => {
-                    let attributes = ObjectAttributes::from(&manifest.attributes);
+                    let mut attributes = ObjectAttributes::from(&manifest.attributes);
+                    // The store does not have the object.
+                    attributes.set_stage();
                     Ok(StoredObject { raw: raw_of(&manifest), attributes })
                 }
                 KnownName::Removing => Err(not_found(key)),
@@ -433,7 +435,12 @@ impl ObjectWriteBackend for StagedBackend {
                 let shared = service.shared();
                 for node in service.holders() {
                     // What stays is removed by its age.
-                    let _ = shared.ask(&node, &StageCall::DropUpload(staged.id.clone()), &[], crate::shared::CALL_TIME);
+                    let _ = shared.ask(
+                        &node,
+                        &StageCall::DropUpload(staged.id.clone()),
+                        &[],
+                        crate::shared::STAGE_CALL_TIME,
+                    );
                 }
                 Ok(())
             })

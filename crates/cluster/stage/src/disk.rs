@@ -17,17 +17,17 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// Bytes with a checksum of their own.
-const CHUNK: u64 = 256 << 10;
-const MAGIC: &[u8; 8] = b"SPLSTG01";
+const PART_CHUNK: u64 = 256 << 10;
+const PART_MAGIC: &[u8; 8] = b"SPLSTG01";
 /// Length of the bytes, checksum of the table and the length, magic.
 const FOOTER: u64 = 8 + 4 + 8;
 /// Memory of the database's pages.
-const PAGE_CACHE: usize = 8 << 20;
+const RECORD_PAGES: usize = 8 << 20;
 
 /// By record: the length of the manifest in four bytes, the manifest, and the bytes of a small object.
-const OBJECTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("objects");
+const OBJECTS_TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("objects");
 /// The newest term by "term".
-const FACTS: TableDefinition<'_, &str, u64> = TableDefinition::new("facts");
+const FACTS_TABLE: TableDefinition<'_, &str, u64> = TableDefinition::new("facts");
 
 /// A change of the records of a disk.
 #[derive(Debug, Clone)]
@@ -87,7 +87,7 @@ pub trait StageDisk: Send + Sync {
     /// # Errors
     /// As [`StageDisk::read_part`].
     fn link_parts(&self, names: &[(String, String)]) -> Result<()>;
-    /// Removes a part, if there is one.
+    /// Removes a part, if there is any.
     ///
     /// # Errors
     /// The disk's.
@@ -157,7 +157,7 @@ fn sync_folder(folder: &Path) -> Result<()> {
 }
 
 impl FolderDisk {
-    /// Opens or makes the folders `stage` below these ones. The records lie in the first.
+    /// Opens or makes the folders `stage` below these folders. The records lie in the first.
     ///
     /// # Errors
     /// The disk's; another process has the records open.
@@ -177,12 +177,12 @@ impl FolderDisk {
             return Err(Error::new(ErrorKind::Invalid, "staged files need a cache disk"));
         };
         let path = first.join("records.redb");
-        let database = Database::builder().set_cache_size(PAGE_CACHE).create(&path);
+        let database = Database::builder().set_cache_size(RECORD_PAGES).create(&path);
         let database =
             database.map_err(|error| Error::new(ErrorKind::Invalid, format!("{}: {error}", path.display())))?;
         let transaction = database.begin_write().map_err(database_error)?;
-        transaction.open_table(OBJECTS).map_err(database_error)?;
-        transaction.open_table(FACTS).map_err(database_error)?;
+        transaction.open_table(OBJECTS_TABLE).map_err(database_error)?;
+        transaction.open_table(FACTS_TABLE).map_err(database_error)?;
         transaction.commit().map_err(database_error)?;
         sync_folder(first)?;
         Ok(FolderDisk { folders, database, queue: Mutex::default(), written: Condvar::new() })
@@ -202,8 +202,8 @@ impl FolderDisk {
             file.read_exact_at(&mut footer, size.saturating_sub(FOOTER))?;
             let (len, rest) = footer.split_at(8);
             let len = u64::from_le_bytes(len.try_into().unwrap_or_default());
-            let table_len = len.div_ceil(CHUNK) * 4;
-            if rest[4..] != *MAGIC || len + table_len + FOOTER != size {
+            let table_len = len.div_ceil(PART_CHUNK) * 4;
+            if rest[4..] != *PART_MAGIC || len + table_len + FOOTER != size {
                 return Ok(None);
             }
             let mut table = vec![0; table_len as usize];
@@ -218,8 +218,8 @@ impl FolderDisk {
     fn write_changes(&self, waiting: &[WaitingChange]) -> Result<()> {
         let transaction = self.database.begin_write().map_err(database_error)?;
         {
-            let mut objects = transaction.open_table(OBJECTS).map_err(database_error)?;
-            let mut facts = transaction.open_table(FACTS).map_err(database_error)?;
+            let mut objects = transaction.open_table(OBJECTS_TABLE).map_err(database_error)?;
+            let mut facts = transaction.open_table(FACTS_TABLE).map_err(database_error)?;
             for change in waiting.iter().flat_map(|waiting| &waiting.changes) {
                 match change {
                     RecordChange::Term(term) => drop(facts.insert("term", *term).map_err(database_error)?),
@@ -274,12 +274,12 @@ impl OpenPart {
             let why = format!("part {name} has {} bytes, and {from} to {end} were asked for", self.len);
             return Err(Error::new(ErrorKind::Invalid, why));
         }
-        let mut chunk = vec![0; CHUNK as usize];
+        let mut chunk = vec![0; PART_CHUNK as usize];
         let mut at = from;
         while at < end {
-            let index = at / CHUNK;
-            let start = index * CHUNK;
-            let chunk = &mut chunk[..(self.len - start).min(CHUNK) as usize];
+            let index = at / PART_CHUNK;
+            let start = index * PART_CHUNK;
+            let chunk = &mut chunk[..(self.len - start).min(PART_CHUNK) as usize];
             self.file.read_exact_at(chunk, start).map_err(|error| disk_error(Path::new(name), &error))?;
             let sum = self.table.get(index as usize * 4..index as usize * 4 + 4);
             if sum != Some(&crc32c::crc32c(chunk).to_le_bytes()[..]) {
@@ -287,7 +287,7 @@ impl OpenPart {
                     format!("part {name}: the bytes from {start} have another checksum than they were written with");
                 return Err(Error::new(ErrorKind::Corrupt, why));
             }
-            let until = end.min(start + CHUNK);
+            let until = end.min(start + PART_CHUNK);
             out[(at - from) as usize..(until - from) as usize]
                 .copy_from_slice(&chunk[(at - start) as usize..(until - start) as usize]);
             at = until;
@@ -311,11 +311,11 @@ impl FolderPart {
     fn write(&mut self, mut bytes: &[u8]) -> std::io::Result<()> {
         self.file.write_all(bytes)?;
         while !bytes.is_empty() {
-            let room = (CHUNK - self.len % CHUNK) as usize;
+            let room = (PART_CHUNK - self.len % PART_CHUNK) as usize;
             let (now, later) = bytes.split_at(room.min(bytes.len()));
             self.sum = crc32c::crc32c_append(self.sum, now);
             self.len += now.len() as u64;
-            if self.len.is_multiple_of(CHUNK) {
+            if self.len.is_multiple_of(PART_CHUNK) {
                 self.table.extend_from_slice(&std::mem::take(&mut self.sum).to_le_bytes());
             }
             bytes = later;
@@ -324,12 +324,12 @@ impl FolderPart {
     }
 
     fn close(&mut self) -> std::io::Result<()> {
-        if !self.len.is_multiple_of(CHUNK) {
+        if !self.len.is_multiple_of(PART_CHUNK) {
             self.table.extend_from_slice(&self.sum.to_le_bytes());
         }
         let len = self.len.to_le_bytes();
         let sum = crc32c::crc32c_append(crc32c::crc32c(&self.table), &len);
-        let footer = [&self.table[..], &len, &sum.to_le_bytes(), MAGIC].concat();
+        let footer = [&self.table[..], &len, &sum.to_le_bytes(), PART_MAGIC].concat();
         self.file.write_all(&footer)?;
         self.file.sync_all()?;
         std::fs::rename(&self.new, &self.path)
@@ -439,7 +439,7 @@ impl StageDisk for FolderDisk {
 
     fn manifests(&self) -> Result<Vec<(Manifest, u64)>> {
         let transaction = self.database.begin_read().map_err(database_error)?;
-        let objects = transaction.open_table(OBJECTS).map_err(database_error)?;
+        let objects = transaction.open_table(OBJECTS_TABLE).map_err(database_error)?;
         let mut found = HashMap::new();
         for record in objects.iter().map_err(database_error)? {
             let (mark, record) = record.map_err(database_error)?;
@@ -458,7 +458,7 @@ impl StageDisk for FolderDisk {
 
     fn read_inline(&self, record: &str) -> Result<Vec<u8>> {
         let transaction = self.database.begin_read().map_err(database_error)?;
-        let objects = transaction.open_table(OBJECTS).map_err(database_error)?;
+        let objects = transaction.open_table(OBJECTS_TABLE).map_err(database_error)?;
         let found = objects.get(record).map_err(database_error)?;
         let absent = || Error::new(ErrorKind::NotFound, format!("no record of staged file {record}"));
         Ok(inline_of(found.ok_or_else(absent)?.value()).to_vec())
@@ -466,7 +466,7 @@ impl StageDisk for FolderDisk {
 
     fn term(&self) -> Result<u64> {
         let transaction = self.database.begin_read().map_err(database_error)?;
-        let facts = transaction.open_table(FACTS).map_err(database_error)?;
+        let facts = transaction.open_table(FACTS_TABLE).map_err(database_error)?;
         Ok(facts.get("term").map_err(database_error)?.map_or(0, |term| term.value()))
     }
 }
@@ -476,9 +476,9 @@ impl FolderDisk {
         let part = self.open_part(old)?;
         let mut copy = self.begin_part(new)?;
         let mut at = 0;
-        let mut bytes = vec![0; CHUNK as usize];
+        let mut bytes = vec![0; PART_CHUNK as usize];
         while at < part.len {
-            let bytes = &mut bytes[..(part.len - at).min(CHUNK) as usize];
+            let bytes = &mut bytes[..(part.len - at).min(PART_CHUNK) as usize];
             part.read(old, at, bytes)?;
             copy.append(bytes)?;
             at += bytes.len() as u64;

@@ -20,10 +20,12 @@ use std::time::{Duration, Instant};
 
 /// Parts that no manifest names are removed at this age: no upload of a writer lasts as long.
 const ORPHAN_AGE: Duration = Duration::from_secs(24 * 3600);
-/// A part whose next bytes do not come for this long is given up.
+/// A part whose next bytes do not come for this long is abandoned.
 const PART_IDLE: Duration = Duration::from_secs(120);
 /// Manifests and their pieces in an answer.
 const LISTED_PIECES: usize = 2000;
+/// The parts of an object that was refused stay for this long.
+const LAPSE_TIME: Duration = Duration::from_secs(600);
 /// A call that was sent before a record ended may come this much later.
 const LATE_TIME: Duration = Duration::from_secs(3600);
 /// Most bytes of an answer.
@@ -47,6 +49,8 @@ struct HolderState {
     busy: HashMap<String, Vec<String>>,
     /// Records that are done and were not here: a call that was under way when they ended comes too late.
     ended: HashMap<String, Instant>,
+    /// Parts of objects that were refused.
+    lapsing: HashMap<String, Instant>,
 }
 
 impl HolderState {
@@ -56,7 +60,7 @@ impl HolderState {
         inline + arriving + self.parts.values().sum::<u64>()
     }
 
-    /// Whether the holder keeps a later state of the record than this one.
+    /// Whether the holder keeps a later state of the record.
     fn knows_later(&self, manifest: &Manifest) -> bool {
         let is_later =
             |(known, _): &(Manifest, u64)| known.revision > manifest.revision || known.phase > manifest.phase;
@@ -109,7 +113,7 @@ impl Drop for RecordLock<'_> {
 }
 
 impl Holder {
-    /// Reads what the disk has.
+    /// Reads the records of the disk.
     ///
     /// # Errors
     /// The disk's.
@@ -204,7 +208,8 @@ impl Holder {
     pub fn hold(&self, term: u64, manifest: Manifest, inline: &[u8]) -> Answer<Reply> {
         let record = manifest.record.clone();
         let _lock = self.lock_records(std::slice::from_ref(&record));
-        let is_waiting = manifest.phase == Phase::Waiting;
+        let phase = manifest.phase;
+        let is_waiting = phase == Phase::Waiting;
         let brings_bytes = manifest.pieces.is_empty() && is_waiting;
         let mut old_parts = Vec::new();
         {
@@ -248,7 +253,7 @@ impl Holder {
                 let bytes = if manifest.is_live() { bytes } else { 0 };
                 state.manifests.insert(record, (manifest, bytes));
                 drop(state);
-                self.remove_parts(&old_parts)?;
+                self.end_parts(phase, old_parts)?;
                 return Ok(StageReply::Done.into());
             }
         }
@@ -295,29 +300,29 @@ impl Holder {
         if !puts.is_empty() {
             self.disk.change_records(puts).map_err(disk_failure)?;
         }
-        let mut parts = Vec::new();
+        let mut ended = Vec::new();
         {
             let mut state = self.state.lock();
             for manifest in changed {
                 let Some((known, bytes)) = state.manifests.get_mut(&manifest.record) else { continue };
                 if !manifest.is_live() {
                     *bytes = 0;
-                }
-                // The writer may send a withdrawn object again.
-                if manifest.phase == Phase::Done {
-                    parts.extend(manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
+                    let parts: Vec<String> = manifest.parts_at(&self.name).map(|slice| slice.part.clone()).collect();
+                    ended.push((manifest.phase, parts));
                 }
                 *known = manifest;
             }
         }
-        self.remove_parts(&parts)?;
+        for (phase, parts) in ended {
+            self.end_parts(phase, parts)?;
+        }
         Ok(StageReply::Done.into())
     }
 
     /// Forgets records that are done.
     pub fn forget(&self, term: u64, records: &[String]) -> Answer<Reply> {
         let _lock = self.lock_records(records);
-        let mut parts = Vec::new();
+        let mut ended = Vec::new();
         let mut changes = Vec::new();
         {
             let state = self.state.lock();
@@ -326,14 +331,12 @@ impl Holder {
             }
             for record in records {
                 if let Some((manifest, _)) = state.manifests.get(record) {
-                    if manifest.phase == Phase::Done {
-                        parts.extend(manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
-                    }
+                    let parts: Vec<String> = manifest.parts_at(&self.name).map(|slice| slice.part.clone()).collect();
+                    ended.push((manifest.phase, parts));
                     changes.push(RecordChange::Remove(record.clone()));
                 }
             }
         }
-        self.remove_parts(&parts)?;
         if !changes.is_empty() {
             self.disk.change_records(changes).map_err(disk_failure)?;
         }
@@ -346,6 +349,9 @@ impl Holder {
             }
         }
         drop(state);
+        for (phase, parts) in ended {
+            self.end_parts(phase, parts)?;
+        }
         Ok(StageReply::Done.into())
     }
 
@@ -366,6 +372,30 @@ impl Holder {
         let manifests = state.manifests.values().filter(|(manifest, _)| manifest.is_live());
         let named = manifests.flat_map(|(manifest, _)| manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
         named.chain(state.busy.values().flatten().cloned()).collect()
+    }
+
+    /// Removes the parts of an object that ends. A writer that was refused sends the object again, with the same parts: these stay for a while.
+    fn end_parts(&self, phase: Phase, parts: Vec<String>) -> Answer<()> {
+        if phase == Phase::Done {
+            return self.remove_parts(&parts);
+        }
+        let now = Instant::now();
+        self.state.lock().lapsing.extend(parts.into_iter().map(|part| (part, now)));
+        Ok(())
+    }
+
+    /// Removes the parts of objects that were refused, and not sent again.
+    pub fn remove_lapsed(&self) {
+        let now = Instant::now();
+        let mut lapsed = Vec::new();
+        self.state.lock().lapsing.retain(|part, since| {
+            let ends = now.saturating_duration_since(*since) >= LAPSE_TIME;
+            if ends {
+                lapsed.push(part.clone());
+            }
+            !ends
+        });
+        let _ = self.remove_parts(&lapsed);
     }
 
     /// Removes parts that no live manifest names: an object that was sent again has the parts of the first attempt.

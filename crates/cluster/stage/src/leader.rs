@@ -1,4 +1,4 @@
-//! The leader of a term: takes, copies and removes staged objects, and answers what is known of names. A change counts when two
+//! The leader of a term: takes, copies and removes staged objects, and answers questions about names. A change counts when two
 //! failure domains have it on their disks.
 
 mod nodes;
@@ -7,9 +7,9 @@ mod recovery;
 
 use crate::ledger::{Admitted, Ledger};
 use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, Piece, StageClass, StoreBase, staged_mark};
-use crate::message::{Answer, CopyCall, KnownName, NewObject, Reply, StageCall, StageReply};
+use crate::message::{Answer, CopyCall, KnownName, NewObject, Reply, StageCall, StageReply, UnsavedList};
 use crate::peers::{TermFacts, TermRecord, no_leader, reply_of};
-use crate::shared::{CALL_TIME, StageShared, new_name, stale};
+use crate::shared::{STAGE_CALL_TIME, StageShared, new_name, stale};
 use nodes::NodeTable;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use spurline_object_store::{AnswerProgress, BucketSides, RequestFailure, StoredObject, WriteCondition, mark_in};
@@ -23,20 +23,20 @@ pub use recovery::take_over;
 
 /// Longest time of a change.
 const CHANGE_TIME: Duration = Duration::from_secs(20);
-/// A leader that nobody has confirmed for this long answers nothing.
-pub const VALID_TIME: Duration = Duration::from_secs(6);
+/// A leader without a confirmation for this long answers nothing.
+pub const VALID_TIME: Duration = Duration::from_secs(3);
 /// An upload is late after this time.
 const UPLOAD_DEADLINE: Duration = Duration::from_secs(60);
+/// Nodes that are called at once, each by a thread.
+const CALLS_AT_ONCE: usize = 32;
 /// A leader does not know for this long what earlier ones have uploaded lately.
 const NEW_LEADER_TIME: Duration = Duration::from_secs(600);
 /// A change waits this long for a look at the store.
 const HEAD_TIME: Duration = Duration::from_secs(3);
-/// After such a wait in vain the next changes do not look.
+/// If the store gave no answer, the next changes do not look.
 const STORE_PAUSE: Duration = Duration::from_secs(20);
-/// Unsaved objects in an answer.
-const UNSAVED_MAX: usize = 5000;
 /// Nodes that are tried for a copy.
-const TRIES: usize = 4;
+const HOLD_TRIES: usize = 4;
 /// Failure domains that have a staged object.
 pub const DOMAINS: usize = 2;
 
@@ -49,7 +49,7 @@ pub struct Leader {
     ledger: Mutex<Ledger>,
     changed: Condvar,
     nodes: NodeTable,
-    /// What the registry had last.
+    /// The registry's last record.
     facts: Mutex<TermFacts>,
     /// All acknowledged objects were found at the begin of the term, for at most one failure domain was away.
     is_complete: AtomicBool,
@@ -101,7 +101,7 @@ impl Leader {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// Ends the term, so that another node can begin one at once.
+    /// Ends the term, so that another node can begin a term at once.
     pub fn resign(&self) {
         self.step_down("this node stops");
         if let Ok((version, facts)) = self.record.read()
@@ -115,11 +115,12 @@ impl Leader {
     pub fn step_down(&self, why: &str) {
         if !self.is_over.swap(true, Ordering::AcqRel) {
             tracing::info!("this node keeps the order of staged files no longer (term {}): {why}", self.term);
+            self.clear_gauges();
         }
         self.changed.notify_all();
     }
 
-    /// Ends the term if this one is newer.
+    /// Ends the term if another is newer.
     pub fn step_down_before(&self, term: u64) {
         if term > self.term {
             self.step_down(&format!("term {term} has begun"));
@@ -145,18 +146,15 @@ impl Leader {
         Ok(match call {
             StageCall::Find(at) => StageReply::Known(self.ledger.lock().find(&at)),
             StageCall::FindBelow { prefix, after, is_folded } => {
-                let (names, has_more) = self.ledger.lock().find_below(&prefix, &after, is_folded);
-                StageReply::Names(names, has_more)
+                StageReply::Names(self.ledger.lock().find_below(&prefix, &after, is_folded))
             }
             StageCall::Locate { at, etag } => StageReply::Located(self.ledger.lock().locate(&at, &etag)),
             StageCall::Commit(new) => StageReply::Text(self.commit(new, bytes)?),
             StageCall::Copy(copy) => self.copy(copy)?,
             StageCall::Remove { at, condition } => self.remove(&at, &condition)?,
             StageCall::ListUnsaved => {
-                let mut unsaved = self.ledger.lock().unsaved(Instant::now());
-                let count = unsaved.len() as u64;
-                unsaved.truncate(UNSAVED_MAX);
-                StageReply::Unsaved(unsaved, count)
+                let unsaved = self.ledger.lock().unsaved(Instant::now());
+                StageReply::Unsaved(UnsavedList::new(unsaved))
             }
             StageCall::Drop(at) => {
                 let deadline = Instant::now() + CHANGE_TIME;
@@ -223,6 +221,9 @@ impl Leader {
             revision: 0,
         };
         let _in_flight = self.note_in_flight(&manifest.record);
+        let nobody = BTreeSet::new();
+        // Parts of a node that was lost since get another copy first.
+        let manifest = self.replace_holders(&manifest, &nobody, &nobody, true)?;
         let manifest = self.hold_everywhere(manifest, &inline)?;
         let etag = manifest.etag();
         let stats = &self.shared.stats.stage;
@@ -244,7 +245,7 @@ impl Leader {
     /// Compares a writer's condition with what is known of the name: here, or at the store if that answers soon. Without an answer the
     /// upload finds out.
     fn admit(&self, at: &BucketKey, condition: &StoreBase, mark: &str) -> Answer<Admitted> {
-        let is_new_leader = self.began.elapsed() < NEW_LEADER_TIME;
+        let is_new_leader = self.term > 1 && self.began.elapsed() < NEW_LEADER_TIME;
         let (is_saved, needs_store) = {
             let ledger = self.ledger.lock();
             if ledger.is_taken(mark) {
@@ -330,7 +331,7 @@ impl Leader {
 
     /// Has all holders keep a manifest, or others in their place; the manifest as kept.
     fn hold_everywhere(self: &Arc<Self>, mut manifest: Manifest, inline: &[u8]) -> Answer<Manifest> {
-        for _ in 0..TRIES {
+        for _ in 0..HOLD_TRIES {
             let call = StageCall::Hold { term: self.term, manifest: Box::new(manifest.clone()) };
             let results = self.call_all(&manifest.holders, &call, inline);
             let mut failed = Vec::new();
@@ -412,6 +413,10 @@ impl Leader {
 
     /// Sends a call to several nodes at once.
     fn call_all(self: &Arc<Self>, nodes: &[String], call: &StageCall, bytes: &[u8]) -> Vec<(String, Answer<Reply>)> {
+        nodes.chunks(CALLS_AT_ONCE).flat_map(|some| self.call_some(some, call, bytes)).collect()
+    }
+
+    fn call_some(self: &Arc<Self>, nodes: &[String], call: &StageCall, bytes: &[u8]) -> Vec<(String, Answer<Reply>)> {
         let Some((last, others)) = nodes.split_last() else { return Vec::new() };
         std::thread::scope(|scope| {
             let started: Vec<_> =
@@ -426,12 +431,13 @@ impl Leader {
         })
     }
 
-    /// Sends a call to a node. A newer term there ends this one.
+    /// Sends a call to a node. A newer term there ends this term.
     fn order(self: &Arc<Self>, node: &str, call: &StageCall, bytes: &[u8]) -> Answer<Reply> {
         if self.is_over() {
             return Err(no_leader());
         }
-        let reply = self.shared.call(node, call, bytes, CALL_TIME).inspect_err(|_| self.nodes.note_silent(node))?;
+        let reply =
+            self.shared.call(node, call, bytes, STAGE_CALL_TIME).inspect_err(|_| self.nodes.note_silent(node))?;
         if let StageReply::OldTerm(term) = reply.reply {
             self.step_down(&format!("node {node} follows term {term}"));
         }
@@ -595,7 +601,7 @@ impl Leader {
         Ok(StageReply::AskStore { condition, source })
     }
 
-    /// Waits until the store has what is staged of a name.
+    /// Waits until the store has the staged object of a name.
     fn flush(&self, at: &BucketKey, deadline: Instant) -> Answer<()> {
         let mut ledger = self.ledger.lock();
         if ledger.entries.contains_key(at) {
@@ -633,7 +639,7 @@ impl Leader {
         self.commit_locked(new, inline)
     }
 
-    /// The same bytes as other parts.
+    /// The same bytes as other parts, at those holders that answer.
     fn link_pieces(self: &Arc<Self>, pieces: &[Piece]) -> Answer<Vec<Piece>> {
         let mut linked = pieces.to_vec();
         let mut names: HashMap<String, String> = HashMap::new();
@@ -645,8 +651,19 @@ impl Leader {
             }
             slice.part = new;
         }
+        let mut lost = BTreeSet::new();
+        let mut last = no_leader();
         for (node, names) in at_nodes {
-            self.order(&node, &StageCall::LinkParts(names.into_iter().collect()), &[])?;
+            if let Err(failure) = self.order(&node, &StageCall::LinkParts(names.into_iter().collect()), &[]) {
+                lost.insert(node);
+                last = failure;
+            }
+        }
+        for slice in linked.iter_mut().flat_map(|piece| &mut piece.slices) {
+            slice.holders.retain(|node| !lost.contains(node));
+            if slice.holders.is_empty() {
+                return Err(last);
+            }
         }
         Ok(linked)
     }

@@ -1,7 +1,7 @@
 //! The leader's table of all staged objects. Knows no node, no store and no clock of its own.
 
 use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, StageClass, StoreBase};
-use crate::message::{Answer, KnownName, Located, SavedName, UnsavedObject};
+use crate::message::{Answer, KnownName, Located, NamesBelow, SavedName, UnsavedObject};
 use crate::shared::stale;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Bound;
@@ -14,13 +14,13 @@ const ASKED_TIME: Duration = Duration::from_secs(600);
 /// Marks of objects that were taken.
 const TAKEN_MAX: usize = 100_000;
 /// Names of an answer.
-const NAMES_MAX: usize = 2000;
+const STAGED_NAMES_MAX: usize = 2000;
 /// The upload of an object begins this long after the close: programs write a file and rename it.
 const UPLOAD_LINGER: Duration = Duration::from_secs(1);
 /// An upload whose name is being changed is looked at again after this time.
-const LOCKED_PAUSE: Duration = Duration::from_millis(200);
+const LOCKED_NAME_PAUSE: Duration = Duration::from_millis(200);
 /// Longest pause after a failed upload.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const UPLOAD_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// A staged object.
 pub struct Entry {
@@ -40,7 +40,7 @@ pub struct Entry {
     pub missing: BTreeSet<String>,
     /// Nodes of the manifest that have given no answer since the begin of the term.
     pub unheard: BTreeSet<String>,
-    /// Earlier objects of the name, which stay until this one is at two failure domains.
+    /// Earlier objects of the name, which stay until this object is at two failure domains.
     pub replaced: Vec<Manifest>,
 }
 
@@ -78,7 +78,7 @@ impl DoneObject {
 /// An upload under way.
 pub struct UploadJob {
     record: String,
-    /// Another object has the name since: this one ends with the upload.
+    /// Another object has the name since: this object ends with the upload.
     replaced: Option<Manifest>,
 }
 
@@ -101,7 +101,7 @@ pub struct Ledger {
     saved_order: VecDeque<(BucketKey, String)>,
     /// Names that a change is made to.
     pub locked: HashSet<BucketKey>,
-    /// By name: what is being uploaded.
+    /// Uploads under way, by name.
     pub uploading: HashMap<BucketKey, UploadJob>,
     /// Objects by the time of their next upload.
     queue: BTreeMap<(Instant, u64), BucketKey>,
@@ -118,7 +118,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Compares a writer's condition with what is known of the name.
+    /// Compares a writer's condition with the entry of the name.
     ///
     /// # Errors
     /// `Stale` if the condition does not hold.
@@ -162,7 +162,7 @@ impl Ledger {
         }
     }
 
-    /// Takes an object; the one before is done unless its upload is under way.
+    /// Takes an object; the object before is done unless its upload is under way.
     pub fn enter(&mut self, manifest: Manifest, closed: Instant, begun: bool) {
         let at = manifest.at.clone();
         self.saved.remove(&at);
@@ -211,7 +211,7 @@ impl Ledger {
         }
     }
 
-    /// Takes an object that a node has brought back, unless a later one has the name.
+    /// Takes an object that a node has brought back, unless a later object has the name.
     pub fn adopt(&mut self, mut manifest: Manifest, node: &str) {
         let is_replaced = |at: &BucketKey, place| self.done.values().any(|done| done.replaces(at, place));
         let is_old = is_replaced(&manifest.at, manifest.place());
@@ -317,7 +317,7 @@ impl Ledger {
             }
             // A change is under way that takes this object for one whose upload has not begun.
             if self.locked.contains(&at) {
-                self.queue_at(now + LOCKED_PAUSE, &at);
+                self.queue_at(now + LOCKED_NAME_PAUSE, &at);
                 continue;
             }
             if entry.manifest.phase == Phase::Waiting {
@@ -366,7 +366,7 @@ impl Ledger {
         }
         entry.failures += 1;
         entry.error = Some(why.to_owned());
-        let pause = Duration::from_secs(1 << entry.failures.min(5)).min(LONGEST_PAUSE);
+        let pause = Duration::from_secs(1 << entry.failures.min(5)).min(UPLOAD_PAUSE_MAX);
         self.queue_at(now + pause, at);
     }
 
@@ -378,7 +378,7 @@ impl Ledger {
         }
     }
 
-    /// What is known of a name.
+    /// The knowledge of a name.
     pub fn find(&self, at: &BucketKey) -> KnownName {
         if let Some(entry) = self.entries.get(at) {
             return known_entry(entry);
@@ -387,12 +387,14 @@ impl Ledger {
     }
 
     /// The names with this prefix behind `after`, and whether there are more.
-    pub fn find_below(&self, prefix: &BucketKey, after: &str, is_folded: bool) -> (Vec<(String, KnownName)>, bool) {
+    pub fn find_below(&self, prefix: &BucketKey, after: &str, is_folded: bool) -> NamesBelow {
         let mut names = BTreeMap::new();
         let saved = names_below(&self.saved, prefix, after, is_folded, |saved| KnownName::Saved(saved.clone()));
         let entries = names_below(&self.entries, prefix, after, is_folded, listed_entry);
-        // A table that goes on has all names up to the last one only.
-        let cut = |names: &[(String, KnownName)]| (names.len() > NAMES_MAX).then(|| names[NAMES_MAX - 1].0.clone());
+        // A table that goes on has all names up to the last only.
+        let cut = |names: &[(String, KnownName)]| {
+            (names.len() > STAGED_NAMES_MAX).then(|| names[STAGED_NAMES_MAX - 1].0.clone())
+        };
         let until = cut(&saved).into_iter().chain(cut(&entries)).min();
         // The store lists the folders of its objects.
         names.extend(saved.into_iter().map(|(name, known)| match known {
@@ -403,8 +405,11 @@ impl Ledger {
         if let Some(until) = &until {
             names.retain(|name, _| name <= until);
         }
-        let has_more = until.is_some() || names.len() > NAMES_MAX;
-        (names.into_iter().take(NAMES_MAX).collect(), has_more)
+        let has_more = until.is_some() || names.len() > STAGED_NAMES_MAX;
+        let object = prefix.key.strip_suffix('/').map(|key| BucketKey::new(&prefix.bucket, key));
+        let entry = object.and_then(|object| self.entries.get(&object));
+        let is_object = entry.is_some_and(|entry| entry.manifest.phase == Phase::Waiting);
+        NamesBelow { names: names.into_iter().take(STAGED_NAMES_MAX).collect(), has_more, is_object }
     }
 
     /// What a version of the group is.
@@ -437,6 +442,7 @@ impl Ledger {
                 age_s: now.saturating_duration_since(entry.closed).as_secs(),
                 holders: nodes.into_iter().map(str::to_owned).collect(),
                 is_scratch: entry.manifest.class != StageClass::Staged,
+                is_removal: entry.manifest.phase != Phase::Waiting,
                 error: entry.error.clone(),
             }
         });
@@ -448,7 +454,8 @@ impl Ledger {
 fn listed_entry(entry: &Entry) -> KnownName {
     match entry.manifest.phase {
         Phase::Waiting => {
-            let (pieces, attributes) = (Vec::new(), KeptAttributes::default());
+            let pieces = Vec::new();
+            let attributes = KeptAttributes::default();
             let manifest = Manifest { pieces, attributes, begun: Vec::new(), ..entry.manifest.clone() };
             KnownName::Object(Box::new(manifest))
         }
@@ -474,7 +481,7 @@ fn names_below<T>(
     let mut names = Vec::new();
     let first = if after > prefix.key.as_str() { Bound::Excluded(after) } else { Bound::Included(&*prefix.key) };
     let mut from = first.map(|key| BucketKey::new(&prefix.bucket, key));
-    while names.len() <= NAMES_MAX {
+    while names.len() <= STAGED_NAMES_MAX {
         let next = table.range((from, Bound::Unbounded)).next();
         let Some((at, value)) = next.filter(|(at, _)| at.bucket == prefix.bucket && at.key.starts_with(&prefix.key))
         else {

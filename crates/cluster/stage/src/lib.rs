@@ -1,9 +1,10 @@
 //! Staged objects of a cache group: acknowledged by the disks of two nodes of different failure domains, visible at once in the group, and
-//! uploaded to the store later. [`StagedBackend`] is the store of a node with what is staged above. Knows neither files nor folders nor
+//! uploaded to the store later. [`StagedBackend`] is the store of a node with the staged objects above. Knows neither files nor folders nor
 //! transports.
 #![forbid(unsafe_code)]
 
 mod backend;
+mod client;
 mod disk;
 mod holder;
 mod leader;
@@ -15,8 +16,9 @@ mod service;
 mod shared;
 
 pub use backend::{ClassOf, StagedBackend};
+pub use client::{StageClient, StageRefusal, StagedName};
 pub use disk::{FolderDisk, KeptPart, PartWriter, RecordChange, StageDisk};
 pub use manifest::{BucketKey, Manifest, StageClass};
-pub use message::UnsavedObject;
+pub use message::{UnsavedList, UnsavedObject};
 pub use peers::{PeerFailure, StagePeers, TermFacts, TermRecord};
 pub use service::{StageParts, StageService, StageSlot, StageSpace};

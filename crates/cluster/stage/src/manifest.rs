@@ -1,4 +1,4 @@
-//! What a group keeps of a staged object: where the bytes lie, what the store is to have, and in which order. Knows no disk and no node.
+//! What a group keeps of a staged object: the place of the bytes, the object of the store, and the order. Knows no disk and no node.
 
 use serde::{Deserialize, Serialize};
 use spurline_object_store::{ObjectAttributes, WriteCondition, mark_in, marked_as};
@@ -108,7 +108,7 @@ pub struct Slice {
     pub holders: Vec<String>,
 }
 
-/// What the store gets as a part of the object.
+/// A part of the object at the store.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
     /// The bytes, in order.
@@ -131,7 +131,18 @@ pub enum StageClass {
     Scratch {
         /// Seconds since the close.
         ttl_s: u64,
+        /// Most bytes of the folder; the oldest objects go first.
+        quota: u64,
+        /// The folder, as a number.
+        folder: u64,
     },
+}
+
+impl StageClass {
+    /// A folder as a number.
+    pub fn folder_number(url: &str) -> u64 {
+        u64::from(crc32c::crc32c(url.as_bytes())) << 32 | url.len() as u64
+    }
 }
 
 /// The phase of a staged object. Phases only grow.
@@ -152,7 +163,7 @@ pub enum Phase {
 pub struct Manifest {
     /// Its name.
     pub at: BucketKey,
-    /// Identifies what the holders keep: an object that is sent again after a failure is another record.
+    /// Identifies this state at the holders: an object that is sent again after a failure is another record.
     pub record: String,
     /// Identifies this content; also in the attributes.
     pub mark: String,
@@ -164,7 +175,7 @@ pub struct Manifest {
     pub phase: Phase,
     /// How long it stays.
     pub class: StageClass,
-    /// What the object at the store must be.
+    /// The condition on the object at the store.
     pub base: StoreBase,
     /// Marks of contents that this one replaces and whose upload had begun: the store may have one of them.
     pub begun: Vec<String>,

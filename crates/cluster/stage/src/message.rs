@@ -5,6 +5,11 @@ use serde::{Deserialize, Serialize};
 use spurline_object_store::{RequestFailure, RetryHint};
 use spurline_types::{Error, ErrorKind};
 
+/// Most unsaved objects in an answer.
+const UNSAVED_MAX: usize = 5000;
+/// Bytes of an answer for unsaved objects, of the 4 MiB that an answer may have.
+const UNSAVED_LEN: usize = 3 << 20;
+
 /// The result of a request.
 pub type Answer<T> = std::result::Result<T, RequestFailure>;
 
@@ -15,7 +20,7 @@ pub struct NewObject {
     pub at: BucketKey,
     /// The attributes, with a mark.
     pub attributes: KeptAttributes,
-    /// What the writer requires of the name.
+    /// The writer's condition on the name.
     pub condition: StoreBase,
     /// How long it stays.
     pub class: StageClass,
@@ -38,20 +43,20 @@ pub struct CopyCall {
     pub attributes: Option<KeptAttributes>,
     /// The mark of the copy if the attributes stay.
     pub mark: String,
-    /// What the writer requires of the new name.
+    /// The writer's condition on the new name.
     pub condition: StoreBase,
 }
 
 /// A call of a node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum StageCall {
-    /// To the leader: what is known of a name.
+    /// To the leader: the knowledge of a name.
     Find(BucketKey),
-    /// To the leader: what is known of the names that start with `prefix`, after `after`.
+    /// To the leader: the knowledge of names that start with `prefix`, after `after`.
     FindBelow {
         /// Bucket and prefix.
         prefix: BucketKey,
-        /// Names up to this one are known.
+        /// Names up to this name are known.
         after: String,
         /// Names of folders stand for all names there.
         is_folded: bool,
@@ -71,7 +76,7 @@ pub enum StageCall {
     Remove {
         /// The name.
         at: BucketKey,
-        /// What the writer requires of the object.
+        /// The writer's condition on the object.
         condition: StoreBase,
     },
     /// To the leader: all objects that the store does not have.
@@ -85,9 +90,9 @@ pub enum StageCall {
         /// The leader's name.
         leader: String,
     },
-    /// To any node: what the node keeps, by record.
+    /// To any node: the node's manifests, by record.
     ListKept {
-        /// Records up to this one are known.
+        /// Records up to this record are known.
         after: String,
     },
     /// To any node: space and place of the node.
@@ -203,7 +208,7 @@ impl StageCall {
     }
 }
 
-/// What the leader knows of a name.
+/// The leader's knowledge of a name.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum KnownName {
     /// The store decides.
@@ -216,6 +221,17 @@ pub enum KnownName {
     Folder,
     /// The store has the object, under another version than readers know.
     Saved(SavedName),
+}
+
+/// Staged names below a prefix.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct NamesBelow {
+    /// In order.
+    pub names: Vec<(String, KnownName)>,
+    /// The leader has more.
+    pub has_more: bool,
+    /// The prefix is the name of a staged object and a slash: no folder has the name.
+    pub is_object: bool,
 }
 
 /// An uploaded object whose readers know the version of the group.
@@ -249,7 +265,7 @@ pub struct NodeFacts {
     pub size: u64,
     /// See above.
     pub used: u64,
-    /// Identifies the process: another one may have other disks.
+    /// Identifies the process: another may have other disks.
     pub process: u64,
 }
 
@@ -258,8 +274,8 @@ pub struct NodeFacts {
 pub enum StageReply {
     /// To `Find`.
     Known(KnownName),
-    /// To `FindBelow`: names in order, and whether the leader has more.
-    Names(Vec<(String, KnownName)>, bool),
+    /// To `FindBelow`.
+    Names(NamesBelow),
     /// To `Locate`.
     Located(Located),
     /// An etag.
@@ -271,8 +287,8 @@ pub enum StageReply {
         /// The version of the source of a copy.
         source: Option<String>,
     },
-    /// To `ListUnsaved`: the oldest, and the number of all.
-    Unsaved(Vec<UnsavedObject>, u64),
+    /// To `ListUnsaved`.
+    Unsaved(UnsavedList),
     /// To `ListKept`: manifests by record, and whether there are more.
     Kept(Vec<Manifest>, bool),
     /// To `Fence` and `Describe`.
@@ -289,6 +305,33 @@ pub enum StageReply {
     Failed(SentFailure),
 }
 
+/// Objects that the store does not have yet.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnsavedList {
+    /// The oldest objects.
+    pub oldest: Vec<UnsavedObject>,
+    /// The number of all objects.
+    pub count: u64,
+    /// The bytes of all objects.
+    pub bytes: u64,
+}
+
+impl UnsavedList {
+    /// As many of the oldest objects as fit into an answer. `all` is in the order of age.
+    pub fn new(all: Vec<UnsavedObject>) -> UnsavedList {
+        let count = all.len() as u64;
+        let bytes = all.iter().map(|object| object.size).sum();
+        let mut room = UNSAVED_LEN;
+        let fits = all.into_iter().take(UNSAVED_MAX).take_while(|object| {
+            let len = object.text_len();
+            let has_room = len <= room;
+            room = room.saturating_sub(len);
+            has_room
+        });
+        UnsavedList { oldest: fits.collect(), count, bytes }
+    }
+}
+
 /// A staged object for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnsavedObject {
@@ -302,8 +345,18 @@ pub struct UnsavedObject {
     pub holders: Vec<String>,
     /// Never uploaded.
     pub is_scratch: bool,
+    /// The object is removed, and the store's object of the name is not removed yet.
+    pub is_removal: bool,
     /// Why the last upload failed.
     pub error: Option<String>,
+}
+
+impl UnsavedObject {
+    /// Most bytes of this object in an answer, where each character of a name may be escaped.
+    fn text_len(&self) -> usize {
+        let texts = self.holders.iter().chain([&self.at.bucket, &self.at.key]).chain(&self.error);
+        256 + texts.map(|text| 2 * text.len() + 8).sum::<usize>()
+    }
 }
 
 /// A failure on its way to another node.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 /// Longer calls go as bytes.
-const CALL_MAX: usize = 60 << 10;
+const SHORT_CALL_MAX: usize = 60 << 10;
 /// In the place of a call that goes as bytes.
 const LONG_CALL: &[u8] = b"{}";
 
@@ -55,7 +55,7 @@ pub fn failure_of(error: Error) -> RequestFailure {
 
 /// The nodes of the group.
 pub trait StagePeers: Send + Sync {
-    /// The names of all present nodes, this one included.
+    /// The names of all present nodes, this node included.
     fn names(&self) -> Vec<String>;
 
     /// Most bytes of a call to any node.
@@ -91,7 +91,8 @@ pub fn call_node(
 ) -> Result<Reply, PeerFailure> {
     let encoded = serde_json::to_vec(call).map_err(|error| PeerFailure::NotSent(json_error(&error)))?;
     // A long call has no bytes, and goes as bytes.
-    let (encoded, bytes) = if encoded.len() > CALL_MAX { (LONG_CALL, &encoded[..]) } else { (&encoded[..], bytes) };
+    let (encoded, bytes) =
+        if encoded.len() > SHORT_CALL_MAX { (LONG_CALL, &encoded[..]) } else { (&encoded[..], bytes) };
     let (body, bytes) = peers.call(node, encoded, bytes, room, deadline)?;
     let reply: StageReply = serde_json::from_slice(&body).map_err(|error| PeerFailure::Lost(json_error(&error)))?;
     Ok(Reply { reply, bytes })
@@ -128,7 +129,7 @@ pub fn reply_of(result: Answer<Reply>) -> Reply {
     result.unwrap_or_else(|failure| StageReply::Failed(SentFailure::from(failure)).into())
 }
 
-/// What the registry records of the order of staged objects.
+/// The registry's record of the order of staged objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TermFacts {
     /// The term.

@@ -5,7 +5,7 @@
 //! | another node leads, and is present | sends calls there |
 //! | another node leads, and is absent or gives no answer | takes over, if this node keeps staged files |
 //! | this process leads | answers calls, as long as the registry or all nodes confirm that |
-//! | nobody has led ever | takes over likewise; without such a node nothing is staged, and the store is asked |
+//! | no node has led ever | takes over likewise; without such a node nothing is staged, and the store is asked |
 //! | nothing, for no answer | goes on as before |
 
 use crate::disk::StageDisk;
@@ -14,7 +14,7 @@ use crate::leader::{Leader, take_over};
 use crate::manifest::{BucketKey, Manifest};
 use crate::message::{Answer, Located, Reply, StageCall, StageReply, unexpected};
 use crate::peers::{PeerFailure, StagePeers, TermFacts, TermRecord, decode_call, no_leader, reply_of, succeeded};
-use crate::shared::{CALL_TIME, OpenStore, StageShared};
+use crate::shared::{OpenStore, StageShared, UploadMemory};
 use parking_lot::{Condvar, Mutex, RwLock};
 use spurline_object_store::{RequestFailure, RetryHint};
 use spurline_sys::random;
@@ -25,15 +25,19 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// How often a node looks at the registry and a leader at its nodes.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const REGISTRY_LOOK: Duration = Duration::from_secs(1);
 /// How often a node looks at the registry that keeps no staged objects: leaders tell all nodes.
 const BYSTANDER_INTERVAL: Duration = Duration::from_secs(5);
 /// A leader that calls once a second, and has not for this long, is asked.
-const SILENCE: Duration = Duration::from_secs(6);
+const LEADER_SILENCE: Duration = Duration::from_millis(1500);
+/// A node that a leader has called within this time is a witness of that leader.
+const WITNESS_SILENCE: Duration = Duration::from_millis(2500);
+/// A leader that takes calls and gives no answers is abandoned after this time.
+const LONG_SILENCE: Duration = Duration::from_secs(5);
 /// Nodes that are asked whether they hear the leader.
 const WITNESSES: usize = 8;
 /// How often parts are looked for that nothing names.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
+const ORPHAN_INTERVAL: Duration = Duration::from_secs(3600);
 /// Longest time until a call has reached a leader.
 const LEADER_TIME: Duration = Duration::from_secs(15);
 const LEADER_PAUSE: Duration = Duration::from_millis(100);
@@ -75,6 +79,8 @@ pub struct StageParts {
     pub stats: Arc<Stats>,
     /// Uploads at once.
     pub uploads: usize,
+    /// Memory of the bytes on their way to the store.
+    pub upload_memory: u64,
 }
 
 /// The place of a stage that starts after the stores are open.
@@ -126,7 +132,7 @@ pub struct StageService {
     /// Identifies this process in the registry.
     instance: u64,
     uploads: usize,
-    /// What the registry said last.
+    /// The registry's last answer.
     known: RwLock<Option<TermFacts>>,
     leader: RwLock<Option<Arc<Leader>>>,
     /// When a leader has called this node last.
@@ -144,12 +150,14 @@ impl StageService {
     /// # Errors
     /// The disk's; when a thread can't be started.
     pub fn start(parts: StageParts) -> Result<Arc<StageService>> {
-        let StageParts { name, space, peers, record, open_store, stats, uploads } = parts;
+        let StageParts { name, space, peers, record, open_store, stats, uploads, upload_memory } = parts;
+        let upload_memory = UploadMemory::new(upload_memory);
         let holder = match space {
             Some(StageSpace { domain, size, disk }) => Some(Holder::open(&name, &domain, size, disk)?),
             None => None,
         };
-        let shared = Arc::new(StageShared { name, holder, peers, stats, open_store, stores: Mutex::default() });
+        let shared =
+            Arc::new(StageShared { name, holder, peers, stats, upload_memory, open_store, stores: Mutex::default() });
         let service = Arc::new(StageService {
             shared,
             record,
@@ -163,6 +171,9 @@ impl StageService {
             stop: Mutex::new(false),
             stopped: Condvar::new(),
         });
+        if let Ok((_, facts)) = service.record.read() {
+            *service.known.write() = Some(facts);
+        }
         let looking = Arc::downgrade(&service);
         start_thread("stage", move || look_often(&looking))?;
         Ok(service)
@@ -216,7 +227,7 @@ impl StageService {
     /// Whether objects of this group may be staged.
     ///
     /// # Errors
-    /// Before the first word of the registry or of a leader: the store alone may lack what is staged.
+    /// Before the first word of the registry or of a leader: staged objects may be missing at the store.
     pub fn is_in_use(&self) -> Answer<bool> {
         match self.known.read().as_ref() {
             Some(known) => Ok(known.term > 0),
@@ -358,7 +369,7 @@ impl StageService {
         *stop
     }
 
-    /// Looks at the registry once, and takes over if nobody leads.
+    /// Looks at the registry once, and takes over if no node leads.
     fn look(self: &Arc<Self>) {
         let leader = self.leader.read().clone();
         if let Some(leader) = leader {
@@ -399,28 +410,35 @@ impl StageService {
             if heard.term < facts.term {
                 *heard = HeardLeader { term: facts.term, when: Instant::now() };
             }
-            if heard.when.elapsed() < SILENCE {
+            if heard.when.elapsed() < LEADER_SILENCE {
                 return true;
             }
         }
         let call = StageCall::Describe { term: facts.term, leader: facts.leader.clone() };
-        if self.shared.call(&facts.leader, &call, &[], CALL_TIME).is_ok() {
-            self.heard.lock().when = Instant::now();
-            return true;
+        match self.shared.call(&facts.leader, &call, &[], REGISTRY_LOOK) {
+            Ok(_) => {
+                self.heard.lock().when = Instant::now();
+                return true;
+            }
+            // No process listens there, or no way leads there.
+            Err(PeerFailure::NotSent(_)) => {}
+            Err(_) if self.heard.lock().when.elapsed() < LONG_SILENCE => return true,
+            Err(_) => {}
         }
         // Two nodes that do not reach each other would take the lead from each other for ever.
         let call = StageCall::HearsLeader { term: facts.term };
         let others = self.shared.peers.names().into_iter();
         let others = others.filter(|node| *node != facts.leader && *node != self.shared.name);
         others.take(WITNESSES).any(|node| {
-            let answer = self.shared.call(&node, &call, &[], CALL_TIME);
+            let answer = self.shared.call(&node, &call, &[], REGISTRY_LOOK);
             answer.is_ok_and(|reply| matches!(reply.reply, StageReply::Done))
         })
     }
 
     fn has_heard(&self, term: u64) -> Answer<StageReply> {
         let heard = self.heard.lock();
-        if heard.term == term && heard.when.elapsed() < SILENCE { Ok(StageReply::Done) } else { Err(no_leader()) }
+        let is_recent = heard.term == term && heard.when.elapsed() < WITNESS_SILENCE;
+        if is_recent { Ok(StageReply::Done) } else { Err(no_leader()) }
     }
 
     fn begin_term(self: &Arc<Self>, leader: Arc<Leader>) {
@@ -459,13 +477,16 @@ fn look_often(service: &Weak<StageService>) {
     let mut swept = Instant::now();
     while let Some(service) = service.upgrade() {
         service.look();
-        if swept.elapsed() >= SWEEP_INTERVAL {
+        if let Some(holder) = &service.shared.holder {
+            holder.remove_lapsed();
+        }
+        if swept.elapsed() >= ORPHAN_INTERVAL {
             swept = Instant::now();
             if let Some(holder) = &service.shared.holder {
                 holder.sweep();
             }
         }
-        let interval = if service.shared.holder.is_some() { LOOK_INTERVAL } else { BYSTANDER_INTERVAL };
+        let interval = if service.shared.holder.is_some() { REGISTRY_LOOK } else { BYSTANDER_INTERVAL };
         if service.pause(interval) {
             return;
         }

@@ -5,7 +5,7 @@ use crate::manifest::{BucketKey, Manifest, Piece, Slice, StoreBase};
 use crate::message::{Answer, NodeFacts, Reply, StageCall, StageReply, unexpected};
 use crate::peers::{PeerFailure, StagePeers, call_node, failure_of, reply_of, succeeded};
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use spurline_object_store::{
     AnswerProgress, BucketSides, ObjectAttributes, ObjectBody, RequestFailure, SourceRequests, StoredObject,
     WriteCondition, transfer_time,
@@ -20,9 +20,47 @@ use std::time::{Duration, Instant};
 pub type OpenStore = dyn Fn(&str) -> Result<SourceRequests> + Send + Sync;
 
 /// The time of a call without many bytes.
-pub const CALL_TIME: Duration = Duration::from_secs(5);
+pub const STAGE_CALL_TIME: Duration = Duration::from_secs(5);
 /// The time of a request to the store, beside that of the bytes.
 const STORE_TIME: Duration = Duration::from_secs(60);
+
+/// The memory of the bytes that this node sends to the store.
+pub struct UploadMemory {
+    size: u64,
+    used: Mutex<u64>,
+    freed: Condvar,
+}
+
+/// A share of the memory, returned when dropped.
+struct UploadShare<'a> {
+    memory: &'a UploadMemory,
+    bytes: u64,
+}
+
+impl Drop for UploadShare<'_> {
+    fn drop(&mut self) {
+        *self.memory.used.lock() -= self.bytes;
+        self.memory.freed.notify_all();
+    }
+}
+
+impl UploadMemory {
+    /// Memory of this many bytes.
+    pub fn new(size: u64) -> UploadMemory {
+        UploadMemory { size, used: Mutex::new(0), freed: Condvar::new() }
+    }
+
+    /// Waits for memory. A body that is larger than all waits until no other has a share.
+    fn take(&self, bytes: u64) -> UploadShare<'_> {
+        let bytes = bytes.min(self.size);
+        let mut used = self.used.lock();
+        while *used + bytes > self.size {
+            self.freed.wait(&mut used);
+        }
+        *used += bytes;
+        UploadShare { memory: self, bytes }
+    }
+}
 
 /// See the head of this file.
 pub struct StageShared {
@@ -34,6 +72,8 @@ pub struct StageShared {
     pub peers: Arc<dyn StagePeers>,
     /// Counters.
     pub stats: Arc<Stats>,
+    /// The memory of uploads.
+    pub upload_memory: UploadMemory,
     /// Opens stores.
     pub open_store: Box<OpenStore>,
     /// By bucket.
@@ -46,7 +86,7 @@ pub fn new_name() -> String {
 }
 
 impl StageShared {
-    /// Sends a call to a node, this one included.
+    /// Sends a call to any node, this node too.
     ///
     /// # Errors
     /// Why there is no answer.
@@ -74,14 +114,14 @@ impl StageShared {
     /// Of the way, or of the calls.
     pub fn fence(self: &Arc<Self>, node: &str, term: u64) -> Answer<(NodeFacts, Vec<Manifest>)> {
         let call = StageCall::Fence { term, leader: self.name.clone() };
-        let facts = match self.ask(node, &call, &[], CALL_TIME)?.reply {
+        let facts = match self.ask(node, &call, &[], STAGE_CALL_TIME)?.reply {
             StageReply::Facts(facts) => facts,
             other => return Err(unexpected(&other)),
         };
         let mut all: Vec<Manifest> = Vec::new();
         loop {
             let after = all.last().map_or_else(String::new, |manifest| manifest.record.clone());
-            match self.ask(node, &StageCall::ListKept { after }, &[], CALL_TIME)?.reply {
+            match self.ask(node, &StageCall::ListKept { after }, &[], STAGE_CALL_TIME)?.reply {
                 StageReply::Kept(some, has_more) => {
                     let is_empty = some.is_empty();
                     all.extend(some);
@@ -94,7 +134,7 @@ impl StageShared {
         }
     }
 
-    /// As [`Self::call`], where any failure is one of the request.
+    /// As [`Self::call`], where any failure is that of the request.
     ///
     /// # Errors
     /// Of the way, or of the call.
@@ -188,6 +228,7 @@ impl StageShared {
     }
 
     fn put_at_store(self: &Arc<Self>, manifest: &Manifest, condition: &StoreBase, key: &str) -> Answer<Reply> {
+        let _share = self.upload_memory.take(manifest.size);
         let bytes = self.read_manifest(manifest)?;
         let attributes = ObjectAttributes::from(&manifest.attributes);
         let condition = WriteCondition::from(condition);
@@ -198,13 +239,14 @@ impl StageShared {
     }
 
     fn upload_at_store(self: &Arc<Self>, at: &BucketKey, upload: &str, number: u32, piece: &Piece) -> Answer<Reply> {
+        let _share = self.upload_memory.take(piece.size());
         let body = ObjectBody::new(self.read_piece(piece)?);
         let send = async |sides: BucketSides<'_>| sides.writes.upload_part(&at.key, upload, number, body).await;
         let etag = self.at_store(&at.bucket, transfer_time(piece.size()), send)?;
         Ok(StageReply::Text(etag).into())
     }
 
-    /// All bytes of a small object, or of one with a single piece.
+    /// All bytes of a small object, or of an object with a single piece.
     ///
     /// # Errors
     /// When no holder has them.
@@ -218,7 +260,7 @@ impl StageShared {
         }
         let call = StageCall::ReadInline { record: manifest.record.clone() };
         let read = self.first_holder(&manifest.holders, |node| {
-            let Reply { bytes, .. } = self.ask(node, &call, &[], CALL_TIME)?;
+            let Reply { bytes, .. } = self.ask(node, &call, &[], STAGE_CALL_TIME)?;
             if bytes.len() as u64 != manifest.size {
                 let why = format!(
                     "node {node} has {} bytes of '{}' instead of {}",
@@ -253,7 +295,7 @@ impl StageShared {
     pub fn read_slice(self: &Arc<Self>, slice: &Slice, from: u64, len: u64) -> Answer<Vec<u8>> {
         let call = StageCall::ReadPart { part: slice.part.clone(), from: slice.from + from, len };
         self.first_holder(&slice.holders, |node| {
-            let Reply { bytes, .. } = self.ask(node, &call, &[], CALL_TIME)?;
+            let Reply { bytes, .. } = self.ask(node, &call, &[], STAGE_CALL_TIME)?;
             if bytes.len() as u64 == len {
                 return Ok(bytes);
             }
@@ -288,20 +330,20 @@ impl StageShared {
         let mut offset = 0;
         if total == 0 {
             let call = StageCall::AppendPart { part: part.to_owned(), offset: 0, is_last: true };
-            self.ask(node, &call, &[], 4 * CALL_TIME)?;
+            self.ask(node, &call, &[], 4 * STAGE_CALL_TIME)?;
         }
         for piece in pieces {
             for frame in piece.chunks(self.peers.frame_len()) {
                 let is_last = offset + frame.len() == total;
                 let call = StageCall::AppendPart { part: part.to_owned(), offset: offset as u64, is_last };
-                self.ask(node, &call, frame, 4 * CALL_TIME)?;
+                self.ask(node, &call, frame, 4 * STAGE_CALL_TIME)?;
                 offset += frame.len();
             }
         }
         Ok(())
     }
 
-    /// Sends a part of this node to another one.
+    /// Sends a part of this node to another node.
     fn send_part(self: &Arc<Self>, part: &str, to: &str) -> Answer<Reply> {
         let holder = self.holder()?;
         let len = holder.part_len(part)?;
@@ -314,7 +356,7 @@ impl StageShared {
                 holder.read_part(part, offset, (len - offset).min(self.peers.frame_len() as u64))?;
             let is_last = offset + bytes.len() as u64 == len;
             let call = StageCall::AppendPart { part: part.to_owned(), offset, is_last };
-            self.ask(to, &call, &bytes, 4 * CALL_TIME)?;
+            self.ask(to, &call, &bytes, 4 * STAGE_CALL_TIME)?;
             offset += bytes.len() as u64;
         }
         Ok(StageReply::Done.into())

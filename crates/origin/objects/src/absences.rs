@@ -4,15 +4,18 @@
 
 use crate::made_folders::MadeFolders;
 use parking_lot::Mutex;
+use spurline_volume::path_locks::MADE_TIME;
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// For how long an absence is remembered: far longer than the time between the kernel's two requests.
-const ABSENCE_AGE: Duration = Duration::from_secs(1);
+pub(crate) const ABSENCE_AGE: Duration = Duration::from_secs(1);
 /// The same for an exclusive creation: a program may know that another program has made the object since the lookup.
-const EXCLUSIVE_ABSENCE_AGE: Duration = Duration::from_millis(10);
+pub(crate) const EXCLUSIVE_ABSENCE_AGE: Duration = Duration::from_millis(10);
+/// The same where the group has reserved the name.
+pub(crate) const RESERVED_ABSENCE_AGE: Duration = MADE_TIME.checked_div(2).unwrap();
 /// Limit of the names.
 const ABSENCES_MAX: usize = 4096;
 /// Groups of names, each with a number that changes with every publication.
@@ -84,9 +87,8 @@ impl RecentAbsences {
         self.folders.forget_listings();
     }
 
-    /// Whether a lookup did not find the name a moment ago; it counts once.
-    pub fn take(&self, path: &[u8], exclusive: bool) -> bool {
-        let age = if exclusive { EXCLUSIVE_ABSENCE_AGE } else { ABSENCE_AGE };
+    /// Whether a lookup within `age` did not find the name; it counts once.
+    pub fn take(&self, path: &[u8], age: Duration) -> bool {
         self.names.lock().remove(path).is_some_and(|since| since.elapsed() < age)
     }
 }
@@ -100,18 +102,20 @@ mod tests {
         let absences = RecentAbsences::new(Duration::ZERO);
         let note = |name: &[u8]| absences.note(name.to_vec(), absences.begin_lookup(name), Instant::now());
         note(b"a");
-        assert!(!absences.take(b"b", false) && absences.take(b"a", false) && !absences.take(b"a", false));
+        assert!(
+            !absences.take(b"b", ABSENCE_AGE) && absences.take(b"a", ABSENCE_AGE) && !absences.take(b"a", ABSENCE_AGE)
+        );
         note(b"a");
         absences.clear();
-        assert!(!absences.take(b"a", false));
+        assert!(!absences.take(b"a", ABSENCE_AGE));
         let long_ago = Instant::now().checked_sub(ABSENCE_AGE).unwrap();
         absences.names.lock().extend((0..ABSENCES_MAX).map(|n| (n.to_string().into_bytes(), long_ago)));
-        assert!(!absences.take(b"7", false));
+        assert!(!absences.take(b"7", ABSENCE_AGE));
         note(b"new");
-        assert!(absences.take(b"new", false), "old names make room");
+        assert!(absences.take(b"new", ABSENCE_AGE), "old names make room");
         let before = Instant::now().checked_sub(EXCLUSIVE_ABSENCE_AGE).unwrap();
         absences.names.lock().extend([(b"e".to_vec(), before), (b"f".to_vec(), before)]);
-        assert!(!absences.take(b"e", true) && absences.take(b"f", false));
+        assert!(!absences.take(b"e", EXCLUSIVE_ABSENCE_AGE) && absences.take(b"f", ABSENCE_AGE));
     }
 
     #[test]
@@ -120,8 +124,8 @@ mod tests {
         let start = absences.begin_lookup(b"a");
         absences.note(b"a".to_vec(), start, Instant::now());
         absences.note_published(b"a");
-        assert!(!absences.take(b"a", false));
+        assert!(!absences.take(b"a", ABSENCE_AGE));
         absences.note(b"a".to_vec(), start, Instant::now());
-        assert!(!absences.take(b"a", false), "the lookup began before the publication");
+        assert!(!absences.take(b"a", ABSENCE_AGE), "the lookup began before the publication");
     }
 }

@@ -33,7 +33,9 @@ pub(crate) enum OpenedNode {
 }
 
 /// An object as its head describes it.
-pub(crate) fn found_object(stored: StoredObject) -> FoundObject {
+pub(crate) fn found_object(mut stored: StoredObject) -> FoundObject {
+    // The note that the store does not have the object is no metadata of the file.
+    stored.attributes.take_stage();
     let attr = file_attr(&stored.raw);
     let found = FoundObject { attr, attributes: Some(stored.attributes) };
     if found.file_attrs().is_link() {

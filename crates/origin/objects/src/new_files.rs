@@ -1,7 +1,7 @@
 //! New files of a bucket: an exclusive creation has a single winner among the programs of this mount, and among the mounts of the same
 //! nodes. Knows no bytes.
 
-use crate::absences::LookupStart;
+use crate::absences::{ABSENCE_AGE, EXCLUSIVE_ABSENCE_AGE, LookupStart, RESERVED_ABSENCE_AGE};
 use crate::file_attrs::FileAttrs;
 use crate::found::{FoundNode, OpenedNode};
 use crate::names::{check_new_name, path_of};
@@ -11,11 +11,12 @@ use spurline_types::{Error, ErrorKind, Result};
 use spurline_volume::path_locks::LockedPath;
 use spurline_volume::writes::NamePath;
 use std::sync::Arc;
+use std::time::Duration;
 
 impl BucketFiles {
-    /// What the path of a new file leads to. A lookup has mostly shown just now that it leads to nothing.
-    fn find_existing(&self, path: &[u8], exclusive: bool) -> Result<FoundNode> {
-        if self.absences.take(path, exclusive) && self.changed_at(path).is_none() {
+    /// What the path of a new file leads to. A lookup within `absence_age` has mostly shown that the path leads to nothing.
+    fn find_existing(&self, path: &[u8], absence_age: Duration) -> Result<FoundNode> {
+        if self.absences.take(path, absence_age) && self.changed_at(path).is_none() {
             return Err(Error::new(ErrorKind::NotFound, "a lookup did not find it"));
         }
         self.find(path)
@@ -50,7 +51,12 @@ impl BucketFiles {
         start: LookupStart,
     ) -> Result<Option<Arc<OpenObject>>> {
         let step = self.context.next_step();
-        match self.find_existing(path, exclusive) {
+        let absence_age = match reserved {
+            Some(_) => RESERVED_ABSENCE_AGE,
+            None if exclusive => EXCLUSIVE_ABSENCE_AGE,
+            None => ABSENCE_AGE,
+        };
+        match self.find_existing(path, absence_age) {
             Ok(_) if exclusive => return Err(exists(path)),
             Ok(found) => return self.open_found(path, found, step).map(Some),
             Err(error) if error.kind() == ErrorKind::NotFound => check_new_name(path)?,

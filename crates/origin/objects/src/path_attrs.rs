@@ -118,10 +118,15 @@ impl BucketFiles {
     /// The value of [`STAGED_XATTR`] of what a path leads to. A file with changes that are not published is not staged.
     ///
     /// # Errors
-    /// `ENODATA` where the store has the file; the store's.
+    /// `ENODATA` where the store has the file; the nodes'.
     pub fn staged_mark(&self, path: &[u8]) -> Result<Vec<u8>> {
         match self.find_known(path)? {
-            FoundNode::Object(found) if found.attr.etag.as_deref().is_some_and(is_staged_etag) => Ok(b"1".to_vec()),
+            FoundNode::Object(found) if found.attr.etag.as_deref().is_some_and(is_staged_etag) => {
+                // The version stays after the upload.
+                let key = key_of(&self.options.root, path)?;
+                let is_unsaved = self.requests.run(self.requests.is_unsaved(&key))?;
+                if is_unsaved { Ok(b"1".to_vec()) } else { Err(no_xattr()) }
+            }
             _ => Err(no_xattr()),
         }
     }

@@ -22,7 +22,8 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use spurline_object_store::{
     AnswerProgress, CopySource, HIDDEN_NAME, ObjectAttributes, ObjectBackend, ObjectBody, ObjectWriteBackend,
     RawObject, RequestFailure, RetryHint, RetryState, STAGE_ATTRIBUTE, SharedBucket, StoredObject, UploadedPart,
-    WriteCondition, assembly_time, bare_etag, bucket_unavailable, is_staged_upload, mark_in, marked_as, transfer_time,
+    WriteCondition, assembly_time, bare_etag, bucket_unavailable, is_staged_etag, is_staged_upload, mark_in, marked_as,
+    transfer_time,
 };
 use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result, Stats};
@@ -443,12 +444,29 @@ impl BucketRequests {
         }
     }
 
+    /// Whether nodes keep an object that the store does not have.
+    ///
+    /// # Errors
+    /// The nodes'.
+    pub async fn is_unsaved(&self, key: &str) -> Result<bool> {
+        let found = self.head_raw(&*self.bucket.backend, key).await;
+        match found {
+            Ok(mut found) => Ok(found.attributes.take_stage() && found.raw.etag.as_deref().is_some_and(is_staged_etag)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     async fn head_over(&self, backend: &dyn ObjectBackend, key: &str) -> Result<StoredObject> {
-        let answer = self.repeat_over(backend, self.time_of(0), "a head", |backend| backend.head_all(key)).await;
-        let mut found = answer.map_err(|failure| failure.error)?;
-        // A node of an earlier release has stored the request.
+        let mut found = self.head_raw(backend, key).await?;
+        // The note that the store does not have the object is no metadata of the file.
         found.attributes.take_stage();
         Ok(found)
+    }
+
+    async fn head_raw(&self, backend: &dyn ObjectBackend, key: &str) -> Result<StoredObject> {
+        let answer = self.repeat_over(backend, self.time_of(0), "a head", |backend| backend.head_all(key)).await;
+        answer.map_err(|failure| failure.error)
     }
 
     /// All objects whose keys start with `prefix`, in the order of their keys; at most about `limit` of them.

@@ -33,8 +33,8 @@ use spurline_volume::path_locks::PathLocks;
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedCall, RepeatedChange, outcome_by_names};
 use spurline_volume::whole_files::WholeFiles;
 use spurline_volume::writes::{
-    Caller, Change, CreatedFile, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, SourceSpace,
-    WritableDirectory, WritableFile, WritableVolume,
+    Caller, Change, CreatedFile, NamePath, NodeAttr, NodePath, OpeningLookups, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG,
+    SourceSpace, WritableDirectory, WritableFile, WritableVolume,
 };
 use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
@@ -172,9 +172,12 @@ impl BucketFiles {
             self.absences.note(path.to_vec(), start, since);
             return Err(Error::new(ErrorKind::NotFound, "the folder did not have it a moment ago"));
         }
+        let begun = Instant::now();
         self.find_known(path).inspect_err(|error| {
             if error.kind() == ErrorKind::NotFound {
-                self.absences.note(path.to_vec(), start, Instant::now());
+                // The group knows for a while what other mounts have made since the lookup began.
+                let since = if self.context.path_locks.get().is_some() { begun } else { Instant::now() };
+                self.absences.note(path.to_vec(), start, since);
             }
         })
     }
@@ -723,6 +726,25 @@ impl HandOver for WritableBucket {
     }
 }
 
+impl OpeningLookups for WritableBucket {
+    fn lookup_open(
+        &self,
+        at: NamePath<'_>,
+        flags: u32,
+        _caller: &Caller,
+    ) -> Result<(NodeAttr, Option<Box<dyn WritableFile>>)> {
+        let path = path_of(&at);
+        let step = self.files.context.next_step();
+        let found = self.files.find_for_lookup(&path)?;
+        let attr = self.files.attr_of(&path, &found);
+        if attr.mode & S_IFMT != S_IFREG {
+            return Ok((attr, None));
+        }
+        let file = self.open_file(self.files.open_found(&path, found, step)?, flags)?;
+        Ok((attr, Some(Box::new(file))))
+    }
+}
+
 impl WritableVolume for WritableBucket {
     fn capabilities(&self) -> WriteCapabilities {
         WriteCapabilities {
@@ -748,21 +770,8 @@ impl WritableVolume for WritableBucket {
         Ok(self.files.attr_of(&path, &self.files.find_for_lookup(&path)?))
     }
 
-    fn lookup_open(
-        &self,
-        at: NamePath<'_>,
-        flags: u32,
-        _caller: &Caller,
-    ) -> Result<(NodeAttr, Option<Box<dyn WritableFile>>)> {
-        let path = path_of(&at);
-        let step = self.files.context.next_step();
-        let found = self.files.find_for_lookup(&path)?;
-        let attr = self.files.attr_of(&path, &found);
-        if attr.mode & S_IFMT != S_IFREG {
-            return Ok((attr, None));
-        }
-        let file = self.open_file(self.files.open_found(&path, found, step)?, flags)?;
-        Ok((attr, Some(Box::new(file))))
+    fn opening_lookups(&self) -> Option<&dyn OpeningLookups> {
+        Some(self)
     }
 
     fn readlink(&self, at: NodePath<'_>, _caller: &Caller) -> Result<Vec<u8>> {
@@ -851,13 +860,11 @@ impl WritableVolume for WritableBucket {
     }
 
     fn get_xattr(&self, at: NodePath<'_>, name: &[u8], _caller: &Caller) -> Result<Vec<u8>> {
-        if name == OBJECT_HEADERS_XATTR {
-            return Ok(self.files.object_headers(at.path)?.to_xattr());
+        match name {
+            OBJECT_HEADERS_XATTR => Ok(self.files.object_headers(at.path)?.to_xattr()),
+            STAGED_XATTR => self.files.staged_mark(at.path),
+            name => self.files.file_attrs_at(at.path)?.xattr(name),
         }
-        if name == STAGED_XATTR {
-            return self.files.staged_mark(at.path);
-        }
-        self.files.file_attrs_at(at.path)?.xattr(name)
     }
 
     fn list_xattr(&self, at: NodePath<'_>, _caller: &Caller) -> Result<Vec<u8>> {
@@ -866,10 +873,9 @@ impl WritableVolume for WritableBucket {
 
     fn space(&self) -> Result<SourceSpace> {
         // A bucket has no limit.
-        const BLOCK: u64 = 1 << 20;
         const BLOCKS: u64 = 1 << 32;
         Ok(SourceSpace {
-            block_size: BLOCK,
+            block_size: 1 << 20,
             blocks: BLOCKS,
             blocks_free: BLOCKS,
             blocks_available: BLOCKS,

@@ -7,7 +7,7 @@ use crc_fast::{CrcAlgorithm, Digest};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use spurline_types::{CONTENT_HEADERS, ObjectHeaders, USER_METADATA_PREFIX};
-pub use spurline_types::{STAGED_ETAG, STAGED_UPLOAD, is_staged_etag, is_staged_upload};
+pub use spurline_types::{STAGE_ATTRIBUTE, STAGED_ETAG, STAGED_UPLOAD, is_staged_etag, is_staged_upload};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Range;
@@ -19,10 +19,6 @@ use std::time::{Duration, Instant};
 const LEAST_RATE: u64 = 1 << 20;
 /// The time for the end of an upload grows with its parts by this time: stores assemble thousands of parts in minutes.
 const TIME_PER_PART: Duration = Duration::from_millis(250);
-
-/// The attribute of a user with the value `1` by which a writer requests that nodes keep an object and upload later. Nodes take the attribute
-/// away: no object has such an attribute.
-pub const STAGE_ATTRIBUTE: &str = "spurline-stage";
 
 /// The time that a request with `len` bytes, or a copy of these within the store, may take in addition.
 pub fn transfer_time(len: u64) -> Duration {

@@ -30,6 +30,12 @@ pub struct RawGateway {
     /// How a bucket is changed.
     #[cfg_attr(feature = "clap", command(flatten))]
     pub bucket: BucketWrites,
+    /// A change of a client waits for the disks of two nodes, in place of the store; the nodes upload the object soon after
+    ///
+    /// With --writable and a bucket, through nodes with --stage-size. Folders that are to be written so through every gateway
+    /// and mount have a rule: spurline limit FOLDER --stage.
+    #[cfg_attr(feature = "clap", arg(long, help_heading = "Writing to a bucket"))]
+    pub stage: bool,
     /// The volume that is served.
     #[cfg_attr(feature = "clap", command(flatten))]
     pub volume: RawVolume,
@@ -59,6 +65,7 @@ impl RawGateway {
             writable: false,
             squash: None,
             bucket: BucketWrites::default(),
+            stage: false,
             volume: RawVolume::new(source),
             log: RawLog::default(),
         }
@@ -76,10 +83,11 @@ impl RawGateway {
                 "give --s3-listen ADDRESS:PORT, such as 127.0.0.1:9000",
             ));
         };
-        let writes = WritesConfig { squash: self.squash, bucket: self.bucket, stage: false };
+        let writes = WritesConfig { squash: self.squash, bucket: self.bucket, stage: self.stage };
         let writes = check_node_writes(self.writable, writes, std::slice::from_ref(&source))?;
         if writes.is_some() {
             self.volume.check_changes(self.bucket, "--writable")?;
+            self.volume.check_stage(WritesConfig { stage: self.stage, ..WritesConfig::default() })?;
         }
         let name = format!("gateway {}", s3.listen);
         let place = "gateway";
@@ -87,5 +95,29 @@ impl RawGateway {
         let volume = self.volume.check_for(reader, writes, host)?;
         let (log, metrics) = self.log.check()?;
         Ok(GatewayConfig { volume, s3, log, metrics })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_staged_by_nodes_only() {
+        let check = |writable: bool, registry: Option<&str>| {
+            let mut raw = RawGateway::new("s3://data/run".parse().unwrap());
+            raw.s3.s3_listen = Some("127.0.0.1:9000".parse().unwrap());
+            raw.s3.s3_writable_without_keys = writable;
+            raw.writable = writable;
+            raw.stage = true;
+            raw.volume.group.registry = registry.map(|registry| registry.parse().unwrap());
+            raw.check(&HostLimits::detect()).map_err(|fault| fault.to_string())
+        };
+        let staged = check(true, Some("coordinator://head:7400")).unwrap();
+        assert!(staged.volume.writes.unwrap().stage);
+        let said = check(true, None).unwrap_err();
+        assert!(said.contains("staged files need two nodes") && said.contains("--registry coordinator://"), "{said}");
+        let said = check(false, Some("coordinator://head:7400")).unwrap_err();
+        assert!(said.contains("--stage has no effect") && said.contains("--writable"), "{said}");
     }
 }

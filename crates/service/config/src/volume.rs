@@ -205,7 +205,7 @@ impl RawVolume {
         }
         if self.group.registry.is_none() {
             return Err(Fault::usage(
-                "--stage without --registry: staged files need two nodes, and this mount runs alone",
+                "--stage without --registry: staged files need two nodes, and this process runs alone",
                 "name the nodes with --registry coordinator://HOST:PORT or etcd://HOST:PORT, or leave --stage out",
             ));
         }

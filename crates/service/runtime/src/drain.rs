@@ -1,7 +1,8 @@
-//! Drains a node: the nodes that will own its hot blocks fetch them, then the node's weight becomes 0. An interrupted drain loses
-//! nothing: blocks that were moved stay, and are not sent again.
+//! Drains a node: the nodes that will own its hot blocks fetch them, then the node's weight becomes 0; last, uploads of the
+//! node's staged files are awaited. An interrupted drain loses nothing: blocks that were moved stay, and are not sent again.
 
 use crate::peers::PeerConnector;
+use crate::staged_files::{GroupStage, UnsavedOfNode};
 use crate::{group, setup};
 use spurline_client::ObjectExtent;
 use spurline_config::{Fault, Registry, TrustConfig};
@@ -26,6 +27,9 @@ const DRAIN_REQUEST_BLOCKS: u64 = 128;
 const EXTENT_BLOCKS: u64 = 16;
 /// How long mounts may use an old weight after the registry has the new weight.
 const WEIGHT_SPREAD_TIME: Duration = Duration::from_secs(2);
+/// How long a drain waits for uploads of the node's staged files: the deadline of uploads, and a minute for a store that was away.
+const UPLOAD_PATIENCE: Duration = Duration::from_secs(120);
+
 /// Objects of a source to hand over, the hottest first.
 struct HeldObjects {
     source: String,
@@ -74,6 +78,10 @@ pub struct DrainOutcome {
     pub moved: u64,
     /// The node's new weight; `None` if the node keeps a share.
     pub weight: Option<u32>,
+    /// Staged files that the node keeps still.
+    pub staged: UnsavedOfNode,
+    /// Why the staged files of the node are not known.
+    pub staged_failure: Option<String>,
 }
 
 /// Drains a node until all blocks are handed over, or `stop` is set; reports progress after each request.
@@ -98,7 +106,7 @@ pub fn drain_node(
         Fault::missing(format!("group {}: {error}", request.cache_group), remedy)
     })?;
     let node = find_member(&members, &request.node)?.clone();
-    let after: Vec<Arc<Member>> = members.into_iter().filter(|member| member.name != node.name).collect();
+    let after: Vec<Arc<Member>> = members.iter().filter(|member| member.name != node.name).cloned().collect();
     if !after.iter().any(|member| member.weight > 0) {
         let what = format!("node {} is the only one of group {} with a share", node.name, request.cache_group);
         return Err(Fault::failed(what, "start another node first, or stop this one: what it holds is fetched again"));
@@ -152,8 +160,13 @@ pub fn drain_node(
             }
         }
     }
+    let stage = GroupStage::of_nodes(&request.cache_group, &reach, &members);
+    let patience = if stop.load(Ordering::Acquire) { Duration::ZERO } else { UPLOAD_PATIENCE };
+    let staged = stage.wait_for_uploads(&node.name, patience, || stop.load(Ordering::Acquire));
     Ok(DrainOutcome {
         node: node.name.clone(),
+        staged: staged.as_ref().copied().unwrap_or_default(),
+        staged_failure: staged.err().map(|fault| fault.what),
         interrupted: stop.load(Ordering::Acquire),
         was_drained: node.weight == 0,
         progress: sums,

@@ -49,12 +49,28 @@ pub struct NodeFigures {
 /// # Errors
 /// With exit code 3 when the registry can't be reached or knows no node.
 pub fn query_group(registry: &Registry, name: &str, trust: &TrustConfig) -> Result<Vec<NodeReport>, Fault> {
+    let GroupReach { mut members, reach } = reach_group(registry, name, trust)?;
+    members.sort_by(|a, b| (&a.zone, &a.name).cmp(&(&b.zone, &b.name)));
+    Ok(query_members(&members, |member| NodeReport { member: Arc::clone(member), answer: query_node(&reach, member) }))
+}
+
+/// The nodes of a group, and the way to these.
+pub(crate) struct GroupReach {
+    pub members: Vec<Arc<Member>>,
+    pub reach: PeerConnector,
+}
+
+/// The nodes of the group `name`, for a few calls.
+///
+/// # Errors
+/// With exit code 3 when the registry can't be reached or knows no node.
+pub(crate) fn reach_group(registry: &Registry, name: &str, trust: &TrustConfig) -> Result<GroupReach, Fault> {
     let stats = Arc::new(Stats::default());
     let host = group::hostname();
     let trust = setup::open_trust(trust, &host)?;
     let opened = spurline_membership::open_registry(registry, name, &trust)?;
     let follower = RegistryFollower::start(&opened, HoldTimes::default(), Arc::clone(&stats))?;
-    let mut members = follower.first_members_once(Instant::now() + GROUP_LIST_TIMEOUT).map_err(|error| {
+    let members = follower.first_members_once(Instant::now() + GROUP_LIST_TIMEOUT).map_err(|error| {
         let remedy = match error.kind() {
             ErrorKind::PermissionDenied => "",
             ErrorKind::NotFound => {
@@ -65,9 +81,7 @@ pub fn query_group(registry: &Registry, name: &str, trust: &TrustConfig) -> Resu
         };
         Fault::missing(format!("group {name}: {error}"), remedy)
     })?;
-    members.sort_by(|a, b| (&a.zone, &a.name).cmp(&(&b.zone, &b.name)));
-    let reach = PeerConnector::for_calls(host, trust, stats);
-    Ok(query_members(&members, |member| NodeReport { member: Arc::clone(member), answer: query_node(&reach, member) }))
+    Ok(GroupReach { members, reach: PeerConnector::for_calls(host, trust, stats) })
 }
 
 /// Calls `query` with each node, up to 64 at the same time; the answers have the order of the nodes.

@@ -27,6 +27,7 @@ mod settings;
 pub mod setup;
 mod shared_folder;
 mod stage;
+pub mod staged_files;
 pub mod unmount;
 pub mod upgrade;
 pub mod volume;

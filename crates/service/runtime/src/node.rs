@@ -7,7 +7,7 @@ use crate::recent_file::RecentObjectsFile;
 use crate::s3_endpoint::{EndpointFiles, bucket_writes, log_endpoint, start_endpoint, stop_endpoint};
 use crate::setup::MetadataLimits;
 use crate::shared_folder::SharedCacheFolder;
-use crate::stage::{NodeStage, RunningStage, prepare_stage};
+use crate::stage::{NodeStage, RunningStage, prepare_stage, start_stage, upload_memory};
 use crate::writes::{bucket_options, open_node_directory, store_settings, unwritable, unwritable_bucket};
 use crate::{group, limits, rails, settings, setup};
 use spurline_cache::CacheContext;
@@ -86,7 +86,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let name = config.name.clone().unwrap_or_else(|| host.clone());
     let trust = setup::open_trust(&config.trust, &name)?;
     let block_size = config.cache.block_size as usize;
-    let outside_arena = config.budget.name_table_bytes() + config.budget.s3_client_bytes();
+    let outside_arena = config.budget.name_table_bytes() + config.budget.s3_client_bytes() + upload_memory(&config);
     let pool = BufferPool::new(config.budget.total - outside_arena, block_size)?;
     rails::place_memory(found.as_deref().unwrap_or_default(), &pool);
     check_sources(&config, &stats)?;
@@ -97,21 +97,11 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     config.sources.iter().for_each(|source| setup::warn_of_cache_in_source(source.as_str(), &config.cache));
     let marks = settings::compare_with_before(&config, store.is_some())?;
     let tier = MemTier::new(Arc::clone(&pool));
-    let shared = CacheContext::new(
-        Arc::clone(&tier),
-        store.clone(),
-        config.cache.block_size,
-        config.under.max_downloads as usize,
-        config.under.timeout,
-        config.cache.iorpc_mode == IorpcMode::Splice,
-        Arc::clone(&stats),
-    );
+    let shared = cache_context(&config, &tier, store.as_ref(), &stats);
     let buckets = SharedBuckets::default();
     let staging = prepare_stage(&config, &buckets, &stats)?;
     let node = open_service(&config, &name, &shared, &buckets, &stats)?;
-    if let Some(staging) = &staging {
-        staging.set_node(&node);
-    }
+    staging.iter().for_each(|staging| staging.set_node(&node, &config));
     let recent = if store.is_some() { RecentObjectsFile::open(&config.cache.dirs, &node)? } else { None };
     // Rails come first: the handshake over TCP lists the rails.
     let (rdma, rails) = match (&config.net.rdma, &found) {
@@ -131,10 +121,7 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
     let own_name = group::name_in_group(&config, &host, &listening);
     node.set_name(own_name.clone());
     let others = group::join_group(&config, &own_name, &node, &shared, &trust, &stats)?;
-    let stage = match (&staging, &others) {
-        (Some(staging), Some(group)) => staging.start(&config, &own_name, &node, group, &stats)?,
-        _ => None,
-    };
+    let stage = start_stage(staging.as_ref(), &config, &own_name, &node, others.as_ref(), &stats)?;
     // The node serves first, and then registers.
     let announcer =
         group::announce_node(&config, &host, &listening, node.instance(), others.as_ref(), marks.before(), &stats)?;
@@ -180,6 +167,24 @@ pub fn start_node(mut config: NodeConfig) -> Result<RunningNode, Fault> {
         recent,
         fresh,
     })
+}
+
+/// The memory and the disks of all volumes.
+fn cache_context(
+    config: &NodeConfig,
+    tier: &Arc<MemTier>,
+    store: Option<&Arc<Store>>,
+    stats: &Arc<Stats>,
+) -> Arc<CacheContext> {
+    CacheContext::new(
+        Arc::clone(tier),
+        store.cloned(),
+        config.cache.block_size,
+        config.under.max_downloads as usize,
+        config.under.timeout,
+        config.cache.iorpc_mode == IorpcMode::Splice,
+        Arc::clone(stats),
+    )
 }
 
 fn source_urls(config: &NodeConfig) -> Vec<String> {

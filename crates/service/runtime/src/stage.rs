@@ -5,7 +5,7 @@ use crate::setup;
 use spurline_client::{NodeCallFailure, NodeCalls};
 use spurline_config::{Fault, NodeConfig};
 use spurline_membership::{GroupRecord, RecordName, Registry, RegistryFollower};
-use spurline_node::{CacheNode, StageHandler, StageReply, WriteClass};
+use spurline_node::{CacheNode, FolderRule, StageHandler, StageReply, WriteClass};
 use spurline_object_store::{
     HeldBucket, OriginOptions, SharedBuckets, SourceLocation, SourceRequests, SourceScheme, open_bucket,
 };
@@ -25,6 +25,15 @@ const UPLOADS: usize = 8;
 const STOP_TIME: Duration = Duration::from_secs(20);
 /// How often the node says to mounts whether files can be staged.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Most memory of the bytes that a node sends to the store for the group, and its share of --buffer-size.
+const UPLOAD_MEMORY: u64 = 64 << 20;
+const UPLOAD_SHARE: u64 = 8;
+
+/// The memory of uploads of staged files, a part of --buffer-size.
+pub fn upload_memory(config: &NodeConfig) -> u64 {
+    if config.stage.is_some() { UPLOAD_MEMORY.min(config.budget.total / UPLOAD_SHARE) } else { 0 }
+}
 
 /// The stage of a node, before and after its start.
 pub struct NodeStage {
@@ -65,7 +74,7 @@ pub fn prepare_stage(
         let url = bucket.clone();
         let class_of = Arc::new(move |key: &str| {
             let node = rules.get().and_then(Weak::upgrade)?;
-            class_of(node.write_class(&url, key))
+            node.with_folder_rule(&url, key, class_of)
         });
         let staged = StagedBackend::new(inner, Arc::clone(&slot), &bucket, class_of);
         held.push(buckets.open_over(&location, &shared, Arc::clone(stats), Box::new(staged))?);
@@ -73,18 +82,27 @@ pub fn prepare_stage(
     Ok((!held.is_empty()).then_some(NodeStage { slot, node, direct, _held: held }))
 }
 
-fn class_of(class: WriteClass) -> Option<StageClass> {
-    match class {
+/// How long new files of a folder stay with the group.
+fn class_of(rule: Option<&FolderRule>) -> Option<StageClass> {
+    let rule = rule?;
+    match rule.write_class() {
         WriteClass::Direct => None,
         WriteClass::Staged => Some(StageClass::Staged),
-        WriteClass::Scratch => Some(StageClass::Scratch { ttl_s: SCRATCH_TTL_S }),
+        WriteClass::Scratch => Some(StageClass::Scratch {
+            ttl_s: rule.ttl_seconds.unwrap_or(SCRATCH_TTL_S),
+            quota: rule.quota_bytes.unwrap_or(u64::MAX),
+            folder: StageClass::folder_number(&rule.url),
+        }),
     }
 }
 
 impl NodeStage {
-    /// The node has its rules.
-    pub fn set_node(&self, node: &Arc<CacheNode>) {
+    /// The node has its rules, and answers soon: a node with disks for staged files knows names only when the stage runs.
+    pub fn set_node(&self, node: &Arc<CacheNode>, config: &NodeConfig) {
         let _ = self.node.set(Arc::downgrade(node));
+        if config.stage.is_some() {
+            self.slot.await_start();
+        }
     }
 
     /// Starts the stage, in a group whose registry keeps terms.
@@ -130,11 +148,30 @@ impl NodeStage {
             open_store: Box::new(move |bucket| SourceRequests::open(bucket, &direct, Arc::clone(&counted))),
             stats: Arc::clone(stats),
             uploads: UPLOADS,
+            upload_memory: upload_memory(config),
         })?;
         self.slot.set(Arc::clone(&service));
         node.accept_stage(Arc::new(StageCalls(Arc::clone(&service))));
         announce_stage(&service, node)?;
         Ok(Some(RunningStage(service)))
+    }
+}
+
+/// Starts the stage of a node that is in a group.
+///
+/// # Errors
+/// As [`NodeStage::start`].
+pub fn start_stage(
+    staging: Option<&NodeStage>,
+    config: &NodeConfig,
+    name: &str,
+    node: &Arc<CacheNode>,
+    group: Option<&NodeGroup>,
+    stats: &Arc<Stats>,
+) -> Result<Option<RunningStage>, Fault> {
+    match (staging, group) {
+        (Some(staging), Some(group)) => staging.start(config, name, node, group, stats),
+        _ => Ok(None),
     }
 }
 
@@ -207,13 +244,28 @@ impl StagePeers for GroupPeers {
         room: usize,
         deadline: Instant,
     ) -> Result<(Vec<u8>, Vec<u8>), PeerFailure> {
-        let reply = self.calls.call(node, call, bytes, room, deadline);
-        reply.map(|reply| (reply.body, reply.payload)).map_err(|failure| match failure {
-            NodeCallFailure::NotSent(error) => PeerFailure::NotSent(error),
-            NodeCallFailure::Lost(error) => PeerFailure::Lost(error),
-            NodeCallFailure::Answered(error) => PeerFailure::Answered(error),
-        })
+        call_peer(&self.calls, node, call, bytes, room, deadline)
     }
+}
+
+/// Sends a call about staged files to a node.
+///
+/// # Errors
+/// Why there is no answer.
+pub(crate) fn call_peer(
+    calls: &NodeCalls,
+    node: &str,
+    call: &[u8],
+    bytes: &[u8],
+    room: usize,
+    deadline: Instant,
+) -> Result<(Vec<u8>, Vec<u8>), PeerFailure> {
+    let reply = calls.call(node, call, bytes, room, deadline);
+    reply.map(|reply| (reply.body, reply.payload)).map_err(|failure| match failure {
+        NodeCallFailure::NotSent(error) => PeerFailure::NotSent(error),
+        NodeCallFailure::Lost(error) => PeerFailure::Lost(error),
+        NodeCallFailure::Answered(error) => PeerFailure::Answered(error),
+    })
 }
 
 /// The record of the registry.

@@ -133,7 +133,7 @@ fn check_stage(nodes: Option<StoreSettings>) -> Result<(), Fault> {
     }
     Err(Fault::missing(
         "the nodes of the group keep no staged files",
-        "start at least two nodes of two failure domains with --stage-size, or mount without --stage",
+        "start at least two nodes of two failure domains with --stage-size, or leave --stage out",
     ))
 }
 
@@ -457,7 +457,7 @@ mod tests {
             let fault = check_stage(nodes).unwrap_err();
             assert_eq!(fault.code, spurline_config::ExitKind::Missing);
             let wanted = "the nodes of the group keep no staged files; start at least two nodes of two failure domains with \
-                          --stage-size, or mount without --stage";
+                          --stage-size, or leave --stage out";
             assert_eq!(fault.to_string(), wanted);
         }
         let mount = WritesConfig { stage: true, ..WritesConfig::default() };

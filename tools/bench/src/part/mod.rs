@@ -60,6 +60,8 @@ pub enum PartOrder {
         threads: usize,
         files: usize,
         bytes: u64,
+        /// Sync each file before the close.
+        sync: bool,
     },
     /// Append to a new file, by O_APPEND.
     Append {
@@ -198,7 +200,9 @@ pub fn run(order: &str) -> Result<()> {
         PartOrder::Fetch(part) => objects::fetch(&part)?,
         PartOrder::Put(part) => objects::put(&part)?,
         PartOrder::ReadFolder { dir, threads, pass, named } => read_folder(&dir, threads, pass, named)?,
-        PartOrder::MakeFiles { prefix, threads, files, bytes } => make_files(&prefix, threads, files, bytes)?,
+        PartOrder::MakeFiles { prefix, threads, files, bytes, sync } => {
+            make_files(&prefix, threads, files, bytes, sync)?
+        }
         PartOrder::Append { path, appends, bytes } => append(&path, appends, bytes)?,
     };
     println!("{}", json!(figures));
@@ -239,9 +243,9 @@ fn read_folder(dir: &Path, threads: usize, pass: FolderPass, named: Option<usize
     Ok(PartFigures { seconds: listed + figures.seconds, ..figures })
 }
 
-fn make_files(prefix: &Path, threads: usize, files: usize, bytes: u64) -> Result<PartFigures> {
+fn make_files(prefix: &Path, threads: usize, files: usize, bytes: u64, sync: bool) -> Result<PartFigures> {
     let list = FileList::of_files((0..files).map(|number| (numbered_path(prefix, number), bytes)));
-    let access = FileAccess::Write { piece: bytes as usize, sync: false, rename: false };
+    let access = FileAccess::Write { piece: bytes as usize, sync, rename: false };
     Ok(FilePattern::of_list(list, threads, access).run(to_the_end)?.into())
 }
 
@@ -276,10 +280,10 @@ mod tests {
     fn files_are_made_read_and_looked_up() {
         let dir = tempfile::tempdir().unwrap();
         let prefix = dir.path().join("f");
-        let made = make_files(&prefix, 3, 50, 5000).unwrap();
+        let made = make_files(&prefix, 3, 50, 5000, true).unwrap();
         assert_eq!((made.ops, made.bytes), (50, 250_000));
         assert_eq!(std::fs::read(numbered_path(&prefix, 49)).unwrap(), made_content(5000));
-        assert!(make_files(&prefix, 1, 1, 10).is_err(), "it is there");
+        assert!(make_files(&prefix, 1, 1, 10, false).is_err(), "it is there");
         let other = tempfile::tempdir().unwrap();
         let appended = other.path().join("a");
         assert_eq!(append(&appended, 30, 4).unwrap().ops, 30);

@@ -13,6 +13,7 @@ mod s3;
 mod s3_server;
 mod section;
 mod setup;
+mod staged;
 mod start;
 mod uploads;
 mod writes;
@@ -74,7 +75,7 @@ const SECTION_MEMORY_BYTES: u64 = 10 << 30;
 
 type SectionRun = fn(&BenchSuite) -> Result<SuiteSection>;
 
-const SECTIONS: [(&str, SectionRun); 12] = [
+const SECTIONS: [(&str, SectionRun); 13] = [
     ("local", local::run),
     ("remote", remote::run),
     ("group", group::run),
@@ -87,6 +88,7 @@ const SECTIONS: [(&str, SectionRun); 12] = [
     ("start", start::run),
     ("writes", writes::run),
     ("uploads", uploads::run),
+    ("staged", staged::run),
 ];
 
 /// The result of a run.

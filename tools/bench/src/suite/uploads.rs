@@ -210,7 +210,7 @@ fn write_files(
     let prefix = at.join(&folder);
     std::fs::create_dir(&prefix).in_file(&prefix)?;
     let UploadLoad { threads, files, bytes, .. } = load;
-    let order = PartOrder::MakeFiles { prefix: prefix.join("f"), threads, files, bytes };
+    let order = PartOrder::MakeFiles { prefix: prefix.join("f"), threads, files, bytes, sync: false };
     let sample = suite.part_sample(&order, None, load.unit, "writer", roles)?;
     check_objects(&other.join(folder), load)?;
     Ok(sample)

@@ -280,7 +280,7 @@ impl<'a> WritePlaces<'a> {
 
     fn make_order(&self, prefix: PathBuf, threads: usize) -> PartOrder {
         let files = if self.suite.quick { 1_000 } else { 4_000 };
-        PartOrder::MakeFiles { prefix, threads, files, bytes: SMALL_FILE_BYTES }
+        PartOrder::MakeFiles { prefix, threads, files, bytes: SMALL_FILE_BYTES, sync: false }
     }
 
     fn small_files<'b>(&'b self, group: &str, place: &'b SuitePlace<'a>, threads: usize) -> BenchCase<'b> {

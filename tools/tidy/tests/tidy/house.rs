@@ -24,7 +24,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     ("origin", &[&["store"], &["read"], &["directory", "objects"]]),
     ("host", &[&["fabric", "umad"], &["rails"], &["probe"]]),
     ("cache", &[&["store"], &["cache"]]),
-    ("cluster", &[&["membership", "jobs"], &["rules"], &["client", "node"]]),
+    ("cluster", &[&["membership", "jobs", "stage"], &["rules"], &["client", "node"]]),
     ("access", &[&["fs", "keeper"], &["export", "fuse", "s3"]]),
     ("service", &[&["config", "observe"], &["runtime"]]),
     ("kube", &[&["devices", "csi", "manifests"], &["plugin"]]),

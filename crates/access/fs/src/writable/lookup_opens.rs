@@ -7,6 +7,7 @@
 //! | enough of these since the last miss | lookups in this folder open the file. The kernel gets the name for no time |
 //! | the thread opens the file, as the same user, with the same flags and within a moment | the open has its file |
 //! | the thread looks up another name, or opens the file in another way | a miss: the file is closed, and the folder needs more opens |
+//! | other threads look up 64 names, and the open has not come within a moment | a miss, too |
 //!
 //! An answer to a lookup so counts for the call that has made the lookup: any later open by the name looks up again.
 
@@ -14,8 +15,7 @@ use super::open_nodes::may_write;
 use crate::service::FsCaller;
 use parking_lot::Mutex;
 use spurline_volume::writes::WritableFile;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Threads that look up at the same time, and folders in use; more share entries.
@@ -27,8 +27,6 @@ const OPENS_MAX: u32 = 1024;
 const MISS_FACTOR: u32 = 4;
 /// The longest time between the two requests of a call.
 const CALL_TIME: Duration = Duration::from_millis(10);
-/// How long a file without its open stays.
-const KEPT_TIME: Duration = Duration::from_secs(1);
 /// Flags that need more of a source than its bytes.
 const OTHER_FLAGS: i32 = libc::O_TRUNC | libc::O_APPEND | libc::O_DIRECT | libc::O_DSYNC | FMODE_EXEC;
 /// The file is opened to be executed; from `linux/fs.h`.
@@ -70,7 +68,8 @@ impl FolderHabit {
 pub(super) struct LookupOpens {
     threads: [Mutex<Option<ThreadLookup>>; ENTRIES],
     folders: [Mutex<FolderHabit>; ENTRIES],
-    has_sweeper: AtomicBool,
+    /// The number of lookups: each ends an old lookup of one entry, in turn.
+    lookups: AtomicUsize,
 }
 
 impl Default for LookupOpens {
@@ -78,7 +77,7 @@ impl Default for LookupOpens {
         LookupOpens {
             threads: std::array::from_fn(|_| Mutex::default()),
             folders: std::array::from_fn(|_| Mutex::new(FolderHabit::NONE)),
-            has_sweeper: AtomicBool::new(false),
+            lookups: AtomicUsize::new(0),
         }
     }
 }
@@ -105,32 +104,23 @@ impl LookupOpens {
         if caller.pid == 0 {
             return None;
         }
-        let mut last = self.threads[caller.pid as usize % ENTRIES].lock();
-        let unused = last.take_if(|last| last.thread == caller.pid && last.opened.is_some());
-        drop(last);
-        self.end_lookup(unused);
+        for entry in [caller.pid as usize, self.lookups.fetch_add(1, Ordering::Relaxed)] {
+            let unused = self.threads[entry % ENTRIES].lock().take_if(|last| {
+                let opened = last.opened.as_ref();
+                opened.is_some_and(|opened| last.thread == caller.pid || opened.since.elapsed() >= CALL_TIME)
+            });
+            self.end_lookup(unused);
+        }
         self.change_habit(parent, |habit| (habit.opens >= habit.opens_needed).then_some(habit.flags))
     }
 
-    /// A lookup has found `ino`. Returns whether it has opened the file.
-    pub fn note_lookup(
-        self: &Arc<Self>,
-        parent: u64,
-        ino: u64,
-        caller: &FsCaller<'_>,
-        opened: Option<LookupOpen>,
-    ) -> bool {
-        if caller.pid == 0 {
-            return false;
+    /// A lookup has found `ino`, and may have opened the file.
+    pub fn note_lookup(&self, parent: u64, ino: u64, caller: &FsCaller<'_>, opened: Option<LookupOpen>) {
+        if caller.pid != 0 {
+            let lookup = ThreadLookup { thread: caller.pid, user: (caller.uid, caller.gid), parent, ino, opened };
+            let before = self.threads[caller.pid as usize % ENTRIES].lock().replace(lookup);
+            self.end_lookup(before);
         }
-        let has_opened = opened.is_some();
-        if has_opened && !self.has_sweeper.swap(true, Ordering::Relaxed) {
-            self.start_sweeper();
-        }
-        let lookup = ThreadLookup { thread: caller.pid, user: (caller.uid, caller.gid), parent, ino, opened };
-        let before = self.threads[caller.pid as usize % ENTRIES].lock().replace(lookup);
-        self.end_lookup(before);
-        has_opened
     }
 
     fn end_lookup(&self, lookup: Option<ThreadLookup>) {
@@ -162,31 +152,6 @@ impl LookupOpens {
                 });
                 None
             }
-        }
-    }
-
-    /// Closes files whose opens have not come.
-    fn end_old(&self) {
-        for thread in &self.threads {
-            let is_old = |lookup: &mut ThreadLookup| {
-                lookup.opened.as_ref().is_some_and(|opened| opened.since.elapsed() >= KEPT_TIME)
-            };
-            let old = thread.lock().take_if(is_old);
-            self.end_lookup(old);
-        }
-    }
-
-    fn start_sweeper(self: &Arc<Self>) {
-        let this: Weak<LookupOpens> = Arc::downgrade(self);
-        let swept = move || {
-            loop {
-                std::thread::sleep(KEPT_TIME);
-                let Some(opens) = this.upgrade() else { return };
-                opens.end_old();
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("lookup-opens".into()).spawn(swept) {
-            tracing::warn!("can't start a thread, so that files of lookups stay open for longer: {error}");
         }
     }
 }

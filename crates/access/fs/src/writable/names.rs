@@ -16,7 +16,7 @@ use crate::service::{CallerGroups, FsCaller};
 use spurline_types::{Error, ErrorKind, Result, Stats};
 use spurline_volume::capabilities::WriteCapabilities;
 use spurline_volume::writes::{
-    Caller, FileIdentity, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFMT, WritableObject, WritableVolume,
+    Caller, FileIdentity, NamePath, NodeAttr, NodePath, S_IFDIR, S_IFMT, WritableFile, WritableObject, WritableVolume,
 };
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
@@ -62,6 +62,9 @@ pub(super) struct NodeEntry {
     /// How long the attributes are valid.
     pub attr_ttl: Duration,
 }
+
+/// What a lookup has found, and the file if the source has opened that too.
+pub(super) type FoundEntry = (NodeEntry, Option<Box<dyn WritableFile>>);
 
 /// The names, inodes and attributes of a mount, over its source.
 pub(super) struct MountNames {
@@ -258,22 +261,22 @@ impl MountNames {
         self.node_entry(ino, attr)
     }
 
-    /// Finds `name` in the directory `parent`, `.` and `..` included; `look` asks the source.
+    /// Finds `name` in the directory `parent`, `.` and `..` included; `look` asks the source, and may open the file.
     pub fn lookup_by(
         &self,
         parent: u64,
         name: &[u8],
         caller: &FsCaller,
-        look: impl Fn(NamePath<'_>, &Caller) -> Result<NodeAttr>,
-    ) -> FsResult<LookupOutcome<NodeEntry>> {
+        look: impl Fn(NamePath<'_>, &Caller) -> Result<(NodeAttr, Option<Box<dyn WritableFile>>)>,
+    ) -> FsResult<LookupOutcome<FoundEntry>> {
         if matches!(name, b"." | b"..") {
-            return self.lookup_handle(parent, name == b"..").map(LookupOutcome::Found);
+            return Ok(LookupOutcome::Found((self.lookup_handle(parent, name == b"..")?, None)));
         }
         match self.on_name(parent, name, caller, false, look) {
-            Ok(attr) => Ok(LookupOutcome::Found(self.intern(parent, name, attr))),
+            Ok((attr, file)) => Ok(LookupOutcome::Found((self.intern(parent, name, attr), file))),
             Err(error) if error.errno() == libc::ENOENT => {
                 if let Some(attr) = self.nodes.implied_attr(parent, name) {
-                    return Ok(LookupOutcome::Found(self.intern(parent, name, attr)));
+                    return Ok(LookupOutcome::Found((self.intern(parent, name, attr), None)));
                 }
                 self.nodes.unbind(parent, name);
                 Ok(LookupOutcome::Absent { ttl: self.config.negative_ttl })

@@ -24,11 +24,10 @@ use spurline_volume::hand_over::{LeftOpen, OpenHold, RepeatRule};
 use spurline_volume::kept_files::KeptFileKey;
 use spurline_volume::repeated::{ChangeOutcome, RepeatedCall};
 use spurline_volume::writes::{
-    CacheVersion, Caller, CreatedFile, ListedName, NodeAttr, NodePath, S_IFMT, S_IFREG, WritableDirectory,
+    CacheVersion, Caller, CreatedFile, ListedName, NamePath, NodeAttr, NodePath, S_IFMT, S_IFREG, WritableDirectory,
     WritableFile, WritableVolume, WritePlace,
 };
 use spurline_volume::{ReadData, Volume};
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -75,7 +74,7 @@ pub(super) struct MountOpens {
     started: Instant,
     stats: Arc<Stats>,
     direct_writes: AtomicBool,
-    lookup_opens: Arc<LookupOpens>,
+    lookup_opens: LookupOpens,
 }
 
 impl MountOpens {
@@ -93,7 +92,7 @@ impl MountOpens {
             started: Instant::now(),
             stats: Arc::clone(&names.stats),
             direct_writes: AtomicBool::new(false),
-            lookup_opens: Arc::default(),
+            lookup_opens: LookupOpens::default(),
         }
     }
 
@@ -104,37 +103,30 @@ impl MountOpens {
 
     /// Finds `name` in the directory `parent`, and opens the file where the caller is expected to do that next.
     pub fn lookup(&self, parent: u64, name: &[u8], caller: &FsCaller) -> FsResult<LookupOutcome<NodeEntry>> {
-        let opens = &self.lookup_opens;
         // An NFS server's threads open files by their handles, and open files of a kept mount belong to requests that open.
         let is_excluded = self.life.kept().is_some() || self.names.exported.load(Ordering::Relaxed);
-        let flags = if is_excluded { None } else { opens.flags_for(parent, caller) };
-        let Some(flags) = flags else {
-            let outcome = self.names.lookup_by(parent, name, caller, |at, caller| self.source.lookup(at, caller))?;
-            if let LookupOutcome::Found(entry) = outcome {
-                opens.note_lookup(parent, entry.ino, caller, None);
-            }
-            return Ok(outcome);
+        let Some(source) = self.source.opening_lookups().filter(|_| !is_excluded) else {
+            let look = |at: NamePath<'_>, by: &Caller| Ok((self.source.lookup(at, by)?, None));
+            return Ok(self.names.lookup_by(parent, name, caller, look)?.map(|(entry, _)| entry));
         };
+        let flags = self.lookup_opens.flags_for(parent, caller);
         let counts = self.open_nodes.cache_events.counts();
-        let since = Cell::new(Instant::now());
-        let opened = Cell::new(None);
-        let outcome = self.names.lookup_by(parent, name, caller, |at, caller| {
-            let (attr, file) = self.source.lookup_open(at, flags as u32, caller)?;
-            opened.set(file);
-            since.set(Instant::now());
-            Ok(attr)
-        })?;
-        let LookupOutcome::Found(entry) = outcome else { return Ok(outcome) };
-        let opened = opened.take().map(|file| {
-            let events = counts.of(entry.ino);
-            LookupOpen { file, flags, events, since: since.get() }
+        let outcome = self.names.lookup_by(parent, name, caller, |at, caller| match flags {
+            Some(flags) => source.lookup_open(at, flags as u32, caller),
+            None => Ok((self.source.lookup(at, caller)?, None)),
         });
-        if opened.is_none() && entry.attr.mode & S_IFMT == S_IFREG {
-            opens.note_miss(parent);
-        }
-        let is_opened = opens.note_lookup(parent, entry.ino, caller, opened);
-        let entry_ttl = if is_opened { Duration::ZERO } else { entry.entry_ttl };
-        Ok(LookupOutcome::Found(NodeEntry { entry_ttl, ..entry }))
+        Ok(outcome?.map(|(entry, file)| {
+            if flags.is_some() && file.is_none() && entry.attr.mode & S_IFMT == S_IFREG {
+                self.lookup_opens.note_miss(parent);
+            }
+            let opened = file.zip(flags).map(|(file, flags)| {
+                let events = counts.of(entry.ino);
+                LookupOpen { file, flags, events, since: Instant::now() }
+            });
+            let entry_ttl = if opened.is_some() { Duration::ZERO } else { entry.entry_ttl };
+            self.lookup_opens.note_lookup(parent, entry.ino, caller, opened);
+            NodeEntry { entry_ttl, ..entry }
+        }))
     }
 
     /// Opens an existing file with the flags of `open(2)`. With `register`, the kernel may read and write the source's

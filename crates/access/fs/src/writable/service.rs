@@ -50,10 +50,7 @@ impl WritableFileSystem {
 
 impl FileService for WritableFileSystem {
     fn lookup(&self, parent: u64, name: &[u8], caller: &FsCaller<'_>) -> FsResult<LookupOutcome<FileEntry>> {
-        Ok(match self.opens.lookup(parent, name, caller)? {
-            LookupOutcome::Found(entry) => LookupOutcome::Found(self.file_entry(&entry)),
-            LookupOutcome::Absent { ttl } => LookupOutcome::Absent { ttl },
-        })
+        Ok(self.opens.lookup(parent, name, caller)?.map(|entry| self.file_entry(&entry)))
     }
 
     fn forget(&self, ino: u64, n: u64) {

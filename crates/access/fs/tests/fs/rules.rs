@@ -309,6 +309,10 @@ fn extended_attributes() {
     let staged = rig.walk(b"staged").unwrap();
     assert_eq!(get(staged, "user.spurline.staged").unwrap(), b"1");
     assert_eq!(rig.fs.listxattr(staged).unwrap(), b"");
+    // The version stays after the upload, and the nodes know of the upload.
+    rig.tree.put(b"uploaded", STAGED_VERSION, 10);
+    let uploaded = rig.walk(b"uploaded").unwrap();
+    assert_eq!(Rig::errno(get(uploaded, "user.spurline.staged")), libc::ENODATA);
     assert_eq!(get(a, "user.spurline.source").unwrap(), b"s3://bucket/prefix/a");
     assert_eq!(get(d, "user.spurline.source").unwrap(), b"s3://bucket/prefix/d");
     assert_eq!(Rig::errno(get(d, "user.spurline.version")), libc::ENODATA);

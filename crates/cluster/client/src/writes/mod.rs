@@ -39,8 +39,8 @@ use spurline_volume::kept_client::KeptClient;
 use spurline_volume::kept_files::KeptFiles;
 use spurline_volume::repeated::{ChangeMark, ChangeOutcome, RepeatedChange};
 use spurline_volume::writes::{
-    CacheVersion, Caller, Change, CreatedFile, FileIdentity, KnownNames, NamePath, NodeAttr, NodePath, SourceSpace,
-    WritableDirectory, WritableFile, WritableVolume,
+    CacheVersion, Caller, Change, CreatedFile, FileIdentity, KnownNames, NamePath, NodeAttr, NodePath, OpeningLookups,
+    SourceSpace, WritableDirectory, WritableFile, WritableVolume,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -340,6 +340,37 @@ impl HandOver for GroupWrites {
     }
 }
 
+impl OpeningLookups for GroupWrites {
+    fn lookup_open(
+        &self,
+        at: NamePath<'_>,
+        flags: u32,
+        caller: &Caller,
+    ) -> Result<(NodeAttr, Option<Box<dyn WritableFile>>)> {
+        let path = join_path(at.directory.path, at.name);
+        let change = self.calls.draw_for_request();
+        let number = change.get();
+        let call = WriteCall::OpenName { at, flags: OpenFlags::new(flags), file: number };
+        let answered = self.open_at(&change, &path, call, caller);
+        let NodeAnswer { answer, home, .. } = answered.inspect_err(|_| self.known.note_absence(&path))?;
+        let version = cache_version_of(&answer);
+        let is_open = matches!(answer, WriteAnswer::Opened(..));
+        let attr = attr_of(answer)?;
+        self.known.note_object(&path, attr.identity);
+        let file = is_open.then(|| {
+            let opened = FileOpening { number, attr, flags, caller, home };
+            RemoteFile::new(Arc::clone(&self.files), self.files.add_file(path.clone(), opened), attr, version)
+        });
+        // The node did not know what this mount has written.
+        let is_older = self.files.known_bytes_of(attr.identity).is_some_and(|bytes| bytes.retained_end() > 0);
+        let Some(file) = file.filter(|_| !is_older) else {
+            let attr = self.complete_attr(attr, || attr_of(self.query(&path, WriteCall::Lookup(at), caller)?))?;
+            return Ok((attr, None));
+        };
+        Ok((attr, Some(Box::new(file))))
+    }
+}
+
 impl WritableVolume for GroupWrites {
     fn capabilities(&self) -> WriteCapabilities {
         // None before a node has named the abilities of the source.
@@ -369,33 +400,8 @@ impl WritableVolume for GroupWrites {
         self.complete_attr(attr_of(answer)?, || attr_of(self.query(&path, WriteCall::Lookup(at), caller)?))
     }
 
-    fn lookup_open(
-        &self,
-        at: NamePath<'_>,
-        flags: u32,
-        caller: &Caller,
-    ) -> Result<(NodeAttr, Option<Box<dyn WritableFile>>)> {
-        let path = join_path(at.directory.path, at.name);
-        let change = self.calls.draw_for_request();
-        let number = change.get();
-        let call = WriteCall::OpenName { at, flags: OpenFlags::new(flags), file: number };
-        let answered = self.open_at(&change, &path, call, caller);
-        let NodeAnswer { answer, home, .. } = answered.inspect_err(|_| self.known.note_absence(&path))?;
-        let version = cache_version_of(&answer);
-        let is_open = matches!(answer, WriteAnswer::Opened(..));
-        let attr = attr_of(answer)?;
-        self.known.note_object(&path, attr.identity);
-        let file = is_open.then(|| {
-            let opened = FileOpening { number, attr, flags, caller, home };
-            RemoteFile::new(Arc::clone(&self.files), self.files.add_file(path.clone(), opened), attr, version)
-        });
-        // The node did not know what this mount has written.
-        let is_older = self.files.known_bytes_of(attr.identity).is_some_and(|bytes| bytes.retained_end() > 0);
-        let Some(file) = file.filter(|_| !is_older) else {
-            let attr = self.complete_attr(attr, || attr_of(self.query(&path, WriteCall::Lookup(at), caller)?))?;
-            return Ok((attr, None));
-        };
-        Ok((attr, Some(Box::new(file))))
+    fn opening_lookups(&self) -> Option<&dyn OpeningLookups> {
+        Some(self)
     }
 
     fn readlink(&self, at: NodePath<'_>, caller: &Caller) -> Result<Vec<u8>> {

@@ -465,7 +465,7 @@ fn a_lookup_opens_a_file_that_its_caller_can_open() {
     fs::create_dir(source.path().join("d")).unwrap();
     fs::write(source.path().join("d/f"), b"bytes").unwrap();
     std::os::unix::fs::symlink("f", source.path().join("d/l")).unwrap();
-    let look = |name: NamePath<'_>, caller: &Caller| writes.lookup_open(name, 0, caller);
+    let look = |name: NamePath<'_>, caller: &Caller| writes.opening_lookups().unwrap().lookup_open(name, 0, caller);
     let (attr, file) = look(name(b"d", b"f"), &root()).unwrap();
     let mut bytes = [0; 9];
     assert_eq!((attr.size, file.unwrap().read_at(0, &mut bytes).unwrap()), (5, 5));

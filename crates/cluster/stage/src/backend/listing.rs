@@ -4,7 +4,7 @@
 //! asked for again then, and what was listed is left out.
 
 use super::{StagedBackend, is_hidden, known_as, raw_of};
-use crate::message::{Answer, KnownName, StageCall, StageReply, unexpected};
+use crate::message::{Answer, KnownName, NamesBelow, StageCall, StageReply, unexpected};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use spurline_object_store::{RawObject, RawPage, RequestFailure};
@@ -46,8 +46,10 @@ impl StagedBackend {
             return list(token.map(str::to_owned)).await;
         }
         let place = MergedPlace::from_token(token)?;
-        let (staged, has_more) = self.staged_below(prefix, &place.after, is_folded).await?;
-        let page = if self.is_scratch(prefix) { RawPage::default() } else { list(place.token.clone()).await? };
+        let NamesBelow { names: staged, has_more, is_object } =
+            self.staged_below(prefix, &place.after, is_folded).await?;
+        let is_of_group = is_object || self.is_scratch(prefix);
+        let page = if is_of_group { RawPage::default() } else { list(place.token.clone()).await? };
         let last_staged = staged.last().map(|(name, _)| name.clone()).filter(|_| has_more);
         let last_stored = page.names().max().map(str::to_owned).filter(|_| page.next.is_some());
         let (until, token) = match (last_staged, last_stored) {
@@ -63,15 +65,10 @@ impl StagedBackend {
         Ok(merged)
     }
 
-    async fn staged_below(
-        &self,
-        prefix: &str,
-        after: &str,
-        is_folded: bool,
-    ) -> Answer<(Vec<(String, KnownName)>, bool)> {
+    async fn staged_below(&self, prefix: &str, after: &str, is_folded: bool) -> Answer<NamesBelow> {
         let call = StageCall::FindBelow { prefix: self.at(prefix), after: after.to_owned(), is_folded };
         match self.ask(call, Bytes::new()).await?.reply {
-            StageReply::Names(names, has_more) => Ok((names, has_more)),
+            StageReply::Names(names) => Ok(names),
             other => Err(unexpected(&other)),
         }
     }

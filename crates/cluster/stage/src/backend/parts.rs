@@ -4,7 +4,7 @@ use super::{StagedBackend, time_at};
 use crate::manifest::{KeptAttributes, Manifest, Piece, Slice, StageClass, staged_mark};
 use crate::message::{Answer, KnownName, StageCall};
 use crate::service::StageService;
-use crate::shared::{CALL_TIME, new_name};
+use crate::shared::{STAGE_CALL_TIME, new_name};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Nodes that are tried for a part.
-const TRIES: usize = 4;
+const PLACE_TRIES: usize = 4;
 /// Bytes that are read at once.
 const READ_LEN: u64 = 4 << 20;
 
@@ -43,7 +43,7 @@ impl StagedUpload {
         format!("{STAGED_UPLOAD}{digits}")
     }
 
-    /// The upload of an id; `None` for one of the store.
+    /// The upload of an id; `None` for an upload of the store.
     ///
     /// # Errors
     /// For an id that no node has given.
@@ -94,7 +94,7 @@ impl StageService {
         let mut holders: Vec<String> = Vec::new();
         let mut domains: BTreeSet<String> = BTreeSet::new();
         let mut last = None;
-        for _ in 0..TRIES {
+        for _ in 0..PLACE_TRIES {
             let chosen = choose(&left, &domains, wanted - domains.len());
             if chosen.is_empty() {
                 break;
@@ -161,11 +161,13 @@ impl StagedBackend {
     pub(super) fn body_of(&self, manifest: Manifest, from: u64, to: u64) -> Answer<RawBody> {
         let end = to.min(manifest.size);
         let etag = manifest.etag();
-        let (mtime, total) = (time_at(manifest.closed_s), manifest.size);
+        let mtime = time_at(manifest.closed_s);
+        let total = manifest.size;
         let service = Arc::clone(self.stage.service()?);
         let manifest = Arc::new(manifest);
         let stream = futures::stream::unfold(from, move |at| {
-            let (service, manifest) = (Arc::clone(&service), Arc::clone(&manifest));
+            let service = Arc::clone(&service);
+            let manifest = Arc::clone(&manifest);
             let reader = Arc::clone(&service);
             let version = manifest.etag();
             async move {
@@ -275,7 +277,7 @@ fn read_some(service: &Arc<StageService>, manifest: &Manifest, at: u64, end: u64
 }
 
 impl StageService {
-    /// A range of a staged object as parts of another one, on the same disks.
+    /// A range of a staged object as parts of another object, on the same disks.
     fn link_range(self: &Arc<Self>, upload: &StagedUpload, source: &Manifest, range: Range<u64>) -> Answer<Piece> {
         let mut slices = Vec::new();
         let mut start = 0;
@@ -286,7 +288,7 @@ impl StageService {
                 let part = format!("{}-{}", upload.id, new_name());
                 let names = vec![(slice.part.clone(), part.clone())];
                 for node in &slice.holders {
-                    self.shared().ask(node, &StageCall::LinkParts(names.clone()), &[], CALL_TIME)?;
+                    self.shared().ask(node, &StageCall::LinkParts(names.clone()), &[], STAGE_CALL_TIME)?;
                 }
                 let holders = slice.holders.clone();
                 slices.push(Slice { part, from: slice.from + from - start, len: end - from, holders });

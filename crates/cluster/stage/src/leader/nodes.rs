@@ -6,7 +6,7 @@ use super::{DOMAINS, Leader, VALID_TIME, domains_of, holders_of};
 use crate::manifest::{BucketKey, Manifest, Phase, StageClass};
 use crate::message::{Answer, NodeFacts, Reply, StageCall, StageReply};
 use crate::peers::TermFacts;
-use crate::shared::CALL_TIME;
+use crate::shared::STAGE_CALL_TIME;
 use parking_lot::Mutex;
 use spurline_object_store::RequestFailure;
 use spurline_types::ErrorKind;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A node that gives no answer for this long is lost: others get copies of what it had.
+/// A node that gives no answer for this long is lost: others get copies of its objects.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 /// A node that gives no answer for this long does not come back.
 const GONE_AFTER: Duration = Duration::from_secs(24 * 3600);
@@ -30,7 +30,7 @@ pub struct StageNode {
     pub heard: Instant,
     /// No answer to the last call.
     pub is_silent: bool,
-    /// The leader knows what the node keeps.
+    /// The leader knows the node's records.
     pub has_told: bool,
 }
 
@@ -73,7 +73,7 @@ impl NodeTable {
         self.0.lock().clone()
     }
 
-    /// Whether nobody waits for this node any more.
+    /// Whether the node is not expected back any more.
     pub fn is_gone(&self, node: &str) -> bool {
         self.0.lock().get(node).is_none_or(|known| known.is_silent && known.heard.elapsed() >= GONE_AFTER)
     }
@@ -101,7 +101,7 @@ impl NodeTable {
         self.0.lock().get(node).is_some_and(|known| known.is_silent)
     }
 
-    /// Whether a node has told in this term what it keeps.
+    /// Whether a node has listed its records in this term.
     fn has_told(&self, node: &str) -> bool {
         self.0.lock().get(node).is_some_and(|known| known.has_told)
     }
@@ -114,7 +114,7 @@ fn too_few_domains() -> RequestFailure {
 }
 
 impl Leader {
-    /// The nodes for a small object: this one, and one of another domain.
+    /// The nodes for a small object: this node, and a node of another domain.
     pub(super) fn choose_holders(&self, class: StageClass) -> Answer<Vec<String>> {
         let wanted = domains_of(class);
         let table = self.nodes.all();
@@ -134,7 +134,7 @@ impl Leader {
     }
 
     /// The manifest with other nodes in the place of `avoided`, which get copies of the parts; none of these is `refused`. `has_bytes`: the caller has the
-    /// bytes of a small object at hand.
+    /// bytes of a small object.
     pub(super) fn replace_holders(
         self: &Arc<Self>,
         manifest: &Manifest,
@@ -172,7 +172,7 @@ impl Leader {
         let mut last = too_few_domains();
         for source in sources {
             let call = StageCall::SendPart { part: part.to_owned(), to: to.to_owned() };
-            match self.shared.ask(source, &call, &[], 12 * CALL_TIME) {
+            match self.shared.ask(source, &call, &[], 12 * STAGE_CALL_TIME) {
                 Ok(_) => return Ok(()),
                 Err(failure) => last = failure,
             }
@@ -194,7 +194,7 @@ impl Leader {
         self.nodes.pick(&domains, tried).map(Some).ok_or_else(too_few_domains)
     }
 
-    /// These nodes without the lost ones, and others, until there are enough domains.
+    /// These nodes without lost nodes, and others, until there are enough domains.
     fn complete_holders(
         &self,
         holders: &[String],
@@ -212,8 +212,8 @@ impl Leader {
         Ok(alive)
     }
 
-    /// Looks at all nodes and at the registry once: who answers, who is lost, who is new, and whether this leader is still the leader.
-    /// Returns what the registry has.
+    /// Looks at all nodes and at the registry once: nodes that answer, are lost or are new, and whether this leader is still the leader.
+    /// Returns the registry's record.
     pub fn look_at_nodes(self: &Arc<Self>) -> Option<TermFacts> {
         let started = Instant::now();
         let record = self.record.read();
@@ -265,6 +265,7 @@ impl Leader {
                 None
             }
         };
+        self.expire_scratch();
         self.set_gauges();
         known
     }
@@ -424,7 +425,7 @@ impl Leader {
     }
 
     fn heal_object(self: &Arc<Self>, manifest: &Manifest, lacking: &BTreeSet<String>) -> Answer<()> {
-        let _lock = self.lock_name(&manifest.at, Instant::now() + CALL_TIME)?;
+        let _lock = self.lock_name(&manifest.at, Instant::now() + STAGE_CALL_TIME)?;
         let is_same = {
             let ledger = self.ledger.lock();
             ledger.entries.get(&manifest.at).is_some_and(|entry| entry.manifest == *manifest)

@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Parts of an object on their way at once.
-const PARTS_AT_ONCE: usize = 8;
+const STAGED_PARTS_AT_ONCE: usize = 8;
 /// The time of an upload by another node, beside that of the bytes.
 const UPLOAD_TIME: Duration = Duration::from_secs(90);
-/// How often holders are told what is done.
+/// How often holders get the records that are done.
 const DONE_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest wait of a thread of uploads.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
@@ -108,7 +108,7 @@ impl Leader {
         settled.and_then(Result::ok).unwrap_or_default()
     }
 
-    /// The condition of an upload; or the etag, if the store has the object already. There is always one: a request without a
+    /// The condition of an upload; or the etag, if the store has the object already. There is always a condition: a request without a
     /// condition that the store executes late would undo later changes.
     fn resolve_base(&self, manifest: &Manifest) -> Answer<Result<StoreBase, String>> {
         let is_of_group = matches!(&manifest.base, StoreBase::Version(etag) if staged_mark(etag).is_some());
@@ -118,7 +118,7 @@ impl Leader {
         self.compare_with_store(manifest).map(|found| found.unwrap_or(Ok(manifest.base.clone())))
     }
 
-    /// What the object at the store means for an upload; `None` if nothing is known of the object there.
+    /// The meaning of the store's object for an upload; `None` if nothing is known of the object there.
     fn compare_with_store(&self, manifest: &Manifest) -> Answer<Option<Result<StoreBase, String>>> {
         let is_any = manifest.base == StoreBase::Any;
         let Some(found) = self.shared.head_at_store(&manifest.at)? else {
@@ -233,7 +233,7 @@ impl Leader {
         };
         let results: Vec<Answer<Vec<UploadedPart>>> = std::thread::scope(|scope| {
             let threads: Vec<_> =
-                (1..PARTS_AT_ONCE.min(manifest.pieces.len())).map(|_| scope.spawn(send_some)).collect();
+                (1..STAGED_PARTS_AT_ONCE.min(manifest.pieces.len())).map(|_| scope.spawn(send_some)).collect();
             let own = send_some();
             let lost = || RequestFailure::transient(ErrorKind::Unavailable, "the thread of an upload ended".to_owned());
             let others = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(lost())));
@@ -249,14 +249,15 @@ impl Leader {
 
     fn send_part(self: &Arc<Self>, manifest: &Manifest, upload: &str, number: u32, piece: &Piece) -> Answer<String> {
         let holders = piece.slices.first().map(|slice| slice.holders.clone()).unwrap_or_default();
-        let (at, upload) = (manifest.at.clone(), upload.to_owned());
+        let at = manifest.at.clone();
+        let upload = upload.to_owned();
         let call = StageCall::UploadAtStore { at, upload, number, piece: piece.clone() };
         self.ask_holder(&holders, &call, piece.size())
     }
 
-    /// Stages an object, whose name another one has at the store, under a name of its own.
+    /// Stages an object, whose name another object has at the store, under a name of its own.
     fn keep_both(self: &Arc<Self>, manifest: &Manifest) -> Answer<()> {
-        // The same at each attempt: a leader that comes in between makes no second one.
+        // The same at each attempt: a leader that comes in between makes no second object.
         let id: String = manifest.mark.chars().rev().take(8).collect();
         let key = format!("{}.conflict-{}-{id}", manifest.at.key, manifest.closed_s);
         let mark: String = manifest.mark.chars().rev().collect();
@@ -296,12 +297,11 @@ impl Leader {
         Ok(())
     }
 
-    /// Tells holders what is done, until the term is over.
+    /// Sends the records that are done to holders, until the term is over.
     pub fn run_ends(self: &Arc<Self>) {
         while !self.is_over() {
             std::thread::sleep(DONE_INTERVAL);
             self.tell_ends();
-            self.expire_scratch();
         }
     }
 
@@ -352,13 +352,25 @@ impl Leader {
         untold.into_iter().map(|((node, phase), records)| (node, phase, records)).collect()
     }
 
-    fn expire_scratch(&self) {
+    /// Ends scratch objects that are older than their folder allows, and the oldest of folders with more bytes than their quota.
+    pub(super) fn expire_scratch(&self) {
         let mut ledger = self.ledger.lock();
-        let expired = ledger.entries.iter().filter(|(_, entry)| match entry.manifest.class {
-            StageClass::Scratch { ttl_s } => entry.closed.elapsed() >= Duration::from_secs(ttl_s),
-            StageClass::Staged => false,
+        let scratch = ledger.entries.values().filter_map(|entry| match entry.manifest.class {
+            StageClass::Scratch { ttl_s, quota, folder } => Some((entry, Duration::from_secs(ttl_s), quota, folder)),
+            StageClass::Staged => None,
         });
-        let expired: Vec<BucketKey> = expired.map(|(at, _)| at.clone()).collect();
+        let mut scratch: Vec<_> = scratch.collect();
+        // The newest first: what comes after the quota is the oldest.
+        scratch.sort_by_key(|(entry, ..)| entry.closed.elapsed());
+        let mut folder_bytes: HashMap<u64, u64> = HashMap::new();
+        let mut expired = Vec::new();
+        for (entry, ttl, quota, folder) in scratch {
+            let bytes = folder_bytes.entry(folder).or_default();
+            *bytes += entry.manifest.size;
+            if entry.closed.elapsed() >= ttl || *bytes > quota {
+                expired.push(entry.manifest.at.clone());
+            }
+        }
         expired.iter().for_each(|at| ledger.remove(at, []));
     }
 
@@ -388,5 +400,17 @@ impl Leader {
         stats.unsaved_objects.set(objects);
         stats.unsaved_bytes.set(bytes);
         stats.oldest_unsaved_s.set(oldest.as_secs());
+        drop(ledger);
+        if self.is_over() {
+            self.clear_gauges();
+        }
+    }
+
+    /// The next leader has the figures.
+    pub(super) fn clear_gauges(&self) {
+        let stats = &self.shared.stats.stage;
+        for gauge in [&stats.unsaved_objects, &stats.unsaved_bytes, &stats.oldest_unsaved_s] {
+            gauge.set(0);
+        }
     }
 }

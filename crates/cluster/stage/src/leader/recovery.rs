@@ -4,7 +4,7 @@
 //! | a record found | then |
 //! |---|---|
 //! | in phase `Done` or `Withdrawn` at any node | is done |
-//! | with a later one of the same name, unless that one was withdrawn | was replaced |
+//! | with a later record of the same name, unless the latter was withdrawn | was replaced |
 //! | at a node only that no leader has compared with others since, while these answer | is not taken |
 //! | any other | is staged, also if a single node has the record: the writer got no answer, or two domains are away |
 

@@ -99,6 +99,7 @@ impl StageCluster {
             open_store: Box::new(move |bucket| SourceRequests::open(bucket, &options, Arc::clone(&of_requests))),
             stats: Arc::clone(&stats),
             uploads: 2,
+            upload_memory: 64 << 20,
         });
         let service = service.expect("a stage starts");
         self.network.set_service(node, &service);

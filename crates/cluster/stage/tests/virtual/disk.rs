@@ -71,7 +71,7 @@ impl MemDisk {
         self.state.lock().process = 0;
     }
 
-    /// An empty disk takes the place of this one.
+    /// An empty disk takes the place of this disk.
     pub fn replace(&self) {
         let mut state = self.state.lock();
         state.term = 0;
@@ -97,7 +97,7 @@ impl MemDisk {
         self.state.lock().flipped.clear();
     }
 
-    /// What is left that should not be: manifests that are not done, parts that a manifest had.
+    /// Leftovers: manifests that are not done, parts that a manifest had.
     pub fn leftovers(&self) -> Vec<String> {
         let state = self.state.lock();
         let records = state.records.values().filter(|(manifest, _)| is_live(manifest));

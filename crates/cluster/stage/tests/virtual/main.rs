@@ -40,7 +40,7 @@ fn seeds(few: u64) -> std::ops::RangeInclusive<u64> {
     from.parse().unwrap_or(1)..=to.parse().unwrap_or(few)
 }
 
-/// Writes what the stage logs among the events.
+/// Writes lines of the stage's log among the events.
 struct EventLog(Arc<Shared>);
 
 impl std::io::Write for EventLog {

@@ -76,7 +76,7 @@ enum Way {
     Open,
     /// The sender knows at once that nothing has been sent.
     Refused,
-    /// Nobody says anything.
+    /// No answer comes.
     Silent,
 }
 

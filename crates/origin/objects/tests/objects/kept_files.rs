@@ -1,13 +1,12 @@
 //! Open files of a written bucket that outlive their process: each test ends a process at a moment that is hard to meet with a signal,
 //! and the next process continues from what a keeper has.
 
-use crate::common;
-use common::{PlainReads, pattern, soon};
+use crate::common::{PlainReads, soon};
 use serde_json::Value;
 use spurline_object_store::{AwsCredentials, EnvironmentSource, OriginOptions};
 use spurline_objects::{BucketWriteOptions, PublishedBytes, WritableBucket};
 use spurline_origin::open;
-use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY};
+use spurline_testkit::{ACCESS_KEY, ChaosProxy, ProxyFault, S3Server, SECRET_KEY, pattern};
 use spurline_types::{ErrorKind, Result, Stats};
 use spurline_volume::delayed::DelayedWrites as _;
 use spurline_volume::hand_over::{LeftOpen, OpenHold};

@@ -1,7 +1,7 @@
 //! Files that are written through nodes which keep new objects and upload later, as the writer sees these nodes: versions and uploads
 //! have names of their own, and the request to keep an object comes with the attributes.
 
-use crate::common::{PlainReads, pattern};
+use crate::common::PlainReads;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -13,7 +13,7 @@ use spurline_object_store::{
 };
 use spurline_objects::{BucketWriteOptions, WritableBucket};
 use spurline_origin::open;
-use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
+use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY, pattern};
 use spurline_types::{ErrorKind, STAGED_XATTR, Stats};
 use spurline_volume::writes::{Caller, Change, FileIdentity, NamePath, NodePath, WritableVolume as _, WritePlace};
 use std::ops::Range;
@@ -60,7 +60,7 @@ impl Nodes {
 
     /// An ETag of the store, as mounts see the version.
     fn shown(&self, etag: String) -> String {
-        if self.seen.lock().uploaded { etag } else { format!("{STAGED_ETAG}{}", etag.trim_matches('"')) }
+        format!("{STAGED_ETAG}{}", etag.trim_matches('"'))
     }
 
     fn shown_object(&self, object: RawObject) -> RawObject {
@@ -118,8 +118,10 @@ impl ObjectWriteBackend for Nodes {
     fn head_all<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Answer<StoredObject>> {
         async move {
             let StoredObject { raw, mut attributes } = self.writer().head_all(key).await?;
-            // As from a store that has the request among the metadata.
-            attributes.set_stage();
+            // As of an object that is not uploaded yet.
+            if !self.seen.lock().uploaded {
+                attributes.set_stage();
+            }
             Ok(StoredObject { raw: self.shown_object(raw), attributes })
         }
         .boxed()

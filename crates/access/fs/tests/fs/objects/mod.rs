@@ -299,6 +299,21 @@ impl MemorySource {
     }
 }
 
+impl OpeningLookups for MemorySource {
+    fn lookup_open(
+        &self,
+        at: NamePath<'_>,
+        flags: u32,
+        caller: &Caller,
+    ) -> Result<(NodeAttr, Option<Box<dyn WritableFile>>)> {
+        let attr = self.lookup(at, caller)?;
+        let path = at.path();
+        let file = self.open(NodePath { path: &path, expected: Some(attr.identity) }, flags, caller).ok();
+        self.opened_by_lookups.fetch_add(u64::from(file.is_some()), Ordering::Relaxed);
+        Ok((attr, file))
+    }
+}
+
 impl WritableVolume for MemorySource {
     fn capabilities(&self) -> WriteCapabilities {
         WriteCapabilities {
@@ -327,17 +342,8 @@ impl WritableVolume for MemorySource {
         })
     }
 
-    fn lookup_open(
-        &self,
-        at: NamePath<'_>,
-        flags: u32,
-        caller: &Caller,
-    ) -> Result<(NodeAttr, Option<Box<dyn WritableFile>>)> {
-        let attr = self.lookup(at, caller)?;
-        let path = at.path();
-        let file = self.open(NodePath { path: &path, expected: Some(attr.identity) }, flags, caller).ok();
-        self.opened_by_lookups.fetch_add(u64::from(file.is_some()), Ordering::Relaxed);
-        Ok((attr, file))
+    fn opening_lookups(&self) -> Option<&dyn OpeningLookups> {
+        Some(self)
     }
 
     fn readlink(&self, _at: NodePath<'_>, _caller: &Caller) -> Result<Vec<u8>> {

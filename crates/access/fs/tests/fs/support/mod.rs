@@ -4,7 +4,8 @@
 use parking_lot::{Condvar, Mutex};
 use spurline_fs::{FileSystem, FsConfig};
 use spurline_types::{
-    DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectRef, Result, STAGED_ETAG, Stats, Version,
+    DirEntry, Error, ErrorKind, FileKind, ListPage, ObjectAttr, ObjectHeaders, ObjectRef, Result, STAGED_ETAG, Stats,
+    Version,
 };
 use spurline_volume::info::FileInfo;
 use spurline_volume::{BackingFile, ReadData, Volume, VolumeSpace};
@@ -204,6 +205,12 @@ impl Volume for Tree {
             page.entries.push(DirEntry { name: name.to_vec(), attr: self.attr(node) });
         }
         Ok(page)
+    }
+
+    fn object_headers(&self, path: &[u8]) -> Result<ObjectHeaders> {
+        let is_unsaved = !path.ends_with(b"uploaded");
+        let staged = is_unsaved.then(|| ("x-amz-meta-spurline-stage".to_owned(), "1".to_owned()));
+        Ok(ObjectHeaders(staged.into_iter().collect()))
     }
 
     fn readlink(&self, path: &[u8]) -> Result<Vec<u8>> {

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use spurline_origin::OriginStore;
+pub use spurline_testkit::pattern;
 use spurline_types::{DirEntry, ErrorKind, FileKind, ObjectAttr, ObjectRef, SliceSink, Stats};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,20 +26,6 @@ pub trait Fixture {
 
 pub fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
-}
-
-/// Bytes that identify their position.
-pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
 }
 
 pub fn object(store: &dyn OriginStore, path: &[u8]) -> (ObjectRef, ObjectAttr) {

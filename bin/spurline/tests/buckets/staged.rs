@@ -1,0 +1,177 @@
+//! Staged files as users see these: in two mounts at once, in `status --unsaved`, by an attribute, while the store is away and after; and
+//! the ends of an upload by a command.
+
+use crate::nodes::BUCKET;
+use serde_json::Value;
+use spurline_rig::world::*;
+use spurline_testkit::{ChaosProxy, S3Server};
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+const STAGING_NODES: usize = 2;
+
+/// A coordinator, two nodes of two failure domains, and a store behind a proxy.
+struct StagedRig {
+    server: S3Server,
+    proxy: ChaosProxy,
+    registry: String,
+    world: World,
+    nodes: Vec<Node>,
+    _coordinator: Process,
+}
+
+impl StagedRig {
+    fn start() -> Option<StagedRig> {
+        if !can_mount() {
+            return None;
+        }
+        let world = World::new();
+        let server = S3Server::in_memory().unwrap();
+        server.create_bucket(BUCKET);
+        let proxy = ChaosProxy::start(server.address()).unwrap();
+        let words = ["coordinator", "--group-port", "0", "--state-file", "none"];
+        let coordinator = Process::start(&mut world.command(&words), &world.log_path("coordinator"));
+        let line = coordinator.wait_for("coordinating on ");
+        let registry = format!("coordinator://{}", line.split("coordinating on ").nth(1).unwrap().trim());
+        let nodes = Vec::new();
+        let mut rig = StagedRig { server, proxy, registry, world, nodes, _coordinator: coordinator };
+        for number in 0..STAGING_NODES {
+            let source = source();
+            let name = format!("node-{number}");
+            let words = ["node", "--writable", "--source", &source, "--name", &name, "--registry", &rig.registry];
+            let mut command = rig.world.command(&words);
+            command.args(["--endpoint-url", &rig.proxy.endpoint(), "--stage-size", "500M"]);
+            command.args(["--failure-domain", &format!("rack-{number}"), "--cache-dir"]);
+            command.arg(rig.world.dir(&format!("node-cache-{number}")));
+            let node = rig.world.node_with(with_credentials(&mut command));
+            rig.nodes.push(node);
+        }
+        Some(rig)
+    }
+
+    /// A mount; one with --stage once the nodes take staged files.
+    fn mount(&self, name: &str, flags: &[&str]) -> Mount {
+        let at = self.world.dir(name);
+        let source = source();
+        let words = ["mount", &source, at.to_str().unwrap(), "--registry", &self.registry];
+        self.world.mount_at(&mut self.world.command(&[&words[..], flags].concat()), &at)
+    }
+
+    fn ask(&self, words: &[&str]) -> Output {
+        self.world.run(&[words, &["--registry", &self.registry]].concat())
+    }
+
+    fn unsaved(&self) -> Value {
+        let out = self.ask(&["status", "--unsaved", "--json"]);
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        serde_json::from_slice(&out.stdout).unwrap()
+    }
+}
+
+/// Takes a mount away, also when an assertion failed before.
+struct Detach(PathBuf);
+
+impl Drop for Detach {
+    fn drop(&mut self) {
+        detach(&self.0);
+    }
+}
+
+fn source() -> String {
+    format!("s3://{BUCKET}/p")
+}
+
+fn is_marked(path: &Path) -> bool {
+    let mut value = [0; 8];
+    match rustix::fs::getxattr(path, c"user.spurline.staged", &mut value) {
+        Ok(len) => {
+            assert_eq!(&value[..len], b"1");
+            true
+        }
+        Err(error) => {
+            assert_eq!(error, rustix::io::Errno::NODATA);
+            false
+        }
+    }
+}
+
+fn said(out: &Output) -> String {
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+#[test]
+fn staged_files_are_shown_until_the_store_has_them() {
+    let Some(rig) = StagedRig::start() else { return };
+    let first = rig.world.dir("one");
+    let _detach = Detach(first.clone());
+    let log = rig.world.log_path("one");
+    let (source, folder) = (source(), first.to_str().unwrap());
+    let words = ["mount", &source, folder, "--rw", "--stage", "-d", "--log", log.to_str().unwrap()];
+    // The node that leads needs a moment to know the other node; until then such a mount is refused.
+    eventually("files can be staged", || rig.ask(&words).status.success());
+    let two = rig.mount("two", &["--attr-cache", "0s", "--entry-cache", "0s"]);
+    assert_eq!(said(&rig.ask(&["status", "--unsaved"])), "every file is at the store\n");
+    // Visible at once in the other mount, and marked until the upload.
+    let content = bytes(1, 300_000);
+    fs::write(first.join("file"), &content).unwrap();
+    assert!(fs::read(two.path("file")).unwrap() == content);
+    eventually("the upload", || rig.server.bytes(BUCKET, "p/file").as_deref() == Some(&content));
+    eventually("the mark to go", || !is_marked(&first.join("file")) && !is_marked(&two.path("file")));
+    // Without the store, files that are open can be closed.
+    let mut kept = File::create(first.join("kept")).unwrap();
+    let mut lost = File::create(first.join("lost")).unwrap();
+    rig.proxy.refuse_connections(true);
+    kept.write_all(&content).unwrap();
+    lost.write_all(b"bytes that are dropped.").unwrap();
+    kept.sync_all().unwrap();
+    lost.sync_all().unwrap();
+    drop((kept, lost));
+    assert!(is_marked(&first.join("kept")) && is_marked(&two.path("kept")));
+    assert!(fs::read(two.path("kept")).unwrap() == content);
+    check_list(&rig);
+    check_commands(&rig, &first, &content);
+    rig.proxy.refuse_connections(false);
+    eventually("the other upload", || rig.server.bytes(BUCKET, "p/kept").as_deref() == Some(&content));
+    eventually("nothing to be left", || rig.unsaved()["count"] == 0);
+    eventually("the other mark to go", || !is_marked(&first.join("kept")));
+    two.unmount();
+}
+
+/// The lists while the store is away.
+fn check_list(rig: &StagedRig) {
+    let unsaved = rig.unsaved();
+    assert_eq!((&unsaved["count"], &unsaved["bytes"]), (&2.into(), &300_023.into()), "{unsaved}");
+    let kept = unsaved["unsaved"].as_array().unwrap().iter().find(|file| file["path"] == "p/kept").unwrap();
+    assert_eq!((&kept["source"], &kept["bytes"]), (&format!("s3://{BUCKET}").into(), &300_000.into()), "{kept}");
+    assert_eq!((&kept["scratch"], &kept["removal"]), (&false.into(), &false.into()), "{kept}");
+    assert_eq!(kept["nodes"], serde_json::json!(["node-0", "node-1"]), "{kept}");
+    assert!(kept["age_seconds"].is_u64() && kept.get("error").is_some(), "{kept}");
+    let text = said(&rig.ask(&["status", "--unsaved"]));
+    assert!(text.contains(&format!("s3://{BUCKET}/p/kept  293 KiB, ")), "{text}");
+    assert!(text.contains("at node-0 and node-1") && text.contains("2 files, 293 KiB, not at the store"), "{text}");
+    eventually("the group's line", || {
+        let out = rig.ask(&["status"]);
+        String::from_utf8_lossy(&out.stdout).contains("unsaved 2 files, 293 KiB, oldest ")
+    });
+}
+
+/// Copies one of the files, and gives the other up.
+fn check_commands(rig: &StagedRig, mount: &Path, content: &[u8]) {
+    let copy = rig.world.path("copy");
+    let path = mount.join("kept").to_str().unwrap().to_owned();
+    let export = ["stage", "export", &path, copy.to_str().unwrap()];
+    said(&rig.ask(&export));
+    assert!(fs::read(&copy).unwrap() == content);
+    refused(&rig.ask(&export), 1, &["exists", "--force"]);
+    said(&rig.ask(&[&export[..], &["--force"]].concat()));
+    let url = format!("s3://{BUCKET}/p/lost");
+    refused(&rig.ask(&["stage", "drop", &url]), 2, &["p/lost, 23 B, closed", "node-0 and node-1 only", "say --yes"]);
+    let text = said(&rig.ask(&["stage", "drop", &url, "--yes"]));
+    assert!(text.contains("dropped, 23 B"), "{text}");
+    refused(&rig.ask(&["stage", "drop", &url, "--yes"]), 1, &["is no staged file", "status --unsaved"]);
+    refused(&rig.ask(&["stage", "export", "/etc/passwd", "x"]), 2, &["names no object of a bucket"]);
+    assert_eq!(rig.unsaved()["count"], 1);
+}
