@@ -234,7 +234,9 @@ impl Holder {
                 }
                 _ => {}
             }
-            state.busy.insert(record.clone(), parts);
+            if manifest.is_live() {
+                state.busy.insert(record.clone(), parts);
+            }
         }
         let bytes = if brings_bytes { Some(inline.to_vec()) } else { (!manifest.is_live()).then(Vec::new) };
         let mut changes = vec![RecordChange::Put(Box::new(manifest.clone()), bytes)];
@@ -355,9 +357,9 @@ impl Holder {
 
     /// Removes the parts of an upload that no manifest names.
     pub fn drop_upload(&self, upload: &str) -> Answer<Reply> {
-        let named = self.named_parts();
         let parts: Vec<String> = {
             let state = self.state.lock();
+            let named = self.named_parts(&state);
             let of_upload = state.parts.keys().filter(|part| part.starts_with(upload) && !named.contains(*part));
             of_upload.cloned().collect()
         };
@@ -365,9 +367,8 @@ impl Holder {
         Ok(StageReply::Done.into())
     }
 
-    /// The parts of objects that are not done, and of those that arrive.
-    fn named_parts(&self) -> HashSet<String> {
-        let state = self.state.lock();
+    /// Parts that live manifests name, or those that are being written.
+    fn named_parts(&self, state: &HolderState) -> HashSet<String> {
         let manifests = state.manifests.values().filter(|(manifest, _)| manifest.is_live());
         let named = manifests.flat_map(|(manifest, _)| manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
         named.chain(state.busy.values().flatten().cloned()).collect()
@@ -375,28 +376,21 @@ impl Holder {
 
     /// Removes the parts of an object that ends. A writer that was refused sends the object again, with the same parts: these stay for a while.
     fn end_parts(&self, phase: Phase, parts: Vec<String>) -> Answer<()> {
-        if phase == Phase::Withdrawn {
-            let now = Instant::now();
-            self.state.lock().lapsing.extend(parts.into_iter().map(|part| (part, now)));
-            return Ok(());
+        if phase == Phase::Done {
+            return self.remove_parts(&parts);
         }
-        let named = self.named_parts();
-        let parts: Vec<String> = parts.into_iter().filter(|part| !named.contains(part)).collect();
-        self.remove_parts(&parts)
+        let now = Instant::now();
+        self.state.lock().lapsing.extend(parts.into_iter().map(|part| (part, now)));
+        Ok(())
     }
 
     /// Removes the parts of objects that were refused, and not sent again.
     pub fn remove_lapsed(&self) {
         let now = Instant::now();
-        let is_over = |since: &Instant| now.saturating_duration_since(*since) >= LAPSE_TIME;
-        if !self.state.lock().lapsing.values().any(is_over) {
-            return;
-        }
-        let named = self.named_parts();
         let mut lapsed = Vec::new();
         self.state.lock().lapsing.retain(|part, since| {
-            let ends = is_over(since);
-            if ends && !named.contains(part) {
+            let ends = now.saturating_duration_since(*since) >= LAPSE_TIME;
+            if ends {
                 lapsed.push(part.clone());
             }
             !ends
@@ -404,10 +398,24 @@ impl Holder {
         let _ = self.remove_parts(&lapsed);
     }
 
+    /// Removes parts that no live manifest names: an object that was sent again has the parts of the first attempt.
     fn remove_parts(&self, parts: &[String]) -> Answer<()> {
-        for part in parts {
-            self.disk.remove_part(part).map_err(disk_failure)?;
-            self.state.lock().parts.remove(part);
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let mut removed: Vec<(String, u64)> = {
+            let mut state = self.state.lock();
+            let named = self.named_parts(&state);
+            let unnamed = parts.iter().filter(|part| !named.contains(*part));
+            // Here first: a manifest that comes now is refused.
+            unnamed.map(|part| (part.clone(), state.parts.remove(part).unwrap_or_default())).collect()
+        };
+        while let Some((part, len)) = removed.pop() {
+            if let Err(error) = self.disk.remove_part(&part) {
+                removed.push((part, len));
+                self.state.lock().parts.extend(removed);
+                return Err(disk_failure(error));
+            }
         }
         Ok(())
     }
@@ -480,7 +488,7 @@ impl Holder {
     /// Removes old parts that no manifest names.
     pub fn sweep(&self) {
         let Ok(parts) = self.disk.parts() else { return };
-        let named = self.named_parts();
+        let named = self.named_parts(&self.state.lock());
         let orphans = parts.into_iter().filter(|part| part.age >= ORPHAN_AGE && !named.contains(&part.name));
         let orphans: Vec<String> = orphans.map(|part| part.name).collect();
         if !orphans.is_empty() {

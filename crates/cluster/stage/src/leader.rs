@@ -520,6 +520,10 @@ impl Leader {
         self.note_removing(&manifest);
         settled?;
         let mut ledger = self.ledger.lock();
+        if ledger.entries.get(&at).is_none_or(|entry| entry.manifest.record != manifest.record) {
+            let why = format!("'{}' has just been uploaded", at.key);
+            return Err(RequestFailure::transient(ErrorKind::Unavailable, why));
+        }
         while ledger.uploading.contains_key(&at) {
             if self.changed.wait_until(&mut ledger, deadline).timed_out() {
                 let why = format!("the upload of '{}' has not ended yet", at.key);

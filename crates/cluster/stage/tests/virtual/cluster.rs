@@ -142,3 +142,9 @@ impl StageCluster {
         }
     }
 }
+
+impl Drop for StageCluster {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -33,7 +33,7 @@ struct DiskState {
     parts: BTreeMap<String, MemPart>,
     /// Parts with a damaged byte.
     flipped: BTreeSet<String>,
-    /// Parts that a manifest of this disk has named.
+    /// Parts that a manifest of this disk had when it was done.
     named: BTreeSet<String>,
     faults: DiskFaults,
     dice: Dice,
@@ -248,7 +248,9 @@ impl StageDisk for DiskHandle {
                     RecordChange::Term(term) => state.term = term,
                     RecordChange::Remove(mark) => drop(state.records.remove(&mark)),
                     RecordChange::Put(manifest, bytes) => {
-                        state.named.extend(manifest.parts_at(&self.disk.node).map(|slice| slice.part.clone()));
+                        if format!("{:?}", manifest.phase) == "Done" {
+                            state.named.extend(manifest.parts_at(&self.disk.node).map(|slice| slice.part.clone()));
+                        }
                         let before = state.records.remove(&manifest.record).map(|(_, bytes)| bytes);
                         let bytes = bytes.or(before).unwrap_or_default();
                         state.records.insert(manifest.record.clone(), (*manifest, bytes));

@@ -235,7 +235,7 @@ impl StageModel {
     pub fn calm_activity(&self, key: usize) -> Option<u64> {
         let state = self.state.lock();
         let history = &state.keys[key];
-        let is_open = history.changes.iter().any(|change| change.end == ChangeEnd::Open);
+        let is_open = history.changes.iter().any(|change| matches!(change.end, ChangeEnd::Open | ChangeEnd::Doubtful));
         (!is_open && !history.is_strange).then_some(history.activity)
     }
 
