@@ -135,7 +135,7 @@ fn run_rounds(rounds: usize) {
                 .iter()
                 .enumerate()
                 .map(|(rank, content)| {
-                    let path = one.path(&format!("checkpoint/rank-{rank}"));
+                    let path = one.path(format!("checkpoint/rank-{rank}"));
                     scope.spawn(move || write_rank(&path, content))
                 })
                 .collect();
@@ -148,7 +148,7 @@ fn run_rounds(rounds: usize) {
             saved.insert(rank, contents[rank].clone());
         }
         for (rank, content) in &saved {
-            let read = read_soon(&two.path(&format!("checkpoint/rank-{rank}")));
+            let read = read_soon(&two.path(format!("checkpoint/rank-{rank}")));
             let read = read.unwrap_or_else(|error| panic!("round {round}: rank {rank} is not read: {error}"));
             assert!(read == *content, "round {round}: rank {rank} has other bytes");
         }

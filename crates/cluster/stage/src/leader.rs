@@ -261,7 +261,7 @@ impl Leader {
             let is_saved = matches!(ledger.find(at), KnownName::Saved(_));
             (is_saved, ledger.needs_store(at, condition, is_new_leader)?)
         };
-        if !needs_store && !(is_saved && *condition == StoreBase::Absent) {
+        if !(needs_store || is_saved && *condition == StoreBase::Absent) {
             return self.ledger.lock().admit(at, condition, mark);
         }
         let Some(found) = self.try_head(at) else { return self.ledger.lock().admit(at, condition, mark) };

@@ -10,7 +10,6 @@ use spurline_object_store::{HeldBucket, OriginOptions, SourceLocation, SourceReq
 use spurline_stage::{StageParts, StageService, StageSlot, StageSpace, StagedBackend};
 use spurline_types::Stats;
 use std::sync::Arc;
-use std::time::Duration;
 
 const BUCKET_URL: &str = "s3://bucket";
 /// Bytes that a node may keep.
@@ -21,7 +20,6 @@ pub struct NodeProcess {
     pub service: Arc<StageService>,
     pub backend: StagedBackend,
     pub runtime: tokio::runtime::Runtime,
-    pub stats: Arc<Stats>,
     store_process: u64,
     _held: HeldBucket,
 }
@@ -107,7 +105,7 @@ impl StageCluster {
         slot.set(Arc::clone(&service));
         let backend = StagedBackend::new(Box::new(access()), slot, BUCKET_URL, Arc::new(|_: &str| None));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build();
-        NodeProcess { service, backend, runtime: runtime.expect("threads"), stats, store_process, _held: held }
+        NodeProcess { service, backend, runtime: runtime.expect("threads"), store_process, _held: held }
     }
 
     /// Kills the process of a node. Nothing of the process reaches anything later.

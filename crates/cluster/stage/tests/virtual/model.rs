@@ -73,11 +73,6 @@ pub struct StageModel {
     began: Option<Instant>,
 }
 
-/// The key's number.
-pub fn number_of(key: &str) -> usize {
-    KEYS.iter().position(|known| *known == key).expect("a known key")
-}
-
 /// The content in an etag of the store.
 fn content_of_etag(etag: &str) -> Option<u64> {
     u64::from_str_radix(etag.trim_matches('"').get(..16)?, 16).ok()
@@ -141,10 +136,6 @@ impl StageModel {
         let content = hash_of(bytes);
         self.state.lock().contents.insert(content, bytes.clone());
         content
-    }
-
-    pub fn content(&self, content: u64) -> Option<Bytes> {
-        self.state.lock().contents.get(&content).cloned()
     }
 
     /// The bytes of an etag, if a change with these has been begun.
@@ -306,11 +297,6 @@ impl StageModel {
             }
         }
         kept
-    }
-
-    /// Marks of changes of a key that was ever begun with this content.
-    pub fn is_known(&self, content: u64) -> bool {
-        self.state.lock().contents.contains_key(&content)
     }
 }
 

@@ -176,12 +176,6 @@ impl Network {
         state.nodes.iter_mut().for_each(|node| node.is_without_registry = false);
     }
 
-    /// The leader that the registry names.
-    pub fn leader(&self) -> Option<usize> {
-        let state = self.state.lock();
-        (state.facts.term > 0).then(|| number_of(&state.facts.leader)).filter(|node| *node < state.nodes.len())
-    }
-
     pub fn term(&self) -> u64 {
         self.state.lock().facts.term
     }
@@ -215,10 +209,13 @@ pub struct NodeLink {
     process: u64,
 }
 
+/// The body and the bytes of an answer.
+type CallAnswer = Result<(Vec<u8>, Vec<u8>), PeerFailure>;
+
 /// An answer on its way.
 #[derive(Default)]
 struct AnswerSlot {
-    answer: Mutex<Option<Result<(Vec<u8>, Vec<u8>), PeerFailure>>>,
+    answer: Mutex<Option<CallAnswer>>,
     changed: Condvar,
 }
 
@@ -233,7 +230,7 @@ fn deliver(
     call: (&[u8], &[u8]),
     delays: [Duration; 2],
     is_answer_lost: bool,
-) -> Option<Result<(Vec<u8>, Vec<u8>), PeerFailure>> {
+) -> Option<CallAnswer> {
     let (from, to, process) = *link;
     std::thread::sleep(delays[0]);
     let service = {
