@@ -16,6 +16,7 @@ use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Parts that no manifest names are removed at this age: no upload of a writer lasts as long.
@@ -90,6 +91,8 @@ pub struct Holder {
     domain: String,
     size: u64,
     disk: Arc<dyn StageDisk>,
+    /// A drained node keeps what it has, and takes no more.
+    is_closed: AtomicBool,
     /// Identifies this process.
     process: u64,
     state: Mutex<HolderState>,
@@ -127,6 +130,7 @@ impl Holder {
             domain: domain.to_owned(),
             size,
             disk,
+            is_closed: AtomicBool::new(false),
             process: random(),
             state: Mutex::new(state),
             freed: Condvar::new(),
@@ -136,7 +140,13 @@ impl Holder {
     /// Space and place.
     pub fn facts(&self) -> NodeFacts {
         let used = self.state.lock().used();
-        NodeFacts { domain: self.domain.clone(), size: self.size, used, process: self.process }
+        let size = if self.is_closed.load(Ordering::Relaxed) { 0 } else { self.size };
+        NodeFacts { domain: self.domain.clone(), size, used, process: self.process }
+    }
+
+    /// Takes no further objects, or takes them again.
+    pub fn set_closed(&self, is_closed: bool) {
+        self.is_closed.store(is_closed, Ordering::Relaxed);
     }
 
     /// The number of objects that wait for their upload.
@@ -197,6 +207,10 @@ impl Holder {
     }
 
     fn check_space(&self, state: &HolderState, more: u64) -> Answer<()> {
+        if self.is_closed.load(Ordering::Relaxed) {
+            let why = format!("node {} is drained, and takes no more staged files", self.name);
+            return Err(RequestFailure::transient(ErrorKind::NoSpace, why));
+        }
         if state.used() + more <= self.size {
             return Ok(());
         }

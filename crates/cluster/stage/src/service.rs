@@ -332,6 +332,13 @@ impl StageService {
         domains.len() >= crate::leader::DOMAINS
     }
 
+    /// Has this node take no further objects, or take them again.
+    pub fn set_closed(&self, is_closed: bool) {
+        if let Some(holder) = &self.shared.holder {
+            holder.set_closed(is_closed);
+        }
+    }
+
     /// The number of staged objects that this node keeps.
     pub fn kept_objects(&self) -> usize {
         self.shared.holder.as_ref().map_or(0, Holder::kept_objects)

@@ -152,7 +152,7 @@ impl NodeStage {
         })?;
         self.slot.set(Arc::clone(&service));
         node.accept_stage(Arc::new(StageCalls(Arc::clone(&service))));
-        announce_stage(&service, node)?;
+        announce_stage(&service, node, stats)?;
         Ok(Some(RunningStage(service)))
     }
 }
@@ -195,13 +195,16 @@ impl RunningStage {
     }
 }
 
-/// Tells mounts whether files can be staged, while the node runs.
-fn announce_stage(service: &Arc<StageService>, node: &Arc<CacheNode>) -> Result<(), Fault> {
+/// Tells mounts whether files can be staged, and follows the node's weight, while the node runs.
+fn announce_stage(service: &Arc<StageService>, node: &Arc<CacheNode>, stats: &Arc<Stats>) -> Result<(), Fault> {
     let service = Arc::downgrade(service);
     let node = Arc::downgrade(node);
+    let stats = Arc::clone(stats);
     let spawned = std::thread::Builder::new().name("stage-state".into()).spawn(move || {
         while let (Some(service), Some(node)) = (service.upgrade(), node.upgrade()) {
             node.set_stages(service.can_stage());
+            // Of weight 0: drained.
+            service.set_closed(stats.group.weight.get() == 0);
             drop((service, node));
             std::thread::sleep(ANNOUNCE_INTERVAL);
         }
