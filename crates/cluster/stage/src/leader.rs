@@ -237,7 +237,7 @@ impl Leader {
             "a staged file is taken"
         );
         let mut ledger = self.ledger.lock();
-        ledger.note_taken(&manifest.mark, &etag);
+        ledger.note_taken(&manifest.at, &manifest.mark);
         ledger.enter(manifest, Instant::now(), false);
         drop(ledger);
         self.changed.notify_all();
@@ -255,7 +255,7 @@ impl Leader {
         let is_new_leader = self.term > 1 && self.began.elapsed() < NEW_LEADER_TIME;
         let (is_saved, needs_store) = {
             let ledger = self.ledger.lock();
-            if ledger.is_taken(mark) {
+            if ledger.is_taken(at, mark) {
                 return ledger.admit(at, condition, mark);
             }
             let is_saved = matches!(ledger.find(at), KnownName::Saved(_));
