@@ -579,30 +579,49 @@ impl Leader {
 
     /// Copies an object.
     fn copy(self: &Arc<Self>, copy: CopyCall) -> Answer<StageReply> {
-        let CopyCall { from, etag, to, attributes, mark, condition } = copy;
         let deadline = Instant::now() + CHANGE_TIME;
-        let _lock = self.lock_name(&to, deadline)?;
-        let source = self.ledger.lock().entries.get(&from).map(|entry| entry.manifest.clone());
-        let source = source.filter(|manifest| manifest.phase == Phase::Waiting);
-        let source = source.filter(|manifest| etag.as_ref().is_none_or(|etag| *etag == manifest.etag()));
-        if let Some(source) = source {
-            let attributes = attributes.unwrap_or_else(|| source.attributes.marked(&mark));
-            // The source may be uploaded meanwhile: the next attempt finds the object at the store.
-            let copied = self.copy_staged(&source, &to, attributes, condition).map_err(|failure| {
-                match failure.error.kind() {
-                    ErrorKind::Stale => failure,
-                    _ => RequestFailure::transient(ErrorKind::Unavailable, failure.error.message().to_owned()),
-                }
-            })?;
-            return Ok(StageReply::Text(copied));
+        loop {
+            let lock = self.lock_name(&copy.to, deadline)?;
+            if let Some(source) = self.staged_source(&copy) {
+                return Ok(StageReply::Text(self.copy_from_group(&source, copy)?));
+            }
+            if !self.ledger.lock().entries.contains_key(&copy.to) {
+                return self.copy_at_store(copy);
+            }
+            // No upload begins while the name is changed.
+            drop(lock);
+            self.flush(&copy.to, deadline)?;
         }
-        let source = match &etag {
-            Some(etag) if staged_mark(etag).is_some() => Some(self.real_version(&from, etag)?),
-            other => other.clone(),
+    }
+
+    /// The source of a copy, if it is staged.
+    fn staged_source(&self, copy: &CopyCall) -> Option<Manifest> {
+        let ledger = self.ledger.lock();
+        let source = ledger.entries.get(&copy.from).map(|entry| &entry.manifest)?;
+        let is_wanted = copy.etag.as_ref().is_none_or(|etag| *etag == source.etag());
+        (source.phase == Phase::Waiting && is_wanted).then(|| source.clone())
+    }
+
+    /// Copies a staged object.
+    fn copy_from_group(self: &Arc<Self>, source: &Manifest, copy: CopyCall) -> Answer<String> {
+        let CopyCall { to, attributes, mark, condition, .. } = copy;
+        let attributes = attributes.unwrap_or_else(|| source.attributes.marked(&mark));
+        let copied = self.copy_staged(source, &to, attributes, condition);
+        copied.map_err(|failure| match failure.error.kind() {
+            ErrorKind::Stale => failure,
+            // The source may be uploaded meanwhile: the next attempt finds the object at the store.
+            _ => RequestFailure::transient(ErrorKind::Unavailable, failure.error.message().to_owned()),
+        })
+    }
+
+    /// Has the caller copy an object of the store.
+    fn copy_at_store(&self, copy: CopyCall) -> Answer<StageReply> {
+        let source = match copy.etag {
+            Some(etag) if staged_mark(&etag).is_some() => Some(self.real_version(&copy.from, &etag)?),
+            other => other,
         };
-        self.flush(&to, deadline)?;
-        let condition = self.real_condition(&to, &condition)?;
-        self.ledger.lock().note_asked(&to);
+        let condition = self.real_condition(&copy.to, &copy.condition)?;
+        self.ledger.lock().note_asked(&copy.to);
         Ok(StageReply::AskStore { condition, source })
     }
 
