@@ -7,6 +7,7 @@
 use crate::manifest::Manifest;
 use parking_lot::{Condvar, Mutex};
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -26,7 +27,9 @@ const RECORD_PAGES: usize = 8 << 20;
 
 /// By record: the length of the manifest in four bytes, the manifest, and the bytes of a small object.
 const OBJECTS_TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("objects");
-/// The newest term by "term".
+/// The key of the disk's identity among the facts.
+const IDENTITY: &str = "identity";
+/// The newest term by "term", and the identity.
 const FACTS_TABLE: TableDefinition<'_, &str, u64> = TableDefinition::new("facts");
 
 /// A change of the records of a disk.
@@ -112,6 +115,11 @@ pub trait StageDisk: Send + Sync {
     /// # Errors
     /// `NotFound`, the disk's.
     fn read_inline(&self, record: &str) -> Result<Vec<u8>>;
+    /// A number that was drawn when the disk was empty: another one tells that everything was lost.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn identity(&self) -> Result<u64>;
     /// The newest term that was recorded.
     ///
     /// # Errors
@@ -182,7 +190,13 @@ impl FolderDisk {
             database.map_err(|error| Error::new(ErrorKind::Invalid, format!("{}: {error}", path.display())))?;
         let transaction = database.begin_write().map_err(database_error)?;
         transaction.open_table(OBJECTS_TABLE).map_err(database_error)?;
-        transaction.open_table(FACTS_TABLE).map_err(database_error)?;
+        {
+            let mut facts = transaction.open_table(FACTS_TABLE).map_err(database_error)?;
+            let is_new = facts.get(IDENTITY).map_err(database_error)?.is_none();
+            if is_new {
+                facts.insert(IDENTITY, random()).map_err(database_error)?;
+            }
+        }
         transaction.commit().map_err(database_error)?;
         sync_folder(first)?;
         Ok(FolderDisk { folders, database, queue: Mutex::default(), written: Condvar::new() })
@@ -462,6 +476,12 @@ impl StageDisk for FolderDisk {
         let found = objects.get(record).map_err(database_error)?;
         let absent = || Error::new(ErrorKind::NotFound, format!("no record of staged file {record}"));
         Ok(inline_of(found.ok_or_else(absent)?.value()).to_vec())
+    }
+
+    fn identity(&self) -> Result<u64> {
+        let transaction = self.database.begin_read().map_err(database_error)?;
+        let facts = transaction.open_table(FACTS_TABLE).map_err(database_error)?;
+        Ok(facts.get(IDENTITY).map_err(database_error)?.map_or(0, |identity| identity.value()))
     }
 
     fn term(&self) -> Result<u64> {

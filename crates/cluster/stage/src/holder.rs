@@ -72,7 +72,8 @@ impl HolderState {
 /// A failure of this node's disk: other nodes may do.
 fn disk_failure(error: Error) -> RequestFailure {
     match error.kind() {
-        ErrorKind::Corrupt | ErrorKind::Io(_) | ErrorKind::NoSpace => {
+        // A part that is not here any more may be at the store.
+        ErrorKind::Corrupt | ErrorKind::Io(_) | ErrorKind::NoSpace | ErrorKind::NotFound => {
             let kind = if error.kind() == ErrorKind::NoSpace { ErrorKind::NoSpace } else { ErrorKind::Unavailable };
             RequestFailure::transient(kind, error.message().to_owned())
         }
@@ -93,6 +94,8 @@ pub struct Holder {
     disk: Arc<dyn StageDisk>,
     /// A drained node keeps what it has, and takes no more.
     is_closed: AtomicBool,
+    /// Identifies what is on the disk.
+    identity: u64,
     /// Identifies this process.
     process: u64,
     state: Mutex<HolderState>,
@@ -124,6 +127,7 @@ impl Holder {
         let manifests = disk.manifests()?.into_iter();
         let manifests = manifests.map(|(manifest, bytes)| (manifest.record.clone(), (manifest, bytes))).collect();
         let parts = disk.parts()?.into_iter().map(|part| (part.name, part.len)).collect();
+        let identity = disk.identity()?;
         let state = HolderState { term: disk.term()?, manifests, parts, ..HolderState::default() };
         Ok(Holder {
             name: name.to_owned(),
@@ -131,6 +135,7 @@ impl Holder {
             size,
             disk,
             is_closed: AtomicBool::new(false),
+            identity,
             process: random(),
             state: Mutex::new(state),
             freed: Condvar::new(),
@@ -141,7 +146,7 @@ impl Holder {
     pub fn facts(&self) -> NodeFacts {
         let used = self.state.lock().used();
         let size = if self.is_closed.load(Ordering::Relaxed) { 0 } else { self.size };
-        NodeFacts { domain: self.domain.clone(), size, used, process: self.process }
+        NodeFacts { domain: self.domain.clone(), size, used, process: self.process, disk: self.identity }
     }
 
     /// Takes no further objects, or takes them again.
@@ -194,7 +199,11 @@ impl Holder {
         let mut weight = 0;
         let mut records = records.into_iter();
         for record in records.by_ref() {
-            if let Some((manifest, _)) = state.manifests.get(record) {
+            // One of several disks may be lost: the leader is to send the bytes again.
+            if let Some((manifest, _)) = state.manifests.get(record)
+                && (manifest.phase != Phase::Waiting
+                    || manifest.parts_at(&self.name).all(|slice| state.parts.contains_key(&slice.part)))
+            {
                 weight += 1 + manifest.pieces.len();
                 listed.push(manifest.clone());
             }

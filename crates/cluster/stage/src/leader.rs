@@ -265,7 +265,7 @@ impl Leader {
             return self.ledger.lock().admit(at, condition, mark);
         }
         let Some(found) = self.try_head(at) else { return self.ledger.lock().admit(at, condition, mark) };
-        if is_saved {
+        if is_saved && *condition == StoreBase::Absent {
             // A stranger may have removed the object since.
             if found.is_none() {
                 self.ledger.lock().forget_saved(at);

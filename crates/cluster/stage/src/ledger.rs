@@ -151,7 +151,9 @@ impl Ledger {
         if entry.begun {
             begun.push(manifest.mark.clone());
         }
-        Ok(Admitted::New(manifest.base.clone(), begun))
+        // Whatever the store has: the object here may be about to meet a conflict.
+        let base = if *condition == StoreBase::Any { StoreBase::Any } else { manifest.base.clone() };
+        Ok(Admitted::New(base, begun))
     }
 
     fn admit_at_store(&self, at: &BucketKey, condition: &StoreBase, mark: &str) -> Answer<Admitted> {
@@ -275,8 +277,13 @@ impl Ledger {
     /// # Errors
     /// `Stale` for a version that was replaced or removed.
     pub fn needs_store(&self, at: &BucketKey, condition: &StoreBase, is_new_leader: bool) -> Answer<bool> {
-        if self.entries.contains_key(at) || self.saved.contains_key(at) {
+        if self.entries.contains_key(at) {
             return Ok(false);
+        }
+        if let Some(saved) = self.saved.get(at) {
+            // An older version, or that of a stranger.
+            let is_other = |etag: &str| crate::manifest::staged_mark(etag).is_none() && etag != saved.real;
+            return Ok(matches!(condition, StoreBase::Version(etag) if is_other(etag)));
         }
         match condition {
             StoreBase::Any => Ok(false),

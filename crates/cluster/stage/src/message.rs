@@ -267,6 +267,8 @@ pub struct NodeFacts {
     pub used: u64,
     /// Identifies the process: another may have other disks.
     pub process: u64,
+    /// Identifies the contents of the disks.
+    pub disk: u64,
 }
 
 /// An answer.

@@ -4,7 +4,7 @@ use crate::message::{Answer, Reply, SentFailure, StageCall, StageReply};
 use serde::{Deserialize, Serialize};
 use spurline_object_store::{RequestFailure, RetryHint};
 use spurline_types::{Error, ErrorKind, Result, RetryAdvice};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// Longer calls go as bytes.
@@ -140,10 +140,10 @@ pub struct TermFacts {
     pub instance: u64,
     /// The nodes that may keep objects, with their failure domains.
     pub nodes: BTreeMap<String, String>,
-    /// The nodes that the newest leader has compared with others. What another node keeps may be older: nothing is taken from that
+    /// The nodes that the newest leader has compared with others, with the identities of their disks. What another node keeps may be older: nothing is taken from that
     /// one as long as all these answer, but for a failure domain.
     #[serde(default)]
-    pub current: BTreeSet<String>,
+    pub current: BTreeMap<String, u64>,
 }
 
 /// The record of the registry.

@@ -34,6 +34,10 @@ const LEADER_SILENCE: Duration = Duration::from_millis(1500);
 const WITNESS_SILENCE: Duration = Duration::from_millis(2500);
 /// A leader that takes calls and gives no answers is abandoned after this time.
 const LONG_SILENCE: Duration = Duration::from_secs(5);
+/// A node that does not reach enough others to know all that is staged leads after this time only, if no other does.
+const LAST_RESORT: Duration = Duration::from_secs(60);
+/// The time that such a node leaves to others.
+const CANDIDATE_REST: Duration = Duration::from_secs(5);
 /// Nodes that are asked whether they hear the leader.
 const WITNESSES: usize = 8;
 /// How often parts are looked for that nothing names.
@@ -120,6 +124,13 @@ impl StageSlot {
     }
 }
 
+/// A node that tries to take the leadership.
+struct CandidateTimes {
+    since: Instant,
+    /// Others come first.
+    rests_until: Instant,
+}
+
 struct HeardLeader {
     term: u64,
     when: Instant,
@@ -137,6 +148,7 @@ pub struct StageService {
     leader: RwLock<Option<Arc<Leader>>>,
     /// When a leader has called this node last.
     heard: Mutex<HeardLeader>,
+    candidate: Mutex<Option<CandidateTimes>>,
     /// Where bytes lie, of objects that were read lately.
     located: Mutex<Vec<LocatedManifest>>,
     is_stopping: AtomicBool,
@@ -167,6 +179,7 @@ impl StageService {
             leader: RwLock::default(),
             heard: Mutex::new(HeardLeader { term: 0, when: Instant::now() }),
             located: Mutex::default(),
+            candidate: Mutex::default(),
             is_stopping: AtomicBool::new(false),
             stop: Mutex::new(false),
             stopped: Condvar::new(),
@@ -400,11 +413,30 @@ impl StageService {
         // Until the registry lists this node, others may not reach it.
         let is_listed = present.contains(&self.shared.name);
         if has_leader || self.shared.holder.is_none() || !is_listed {
+            if has_leader {
+                *self.candidate.lock() = None;
+            }
             return;
         }
-        match take_over(&self.shared, &self.record, self.instance) {
-            Ok(Some(leader)) => self.begin_term(leader),
-            Ok(None) => {}
+        let now = Instant::now();
+        let is_last_resort = {
+            let mut candidate = self.candidate.lock();
+            let candidate = candidate.get_or_insert(CandidateTimes { since: now, rests_until: now });
+            if now < candidate.rests_until {
+                return;
+            }
+            candidate.since.elapsed() >= LAST_RESORT
+        };
+        match take_over(&self.shared, &self.record, self.instance, is_last_resort) {
+            Ok(Some(leader)) => {
+                *self.candidate.lock() = None;
+                self.begin_term(leader);
+            }
+            Ok(None) => {
+                if let Some(candidate) = &mut *self.candidate.lock() {
+                    candidate.rests_until = Instant::now() + CANDIDATE_REST;
+                }
+            }
             Err(error) => tracing::debug!("the order of staged files is not taken over: {error}"),
         }
     }

@@ -159,9 +159,14 @@ impl StageShared {
             StageCall::ListKept { after } => Ok(self.holder()?.list_kept(&after)),
             StageCall::Describe { term, .. } => {
                 let Some(holder) = &self.holder else {
-                    return Ok(
-                        StageReply::Facts(NodeFacts { domain: String::new(), size: 0, used: 0, process: 0 }).into()
-                    );
+                    return Ok(StageReply::Facts(NodeFacts {
+                        domain: String::new(),
+                        size: 0,
+                        used: 0,
+                        process: 0,
+                        disk: 0,
+                    })
+                    .into());
                 };
                 if term < holder.term() {
                     return Ok(StageReply::OldTerm(holder.term()).into());

@@ -57,7 +57,7 @@ impl NodeTable {
 
     /// Notes a node that gives no answer.
     pub fn note_absent(&self, node: &str, domain: &str) {
-        let facts = NodeFacts { domain: domain.to_owned(), size: 0, used: 0, process: 0 };
+        let facts = NodeFacts { domain: domain.to_owned(), size: 0, used: 0, process: 0, disk: 0 };
         let node_facts = StageNode { facts, heard: Instant::now(), is_silent: true, has_told: false };
         self.0.lock().insert(node.to_owned(), node_facts);
     }
@@ -99,6 +99,13 @@ impl NodeTable {
     /// Whether a node gave no answer to the last call, and may come back.
     pub fn is_silent(&self, node: &str) -> bool {
         self.0.lock().get(node).is_some_and(|known| known.is_silent)
+    }
+
+    /// The nodes that have told in this term what they keep, with the identities of their disks.
+    fn disks(&self) -> BTreeMap<String, u64> {
+        let table = self.0.lock();
+        let told = table.iter().filter(|(_, node)| node.has_told);
+        told.map(|(name, node)| (name.clone(), node.facts.disk)).collect()
     }
 
     /// Whether a node has listed its records in this term.
@@ -301,7 +308,9 @@ impl Leader {
         changed.nodes.retain(|node, _| !gone.contains(node));
         let has_told = |node: &str| self.nodes.has_told(node) || is_welcomed(node);
         let is_complete = missing_domains(&changed, has_told).len() < DOMAINS;
-        let current = changed.nodes.keys().filter(|node| has_told(node)).cloned().collect();
+        let mut current = self.nodes.disks();
+        current.extend(welcomed.iter().map(|(node, node_facts)| ((*node).clone(), node_facts.disk)));
+        current.retain(|node, _| changed.nodes.contains_key(node));
         if is_complete || self.is_complete.load(Ordering::Acquire) {
             changed.current = current;
         } else {
@@ -475,7 +484,7 @@ impl Leader {
 
 /// Whether the registry has the node as one whose objects are known.
 fn is_recorded(facts: &TermFacts, node: &str, node_facts: &NodeFacts) -> bool {
-    facts.current.contains(node) && facts.nodes.get(node) == Some(&node_facts.domain)
+    facts.current.get(node) == Some(&node_facts.disk) && facts.nodes.get(node) == Some(&node_facts.domain)
 }
 
 fn entry_is_absent(ledger: &crate::ledger::Ledger, manifest: &Manifest) -> bool {

@@ -9,7 +9,7 @@
 //! | any other | is staged, also if a single node has the record: the writer got no answer, or two domains are away |
 
 use super::nodes::NodeTable;
-use super::{Leader, VALID_TIME};
+use super::{DOMAINS, Leader, VALID_TIME};
 use crate::ledger::Ledger;
 use crate::manifest::{BucketKey, Manifest, Phase};
 use crate::message::NodeFacts;
@@ -36,7 +36,8 @@ struct FencedNode {
     manifests: Vec<Manifest>,
 }
 
-/// Takes the leadership from the leader that the registry names; `None` if another node was faster.
+/// Takes the leadership from the leader that the registry names; `None` if another node was faster, or if too few nodes can be reached from
+/// here to know all that is staged, while another node may reach more. `is_last_resort`: no other node has taken the leadership.
 ///
 /// # Errors
 /// The registry's.
@@ -44,6 +45,7 @@ pub fn take_over(
     shared: &Arc<StageShared>,
     record: &Arc<dyn TermRecord>,
     instance: u64,
+    is_last_resort: bool,
 ) -> Result<Option<Arc<Leader>>> {
     let (version, before) = record.read()?;
     let mut facts = TermFacts { term: before.term + 1, leader: shared.name.clone(), instance, ..before.clone() };
@@ -55,7 +57,17 @@ pub fn take_over(
     }
     tracing::info!("this node keeps the order of staged files (term {})", facts.term);
     let begun = Instant::now();
-    let mut fenced = fence_all(shared, &facts);
+    let mut fenced = fence_all(shared, &facts, is_last_resort);
+    let has_told = |node: &str| fenced.get(node).is_some_and(|known| is_current(&facts, node, known));
+    if !is_last_resort && before.term > 0 && missing_domains(&facts, has_told).len() >= DOMAINS {
+        tracing::info!("another node is to keep the order of staged files: too few nodes are reached from here");
+        // The one before keeps the name: the next leader waits until that one is not valid any more.
+        let (version, now) = record.read()?;
+        if now.term == facts.term {
+            record.replace(version, &TermFacts { leader: before.leader, instance: before.instance, ..now })?;
+        }
+        return Ok(None);
+    }
     let is_reached = |node: &String| fenced.contains_key(node);
     if before.term == 0 {
         std::thread::sleep(FIRST_WAIT);
@@ -64,17 +76,17 @@ pub fn take_over(
         // That leader is the one of the registry, or an earlier one if that one never began.
         std::thread::sleep((VALID_TIME + FENCE_PAUSE).saturating_sub(begun.elapsed()));
     }
-    fenced.retain(|node, _| is_current(&facts, node));
+    fenced.retain(|node, known| is_current(&facts, node, known));
     Ok(Some(build_leader(shared, record, instance, &facts, fenced)))
 }
 
-/// Whether an earlier leader has compared the node with others.
-fn is_current(facts: &TermFacts, node: &str) -> bool {
-    facts.current.is_empty() || facts.current.contains(node)
+/// Whether an earlier leader has compared the node with others, and the node has the same disks since.
+fn is_current(facts: &TermFacts, node: &str, known: &FencedNode) -> bool {
+    facts.current.is_empty() || facts.current.get(node) == Some(&known.facts.disk)
 }
 
 /// Has all nodes refuse earlier leaders; what those that answer keep.
-fn fence_all(shared: &Arc<StageShared>, facts: &TermFacts) -> HashMap<String, FencedNode> {
+fn fence_all(shared: &Arc<StageShared>, facts: &TermFacts, is_last_resort: bool) -> HashMap<String, FencedNode> {
     let mut fenced = HashMap::new();
     let started = Instant::now();
     loop {
@@ -89,8 +101,8 @@ fn fence_all(shared: &Arc<StageShared>, facts: &TermFacts) -> HashMap<String, Fe
             }
         }
         let away: BTreeSet<&String> =
-            missing_domains(facts, |node| fenced.contains_key(node) && is_current(facts, node));
-        let patience = if away.len() > 1 { LONG_FENCE_TIME } else { FENCE_TIME };
+            missing_domains(facts, |node| fenced.get(node).is_some_and(|known| is_current(facts, node, known)));
+        let patience = if away.len() >= DOMAINS && is_last_resort { LONG_FENCE_TIME } else { FENCE_TIME };
         if facts.nodes.keys().all(|node| fenced.contains_key(node)) || started.elapsed() >= patience {
             return fenced;
         }
@@ -127,7 +139,7 @@ fn build_leader(
     facts: &TermFacts,
     fenced: HashMap<String, FencedNode>,
 ) -> Arc<Leader> {
-    let is_complete = missing_domains(facts, |node| fenced.contains_key(node)).len() <= 1;
+    let is_complete = missing_domains(facts, |node| fenced.contains_key(node)).len() < DOMAINS;
     if !is_complete {
         let away: Vec<&str> =
             facts.nodes.keys().filter(|node| !fenced.contains_key(*node)).map(String::as_str).collect();

@@ -28,6 +28,7 @@ pub struct DiskFaults {
 struct DiskState {
     /// The process that may use the disk.
     process: u64,
+    identity: u64,
     term: u64,
     records: BTreeMap<String, (Manifest, Vec<u8>)>,
     parts: BTreeMap<String, MemPart>,
@@ -35,6 +36,8 @@ struct DiskState {
     flipped: BTreeSet<String>,
     /// Parts that a manifest of this disk had when it was done.
     named: BTreeSet<String>,
+    /// Parts that a manifest had which was withdrawn.
+    withdrawn: BTreeSet<String>,
     faults: DiskFaults,
     dice: Dice,
 }
@@ -49,11 +52,13 @@ impl MemDisk {
     pub fn new(node: &str, seed: u64) -> Arc<MemDisk> {
         let state = DiskState {
             process: 0,
+            identity: seed,
             term: 0,
             records: BTreeMap::new(),
             parts: BTreeMap::new(),
             flipped: BTreeSet::new(),
             named: BTreeSet::new(),
+            withdrawn: BTreeSet::new(),
             faults: DiskFaults::default(),
             dice: Dice::new(seed),
         };
@@ -75,6 +80,7 @@ impl MemDisk {
     pub fn replace(&self) {
         let mut state = self.state.lock();
         state.term = 0;
+        state.identity += 1;
         state.records.clear();
         state.parts.clear();
         state.flipped.clear();
@@ -104,7 +110,7 @@ impl MemDisk {
         let records = records.map(|(manifest, _)| {
             format!("{}: '{}' with mark {:.6} is {:?}", self.node, manifest.at.key, manifest.mark, manifest.phase)
         });
-        let parts = state.parts.keys().filter(|part| state.named.contains(*part));
+        let parts = state.parts.keys().filter(|part| state.named.contains(*part) && !state.withdrawn.contains(*part));
         let parts = parts.map(|part| format!("{}: part {part}", self.node));
         records.chain(parts).collect()
     }
@@ -248,8 +254,13 @@ impl StageDisk for DiskHandle {
                     RecordChange::Term(term) => state.term = term,
                     RecordChange::Remove(mark) => drop(state.records.remove(&mark)),
                     RecordChange::Put(manifest, bytes) => {
-                        if format!("{:?}", manifest.phase) == "Done" {
-                            state.named.extend(manifest.parts_at(&self.disk.node).map(|slice| slice.part.clone()));
+                        let parts = manifest.parts_at(&self.disk.node).map(|slice| slice.part.clone());
+                        let parts: Vec<String> = parts.collect();
+                        match format!("{:?}", manifest.phase).as_str() {
+                            "Done" => state.named.extend(parts),
+                            // These stay for a while: the object may be sent again.
+                            "Withdrawn" => state.withdrawn.extend(parts),
+                            _ => {}
                         }
                         let before = state.records.remove(&manifest.record).map(|(_, bytes)| bytes);
                         let bytes = bytes.or(before).unwrap_or_default();
@@ -272,6 +283,10 @@ impl StageDisk for DiskHandle {
             let found = state.records.get(mark).map(|(_, bytes)| bytes.clone());
             found.ok_or_else(|| self.disk.failure(ErrorKind::NotFound, "no such record"))
         })
+    }
+
+    fn identity(&self) -> Result<u64> {
+        self.run(false, |state| Ok(state.identity))
     }
 
     fn term(&self) -> Result<u64> {

@@ -174,7 +174,10 @@ impl<'a> StageProgram<'a> {
                 Some(Err(failure)) => failure,
                 None => RequestFailure::transient(ErrorKind::Unavailable, "the node does not run".to_owned()),
             };
-            let is_refused = failure.advice == RetryHint::Never && failure.error.kind() != ErrorKind::Timeout;
+            // A writer at a node that is killed ends with that; this one goes on at another.
+            let is_killed = failure.error.message() == "the process has ended";
+            let is_final = failure.advice == RetryHint::Never && failure.error.kind() != ErrorKind::Timeout;
+            let is_refused = is_final && !is_killed;
             if is_refused {
                 return Err(ChangeFailure { failure, maybe_executed });
             }
