@@ -1,4 +1,4 @@
-//! What a node keeps of staged objects on its disks. [`FolderDisk`] is the real one. Everything that a call has returned is there
+//! Staged objects on the disks of a node. [`FolderDisk`] is the real one. Everything that a call has returned is there
 //! after a loss of power.
 //!
 //! A part is a file: the bytes, a CRC32C of each chunk, and a footer. Manifests, with the bytes of small objects, are records of a
@@ -158,6 +158,10 @@ fn disk_error(path: &Path, error: &std::io::Error) -> Error {
 
 fn database_error(error: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Io(5), format!("the records of staged files: {error}"))
+}
+
+fn no_record(record: &str) -> Error {
+    Error::new(ErrorKind::NotFound, format!("no record of staged file {record}"))
 }
 
 fn sync_folder(folder: &Path) -> Result<()> {
@@ -474,8 +478,7 @@ impl StageDisk for FolderDisk {
         let transaction = self.database.begin_read().map_err(database_error)?;
         let objects = transaction.open_table(OBJECTS_TABLE).map_err(database_error)?;
         let found = objects.get(record).map_err(database_error)?;
-        let absent = || Error::new(ErrorKind::NotFound, format!("no record of staged file {record}"));
-        Ok(inline_of(found.ok_or_else(absent)?.value()).to_vec())
+        Ok(inline_of(found.ok_or_else(|| no_record(record))?.value()).to_vec())
     }
 
     fn identity(&self) -> Result<u64> {

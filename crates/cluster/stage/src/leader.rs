@@ -249,7 +249,7 @@ impl Leader {
         InFlight { leader: self, record: record.to_owned() }
     }
 
-    /// Compares a writer's condition with what is known of the name: here, or at the store if that answers soon. Without an answer the
+    /// Compares a writer's condition with the object of the name: here, or at the store if that answers soon. Without an answer the
     /// upload finds out.
     fn admit(&self, at: &BucketKey, condition: &StoreBase, mark: &str) -> Answer<Admitted> {
         let is_new_leader = self.term > 1 && self.began.elapsed() < NEW_LEADER_TIME;
