@@ -506,3 +506,6 @@ impl FolderDisk {
         copy.finish()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -511,3 +511,6 @@ fn names_below<T>(
     }
     names
 }
+
+#[cfg(test)]
+mod tests;
