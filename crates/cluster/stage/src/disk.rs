@@ -509,3 +509,6 @@ impl FolderDisk {
         copy.finish()
     }
 }
+
+#[cfg(test)]
+mod tests;

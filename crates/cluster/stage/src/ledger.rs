@@ -519,3 +519,6 @@ fn names_below<T>(
     }
     names
 }
+
+#[cfg(test)]
+mod tests;

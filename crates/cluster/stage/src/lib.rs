@@ -10,6 +10,8 @@ mod holder;
 mod leader;
 mod ledger;
 mod manifest;
+#[cfg(test)]
+mod manifest_samples;
 mod message;
 mod peers;
 mod service;

@@ -95,3 +95,6 @@ fn merge(page: RawPage, staged: Vec<(String, KnownName)>, after: &str, until: Op
     }
     RawPage { objects: objects.into_values().collect(), prefixes: prefixes.into_iter().collect(), next: None }
 }
+
+#[cfg(test)]
+mod tests;

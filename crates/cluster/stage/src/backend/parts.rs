@@ -296,3 +296,6 @@ impl StageService {
         Ok(Piece { slices })
     }
 }
+
+#[cfg(test)]
+mod tests;

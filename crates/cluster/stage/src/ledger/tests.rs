@@ -1,0 +1,127 @@
+use super::*;
+use crate::manifest::staged_etag;
+use crate::manifest_samples::sample;
+
+fn at(key: &str) -> BucketKey {
+    BucketKey::new("s3://bucket", key)
+}
+
+fn with_entries(keys: &[&str]) -> Ledger {
+    let mut ledger = Ledger::default();
+    for (number, key) in keys.iter().enumerate() {
+        ledger.enter(sample(key, &format!("mark-{number}"), number as u64), Instant::now(), false);
+    }
+    ledger
+}
+
+/// The outcome of a condition, in a word.
+fn admitted(ledger: &Ledger, key: &str, condition: &StoreBase, mark: &str) -> String {
+    match ledger.admit(&at(key), condition, mark) {
+        Ok(Admitted::Known(etag)) => format!("known {etag}"),
+        Ok(Admitted::New(base, begun)) => format!("{base:?} {begun:?}"),
+        Err(failure) => format!("{:?}", failure.error.kind()),
+    }
+}
+
+#[test]
+fn conditions_are_compared_with_the_newest_object_of_the_name() {
+    let version = |etag: &str| StoreBase::Version(etag.to_owned());
+    let mut ledger = with_entries(&["a"]);
+    let cases = [
+        (StoreBase::Any, "Any []"),
+        (StoreBase::Absent, "Stale"),
+        (version("staged-mark-0"), "Absent []"),
+        (version("staged-other"), "Stale"),
+        (version("etag"), "Stale"),
+    ];
+    for (condition, expected) in &cases {
+        assert_eq!(admitted(&ledger, "a", condition, "new"), *expected, "{condition:?}");
+        assert_eq!(admitted(&ledger, "a", condition, "mark-0"), "known staged-mark-0", "{condition:?}");
+    }
+    // The upload has begun: the store may have the object.
+    let job = ledger.take_job(Instant::now() + Duration::from_secs(5)).ok().unwrap();
+    assert_eq!(admitted(&ledger, "a", &version("staged-mark-0"), "new"), "Absent [\"mark-0\"]");
+    ledger.note_saved(&job, "real", &BTreeSet::new(), Instant::now());
+    let cases = [
+        (StoreBase::Any, "Any []"),
+        (StoreBase::Absent, "Stale"),
+        (version("staged-mark-0"), "Version(\"real\") []"),
+        (version("staged-other"), "Stale"),
+    ];
+    for (condition, expected) in &cases {
+        assert_eq!(admitted(&ledger, "a", condition, "new"), *expected, "{condition:?}");
+    }
+    assert_eq!(admitted(&ledger, "b", &StoreBase::Absent, "new"), "Absent []");
+    ledger.note_taken("mark-0", &staged_etag("mark-0"));
+    ledger.forget_saved(&at("a"));
+    assert_eq!(admitted(&ledger, "a", &StoreBase::Any, "mark-0"), "known staged-mark-0");
+}
+
+#[test]
+fn no_upload_begins_while_the_name_is_changed() {
+    let mut ledger = with_entries(&["a"]);
+    ledger.locked.insert(at("a"));
+    let later = Instant::now() + Duration::from_secs(5);
+    assert!(ledger.take_job(later).is_err());
+    ledger.locked.clear();
+    assert!(ledger.take_job(later + LOCKED_NAME_PAUSE).is_ok());
+}
+
+fn names_of(ledger: &Ledger, prefix: &str, after: &str, is_folded: bool) -> Vec<String> {
+    ledger.find_below(&at(prefix), after, is_folded).names.into_iter().map(|(name, _)| name).collect()
+}
+
+#[test]
+fn names_are_found_by_prefix_and_folded() {
+    let ledger = with_entries(&["a", "a/b", "a/c/d", "a/c/e", "a-b", "b/x", "c"]);
+    assert_eq!(names_of(&ledger, "", "", true), ["a", "a-b", "a/", "b/", "c"]);
+    assert_eq!(names_of(&ledger, "", "a-b", true), ["a/", "b/", "c"]);
+    assert_eq!(names_of(&ledger, "", "a/", true), ["b/", "c"]);
+    assert_eq!(names_of(&ledger, "a/", "", true), ["a/b", "a/c/"]);
+    assert_eq!(names_of(&ledger, "a/", "a/c/", true), [""; 0]);
+    assert_eq!(names_of(&ledger, "", "", false), ["a", "a-b", "a/b", "a/c/d", "a/c/e", "b/x", "c"]);
+    assert_eq!(names_of(&ledger, "a/c", "a/c/d", false), ["a/c/e"]);
+}
+
+#[test]
+fn pages_have_each_name_once() {
+    let keys: Vec<String> = (0..2 * STAGED_NAMES_MAX + 30).map(|number| format!("f{:05}/x", number)).collect();
+    let mut ledger = with_entries(&keys.iter().map(String::as_str).collect::<Vec<_>>());
+    // Every other object is uploaded.
+    let later = Instant::now() + Duration::from_secs(5);
+    for number in 0..keys.len() {
+        let job = ledger.take_job(later).ok().unwrap();
+        if number % 2 == 0 {
+            ledger.note_saved(&job, "real", &BTreeSet::new(), later);
+        }
+    }
+    for is_folded in [false, true] {
+        let mut found = Vec::new();
+        let mut after = String::new();
+        loop {
+            let below = ledger.find_below(&at(""), &after, is_folded);
+            let Some((last, _)) = below.names.last() else { break };
+            after.clone_from(last);
+            found.extend(below.names.into_iter().map(|(name, _)| name));
+            if !below.has_more {
+                break;
+            }
+        }
+        let expected: Vec<String> =
+            keys.iter().map(|key| if is_folded { key.replace("/x", "/") } else { key.clone() }).collect();
+        assert!(found == expected, "{} names of {}", found.len(), expected.len());
+    }
+}
+
+#[test]
+fn an_end_is_forgotten_when_all_nodes_know_those_of_earlier_objects_too() {
+    let node = |number: u32| format!("node-{number}");
+    let mut ledger = with_entries(&["a"]);
+    ledger.enter(sample("a", "second", 9), Instant::now(), false);
+    ledger.remove(&at("a"), &[node(0), node(1)]);
+    // A node may have the first object, and does not know the end: the second is to be found later than that.
+    assert!(ledger.forgettable().is_empty());
+    let first = ledger.done.get_mut("record-mark-0").unwrap();
+    first.told.extend([node(0), node(1)]);
+    assert_eq!(ledger.forgettable().len(), 2);
+}
