@@ -229,8 +229,8 @@ impl FolderDisk {
             let sum = crc32c::crc32c_append(crc32c::crc32c(&table), &footer[..8]);
             Ok((rest[..4] == sum.to_le_bytes()).then_some(OpenPart { file, len, table }))
         });
-        let spoilt = || Error::new(ErrorKind::Corrupt, format!("{}: its checksums are damaged", path.display()));
-        read.map_err(|error| disk_error(&path, &error))?.ok_or_else(spoilt)
+        read.map_err(|error| disk_error(&path, &error))?
+            .ok_or_else(|| Error::new(ErrorKind::Corrupt, format!("{}: its checksums are damaged", path.display())))
     }
 
     fn write_changes(&self, waiting: &[WaitingChange]) -> Result<()> {

@@ -272,13 +272,9 @@ impl Leader {
             }
             return self.ledger.lock().admit(at, condition, mark);
         }
-        let absent = || {
-            let why = format!("there is no object '{}' any more", at.key);
-            RequestFailure::fatal(ErrorKind::NotFound, why)
-        };
         let Some(found) = found else {
             return match condition {
-                StoreBase::Version(_) => Err(absent()),
+                StoreBase::Version(_) => Err(no_object(at)),
                 _ => Ok(Admitted::New(condition.clone(), Vec::new())),
             };
         };
@@ -702,6 +698,10 @@ impl Leader {
 fn is_mark_of(manifest: &Manifest, mark: &str) -> bool {
     let is_base = matches!(&manifest.base, StoreBase::Version(etag) if staged_mark(etag) == Some(mark));
     manifest.mark == mark || is_base || manifest.begun.iter().any(|begun| begun == mark)
+}
+
+fn no_object(at: &BucketKey) -> RequestFailure {
+    RequestFailure::fatal(ErrorKind::NotFound, format!("there is no object '{}' any more", at.key))
 }
 
 /// All nodes with these parts.

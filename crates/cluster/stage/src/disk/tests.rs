@@ -1,3 +1,5 @@
+//! Parts and records on a disk, also after a loss of power and with flipped bits.
+
 use super::*;
 use crate::manifest::Phase;
 use crate::manifest_samples::sample;

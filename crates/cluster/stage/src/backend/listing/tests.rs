@@ -1,3 +1,5 @@
+//! Merged pages: names of the store and of the group.
+
 use super::*;
 use crate::backend::time_at;
 use crate::manifest_samples::sample;

@@ -1,3 +1,5 @@
+//! The ids of uploads, and the ETags of parts.
+
 use super::*;
 use spurline_object_store::ObjectAttributes;
 
