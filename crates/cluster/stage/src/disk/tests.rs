@@ -1,3 +1,5 @@
+//! The disk, on real folders.
+
 use super::*;
 use crate::manifest::Phase;
 use crate::manifest_samples::sample;

@@ -1,3 +1,5 @@
+//! The leader's table.
+
 use super::*;
 use crate::manifest::staged_etag;
 use crate::manifest_samples::sample;

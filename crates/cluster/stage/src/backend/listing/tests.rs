@@ -1,3 +1,5 @@
+//! Pages of a merged listing.
+
 use super::*;
 use crate::backend::time_at;
 use crate::manifest_samples::sample;

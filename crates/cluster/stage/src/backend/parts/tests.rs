@@ -1,3 +1,5 @@
+//! Ids of uploads and etags of parts.
+
 use super::*;
 use spurline_object_store::ObjectAttributes;
 
