@@ -176,6 +176,12 @@ impl Network {
         state.nodes.iter_mut().for_each(|node| node.is_without_registry = false);
     }
 
+    /// The leader that the registry names.
+    pub fn leader(&self) -> Option<usize> {
+        let state = self.state.lock();
+        (state.facts.term > 0).then(|| number_of(&state.facts.leader)).filter(|node| *node < state.nodes.len())
+    }
+
     pub fn term(&self) -> u64 {
         self.state.lock().facts.term
     }

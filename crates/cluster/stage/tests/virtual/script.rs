@@ -155,7 +155,10 @@ impl StageScript<'_> {
         self.trouble_network();
         self.trouble_store();
         self.wait_up_to(20);
-        let domain = self.domains[self.dice.below(self.domains.len())];
+        // Half of the trouble is the leader's.
+        let any = self.dice.below(self.domains.len());
+        let leader = self.cluster.network.leader().filter(|_| self.dice.below(2) == 0);
+        let domain = self.domains[leader.unwrap_or(any)];
         let mut is_lost = false;
         for _ in 0..1 + self.dice.below(3) {
             is_lost |= self.trouble_domain(domain);
@@ -187,7 +190,7 @@ impl StageScript<'_> {
     fn trouble_store(&mut self) {
         let (faults, seconds) = match self.dice.below(6) {
             0 => (StoreFaults { lost: 1000, ..StoreFaults::default() }, 3600),
-            1 | 2 => (StoreFaults { lost: 1000, ..StoreFaults::default() }, 60),
+            1 | 2 => (StoreFaults { lost: 1000, ..StoreFaults::default() }, 200),
             3 => (StoreFaults::draw(&mut self.dice), 60),
             _ => return,
         };
@@ -207,7 +210,7 @@ impl StageScript<'_> {
         let node = nodes[self.dice.below(nodes.len())];
         let others: Vec<usize> = (0..self.domains.len()).filter(|other| *other != node).collect();
         let other = others[self.dice.below(others.len())];
-        let kind = self.dice.below(10);
+        let kind = self.dice.below(12);
         match kind {
             0 | 1 => {
                 let is_off = self.dice.below(2) == 0;
@@ -220,7 +223,7 @@ impl StageScript<'_> {
                 self.wait_up_to(6);
                 self.restart(node);
             }
-            3 => {
+            3 | 10 | 11 => {
                 self.tell(format_args!("the disks of {nodes:?} are lost"));
                 nodes.iter().for_each(|node| self.cluster.kill(*node, false));
                 nodes.iter().for_each(|node| self.cluster.nodes[*node].disk.replace());
@@ -261,7 +264,7 @@ impl StageScript<'_> {
             }
             _ => self.trouble_disk(node),
         }
-        kind == 3
+        matches!(kind, 3 | 10 | 11)
     }
 
     fn trouble_disk(&mut self, node: usize) {
