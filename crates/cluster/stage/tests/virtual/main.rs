@@ -90,7 +90,7 @@ fn run_here(seed: u64) {
     counts.print();
 }
 
-/// Eight seeds. `SPURLINE_TEST_SEEDS=n` runs the first n, `SPURLINE_TEST_SEEDS=n..m` others, `SPURLINE_TEST_SEED=n` one with all its calls.
+/// Four seeds. `SPURLINE_TEST_SEEDS=n` runs the first n, `SPURLINE_TEST_SEEDS=n..m` others, `SPURLINE_TEST_SEED=n` one with all its calls.
 #[test]
 fn what_was_acknowledged_is_there_whatever_happens() {
     if let Some(seed) = seed_of_process() {
@@ -113,7 +113,7 @@ fn a_seed_runs_the_same_way_again() {
         println!("SKIP: this system does not let a program choose that its addresses are not random");
         return;
     }
-    for seed in [9551, 9556] {
+    for seed in [9551] {
         let first = run_in_process(STAGED, seed, false);
         assert_eq!(run_in_process(STAGED, seed, false), first, "seed {seed}");
     }
