@@ -103,6 +103,11 @@ impl MemDisk {
         self.state.lock().flipped.clear();
     }
 
+    /// Whether there is a record of an object with this mark.
+    pub fn has_mark(&self, mark: &str) -> bool {
+        self.state.lock().records.values().any(|(manifest, _)| manifest.mark == mark)
+    }
+
     /// Leftovers: manifests that are not done, parts that a manifest had.
     pub fn leftovers(&self) -> Vec<String> {
         let state = self.state.lock();

@@ -195,6 +195,17 @@ impl StageModel {
         self.end(change, if is_alone { ChangeEnd::Acknowledged(now) } else { ChangeEnd::Doubtful });
     }
 
+    /// Whether another change of the key was begun after this one, or at the same time.
+    pub fn is_replaced_since(&self, change: ChangeNumber) -> bool {
+        let state = self.state.lock();
+        let changes = &state.keys[change.key].changes;
+        let start = changes[change.at].start;
+        changes.iter().enumerate().any(|(at, other)| {
+            let is_ended = matches!(other.end, ChangeEnd::Acknowledged(end) if end < start);
+            at != change.at && other.end != ChangeEnd::Refused && !is_ended
+        })
+    }
+
     /// No answer comes any more.
     pub fn give_up(&self, change: ChangeNumber) {
         self.state.lock().keys[change.key].changes[change.at].gave_up = Some(Instant::now());

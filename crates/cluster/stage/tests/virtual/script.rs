@@ -226,7 +226,7 @@ impl StageScript<'_> {
             3 | 10 | 11 => {
                 self.tell(format_args!("the disks of {nodes:?} are lost"));
                 nodes.iter().for_each(|node| self.cluster.kill(*node, false));
-                nodes.iter().for_each(|node| self.cluster.nodes[*node].disk.replace());
+                nodes.iter().for_each(|node| self.cluster.lose_disk(*node));
                 self.wait_up_to(40);
                 nodes.iter().for_each(|node| self.restart(*node));
             }
