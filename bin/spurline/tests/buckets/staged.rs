@@ -120,6 +120,15 @@ fn staged_files_are_shown_until_the_store_has_them() {
     assert!(fs::read(two.path("file")).unwrap() == content);
     eventually("the upload", || rig.server.bytes(BUCKET, "p/file").as_deref() == Some(&content));
     eventually("the mark to go", || !is_marked(&first.join("file")) && !is_marked(&two.path("file")));
+    // The copies of all files of a folder have one mark.
+    fs::create_dir(first.join("old")).unwrap();
+    (0..20).for_each(|number| fs::write(first.join(format!("old/{number}")), format!("{number}")).unwrap());
+    fs::rename(first.join("old"), first.join("new")).unwrap();
+    for number in 0..20 {
+        assert_eq!(fs::read_to_string(two.path(format!("new/{number}"))).unwrap(), format!("{number}"));
+    }
+    fs::remove_dir_all(first.join("new")).unwrap();
+    eventually("the bucket to forget the folder", || !rig.server.keys(BUCKET).iter().any(|key| key.contains("/new/")));
     // Without the store, files that are open can be closed.
     let mut kept = File::create(first.join("kept")).unwrap();
     let mut lost = File::create(first.join("lost")).unwrap();

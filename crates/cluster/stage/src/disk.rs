@@ -1,4 +1,4 @@
-//! What a node keeps of staged objects on its disks. [`FolderDisk`] is the real one. Everything that a call has returned is there
+//! Staged objects on the disks of a node. [`FolderDisk`] is the real one. Everything that a call has returned is there
 //! after a loss of power.
 //!
 //! A part is a file: the bytes, a CRC32C of each chunk, and a footer. Manifests, with the bytes of small objects, are records of a
@@ -160,6 +160,10 @@ fn database_error(error: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Io(5), format!("the records of staged files: {error}"))
 }
 
+fn no_record(record: &str) -> Error {
+    Error::new(ErrorKind::NotFound, format!("no record of staged file {record}"))
+}
+
 fn sync_folder(folder: &Path) -> Result<()> {
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| disk_error(folder, &error))
 }
@@ -225,8 +229,8 @@ impl FolderDisk {
             let sum = crc32c::crc32c_append(crc32c::crc32c(&table), &footer[..8]);
             Ok((rest[..4] == sum.to_le_bytes()).then_some(OpenPart { file, len, table }))
         });
-        let spoilt = || Error::new(ErrorKind::Corrupt, format!("{}: its checksums are damaged", path.display()));
-        read.map_err(|error| disk_error(&path, &error))?.ok_or_else(spoilt)
+        read.map_err(|error| disk_error(&path, &error))?
+            .ok_or_else(|| Error::new(ErrorKind::Corrupt, format!("{}: its checksums are damaged", path.display())))
     }
 
     fn write_changes(&self, waiting: &[WaitingChange]) -> Result<()> {
@@ -474,8 +478,7 @@ impl StageDisk for FolderDisk {
         let transaction = self.database.begin_read().map_err(database_error)?;
         let objects = transaction.open_table(OBJECTS_TABLE).map_err(database_error)?;
         let found = objects.get(record).map_err(database_error)?;
-        let absent = || Error::new(ErrorKind::NotFound, format!("no record of staged file {record}"));
-        Ok(inline_of(found.ok_or_else(absent)?.value()).to_vec())
+        Ok(inline_of(found.ok_or_else(|| no_record(record))?.value()).to_vec())
     }
 
     fn identity(&self) -> Result<u64> {

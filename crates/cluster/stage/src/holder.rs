@@ -86,7 +86,7 @@ fn ended_here(node: &str, manifest: &Manifest) -> RequestFailure {
     RequestFailure::transient(ErrorKind::Unavailable, why)
 }
 
-/// What a node keeps.
+/// The staged objects of a node.
 pub struct Holder {
     name: String,
     domain: String,
@@ -94,7 +94,7 @@ pub struct Holder {
     disk: Arc<dyn StageDisk>,
     /// A drained node keeps what it has, and takes no more.
     is_closed: AtomicBool,
-    /// Identifies what is on the disk.
+    /// Identifies the content of the disk.
     identity: u64,
     /// Identifies this process.
     process: u64,

@@ -237,7 +237,7 @@ impl Leader {
             "a staged file is taken"
         );
         let mut ledger = self.ledger.lock();
-        ledger.note_taken(&manifest.mark, &etag);
+        ledger.note_taken(&manifest.at, &manifest.mark);
         ledger.enter(manifest, Instant::now(), false);
         drop(ledger);
         self.changed.notify_all();
@@ -249,13 +249,13 @@ impl Leader {
         InFlight { leader: self, record: record.to_owned() }
     }
 
-    /// Compares a writer's condition with what is known of the name: here, or at the store if that answers soon. Without an answer the
+    /// Compares a writer's condition with the object of the name: here, or at the store if that answers soon. Without an answer the
     /// upload finds out.
     fn admit(&self, at: &BucketKey, condition: &StoreBase, mark: &str) -> Answer<Admitted> {
         let is_new_leader = self.term > 1 && self.began.elapsed() < NEW_LEADER_TIME;
         let (is_saved, needs_store) = {
             let ledger = self.ledger.lock();
-            if ledger.is_taken(mark) {
+            if ledger.is_taken(at, mark) {
                 return ledger.admit(at, condition, mark);
             }
             let is_saved = matches!(ledger.find(at), KnownName::Saved(_));
@@ -272,13 +272,9 @@ impl Leader {
             }
             return self.ledger.lock().admit(at, condition, mark);
         }
-        let absent = || {
-            let why = format!("there is no object '{}' any more", at.key);
-            RequestFailure::fatal(ErrorKind::NotFound, why)
-        };
         let Some(found) = found else {
             return match condition {
-                StoreBase::Version(_) => Err(absent()),
+                StoreBase::Version(_) => Err(no_object(at)),
                 _ => Ok(Admitted::New(condition.clone(), Vec::new())),
             };
         };
@@ -579,30 +575,49 @@ impl Leader {
 
     /// Copies an object.
     fn copy(self: &Arc<Self>, copy: CopyCall) -> Answer<StageReply> {
-        let CopyCall { from, etag, to, attributes, mark, condition } = copy;
         let deadline = Instant::now() + CHANGE_TIME;
-        let _lock = self.lock_name(&to, deadline)?;
-        let source = self.ledger.lock().entries.get(&from).map(|entry| entry.manifest.clone());
-        let source = source.filter(|manifest| manifest.phase == Phase::Waiting);
-        let source = source.filter(|manifest| etag.as_ref().is_none_or(|etag| *etag == manifest.etag()));
-        if let Some(source) = source {
-            let attributes = attributes.unwrap_or_else(|| source.attributes.marked(&mark));
-            // The source may be uploaded meanwhile: the next attempt finds the object at the store.
-            let copied = self.copy_staged(&source, &to, attributes, condition).map_err(|failure| {
-                match failure.error.kind() {
-                    ErrorKind::Stale => failure,
-                    _ => RequestFailure::transient(ErrorKind::Unavailable, failure.error.message().to_owned()),
-                }
-            })?;
-            return Ok(StageReply::Text(copied));
+        loop {
+            let lock = self.lock_name(&copy.to, deadline)?;
+            if let Some(source) = self.staged_source(&copy) {
+                return Ok(StageReply::Text(self.copy_from_group(&source, copy)?));
+            }
+            if !self.ledger.lock().entries.contains_key(&copy.to) {
+                return self.copy_at_store(copy);
+            }
+            // No upload begins while the name is changed.
+            drop(lock);
+            self.flush(&copy.to, deadline)?;
         }
-        let source = match &etag {
-            Some(etag) if staged_mark(etag).is_some() => Some(self.real_version(&from, etag)?),
-            other => other.clone(),
+    }
+
+    /// The source of a copy, if it is staged.
+    fn staged_source(&self, copy: &CopyCall) -> Option<Manifest> {
+        let ledger = self.ledger.lock();
+        let source = ledger.entries.get(&copy.from).map(|entry| &entry.manifest)?;
+        let is_wanted = copy.etag.as_ref().is_none_or(|etag| *etag == source.etag());
+        (source.phase == Phase::Waiting && is_wanted).then(|| source.clone())
+    }
+
+    /// Copies a staged object.
+    fn copy_from_group(self: &Arc<Self>, source: &Manifest, copy: CopyCall) -> Answer<String> {
+        let CopyCall { to, attributes, mark, condition, .. } = copy;
+        let attributes = attributes.unwrap_or_else(|| source.attributes.marked(&mark));
+        let copied = self.copy_staged(source, &to, attributes, condition);
+        copied.map_err(|failure| match failure.error.kind() {
+            ErrorKind::Stale => failure,
+            // The source may be uploaded meanwhile: the next attempt finds the object at the store.
+            _ => RequestFailure::transient(ErrorKind::Unavailable, failure.error.message().to_owned()),
+        })
+    }
+
+    /// Has the caller copy an object of the store.
+    fn copy_at_store(&self, copy: CopyCall) -> Answer<StageReply> {
+        let source = match copy.etag {
+            Some(etag) if staged_mark(&etag).is_some() => Some(self.real_version(&copy.from, &etag)?),
+            other => other,
         };
-        self.flush(&to, deadline)?;
-        let condition = self.real_condition(&to, &condition)?;
-        self.ledger.lock().note_asked(&to);
+        let condition = self.real_condition(&copy.to, &copy.condition)?;
+        self.ledger.lock().note_asked(&copy.to);
         Ok(StageReply::AskStore { condition, source })
     }
 
@@ -683,6 +698,10 @@ impl Leader {
 fn is_mark_of(manifest: &Manifest, mark: &str) -> bool {
     let is_base = matches!(&manifest.base, StoreBase::Version(etag) if staged_mark(etag) == Some(mark));
     manifest.mark == mark || is_base || manifest.begun.iter().any(|begun| begun == mark)
+}
+
+fn no_object(at: &BucketKey) -> RequestFailure {
+    RequestFailure::fatal(ErrorKind::NotFound, format!("there is no object '{}' any more", at.key))
 }
 
 /// All nodes with these parts.

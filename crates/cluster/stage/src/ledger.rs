@@ -1,6 +1,6 @@
 //! The leader's table of all staged objects. Knows no node, no store and no clock of its own.
 
-use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, StageClass, StoreBase};
+use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, StageClass, StoreBase, staged_etag};
 use crate::message::{Answer, KnownName, Located, NamesBelow, SavedName, UnsavedObject};
 use crate::shared::stale;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const SAVED_MAX: usize = 100_000;
 /// A change at the store by a node takes no longer.
 const ASKED_TIME: Duration = Duration::from_secs(600);
-/// Marks of objects that were taken.
+/// Objects that were taken, and are remembered.
 const TAKEN_MAX: usize = 100_000;
 /// Names of an answer.
 const STAGED_NAMES_MAX: usize = 2000;
@@ -90,6 +90,13 @@ pub enum Admitted {
     New(StoreBase, Vec<String>),
 }
 
+/// An object that was taken. All copies of the rename of a folder have one mark: the name counts, too.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct TakenObject {
+    at: BucketKey,
+    mark: String,
+}
+
 /// See the head of this file.
 #[derive(Default)]
 pub struct Ledger {
@@ -111,8 +118,8 @@ pub struct Ledger {
     /// Records that nodes are about to get.
     pub in_flight: HashSet<String>,
     /// Marks of objects that were taken, by the time: a call that comes once more, and late, is not executed again.
-    taken: HashMap<String, String>,
-    taken_order: VecDeque<String>,
+    taken: HashSet<TakenObject>,
+    taken_order: VecDeque<TakenObject>,
     /// Names that nodes change at the store, by the last answer that told them to.
     asked: HashMap<BucketKey, Instant>,
 }
@@ -123,8 +130,8 @@ impl Ledger {
     /// # Errors
     /// `Stale` if the condition does not hold.
     pub fn admit(&self, at: &BucketKey, condition: &StoreBase, mark: &str) -> Answer<Admitted> {
-        if let Some(etag) = self.taken.get(mark) {
-            return Ok(Admitted::Known(etag.clone()));
+        if self.is_taken(at, mark) {
+            return Ok(Admitted::Known(staged_etag(mark)));
         }
         let Some(entry) = self.entries.get(at) else { return self.admit_at_store(at, condition, mark) };
         let manifest = &entry.manifest;
@@ -197,15 +204,16 @@ impl Ledger {
         replaced.iter().for_each(|replaced| self.end(replaced, Phase::Done, []));
     }
 
-    /// Whether an object with this mark was taken.
-    pub fn is_taken(&self, mark: &str) -> bool {
-        self.taken.contains_key(mark)
+    /// Whether an object of this name with this mark was taken.
+    pub fn is_taken(&self, at: &BucketKey, mark: &str) -> bool {
+        self.taken.contains(&TakenObject { at: at.clone(), mark: mark.to_owned() })
     }
 
-    /// Notes the mark of an object that was taken.
-    pub fn note_taken(&mut self, mark: &str, etag: &str) {
-        if self.taken.insert(mark.to_owned(), etag.to_owned()).is_none() {
-            self.taken_order.push_back(mark.to_owned());
+    /// Notes an object that was taken.
+    pub fn note_taken(&mut self, at: &BucketKey, mark: &str) {
+        let taken = TakenObject { at: at.clone(), mark: mark.to_owned() };
+        if self.taken.insert(taken.clone()) {
+            self.taken_order.push_back(taken);
         }
         while self.taken_order.len() > TAKEN_MAX {
             let Some(oldest) = self.taken_order.pop_front() else { break };
@@ -282,7 +290,7 @@ impl Ledger {
             // Most objects are new. Listed here are those that may have come into being behind the back of the writer.
             StoreBase::Absent => Ok(is_new_leader || self.asked.contains_key(at)),
             StoreBase::Version(etag) => match crate::manifest::staged_mark(etag) {
-                Some(mark) if self.taken.contains_key(mark) => Err(stale(at)),
+                Some(mark) if self.is_taken(at, mark) => Err(stale(at)),
                 _ => Ok(true),
             },
         }

@@ -57,7 +57,7 @@ struct LocatedManifest {
     when: Instant,
 }
 
-/// What a node keeps of staged files.
+/// The place of a node for staged files.
 pub struct StageSpace {
     /// The failure domain.
     pub domain: String,

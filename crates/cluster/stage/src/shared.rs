@@ -66,7 +66,7 @@ impl UploadMemory {
 pub struct StageShared {
     /// The name of this node.
     pub name: String,
-    /// What this node keeps; `None` without disks for staged objects.
+    /// The objects of this node; `None` without disks for staged objects.
     pub holder: Option<Holder>,
     /// The other nodes.
     pub peers: Arc<dyn StagePeers>,

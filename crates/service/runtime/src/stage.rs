@@ -179,7 +179,7 @@ pub fn start_stage(
 pub struct RunningStage(Arc<StageService>);
 
 impl RunningStage {
-    /// Waits for uploads, and says what is left.
+    /// Waits for uploads, and counts the files that are left.
     pub fn stop(self) {
         if self.0.kept_objects() > 0 {
             tracing::info!("{} staged files of this node wait for their upload", self.0.kept_objects());

@@ -113,11 +113,7 @@ impl StageService {
                 return Ok(Piece { slices: vec![Slice { part, from: 0, len, holders }] });
             }
         }
-        let none = || {
-            let why = "no two nodes of different failure domains keep staged files now: start nodes with --stage-size";
-            RequestFailure::transient(ErrorKind::Unavailable, why.to_owned())
-        };
-        Err(last.unwrap_or_else(none))
+        Err(last.unwrap_or_else(too_few_nodes))
     }
 
     /// Writes a part at several nodes at once.
@@ -141,6 +137,11 @@ impl StageService {
             own.into_iter().chain(others).collect()
         })
     }
+}
+
+fn too_few_nodes() -> RequestFailure {
+    let why = "no two nodes of different failure domains keep staged files now: start nodes with --stage-size";
+    RequestFailure::transient(ErrorKind::Unavailable, why.to_owned())
 }
 
 /// Nodes of further failure domains, at most `count`.

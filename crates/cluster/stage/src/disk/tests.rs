@@ -1,4 +1,4 @@
-//! The disk, on real folders.
+//! Parts and records on a disk, also after a loss of power and with flipped bits.
 
 use super::*;
 use crate::manifest::Phase;

@@ -1,4 +1,4 @@
-//! The begin of a term: a node takes the leadership in the registry, has all nodes refuse the leader before, and learns from these what is
+//! The begin of a term: a node takes the leadership in the registry, has all nodes refuse the leader before, and learns from these which objects are
 //! staged.
 //!
 //! | a record found | then |
@@ -30,7 +30,7 @@ const FENCE_PAUSE: Duration = Duration::from_millis(500);
 /// The first leader of a group waits this long: all nodes read the registry meanwhile.
 const FIRST_WAIT: Duration = Duration::from_secs(3);
 
-/// What a node keeps, by its answer.
+/// The objects of a node, by its answer.
 struct FencedNode {
     facts: NodeFacts,
     manifests: Vec<Manifest>,

@@ -1,7 +1,6 @@
-//! The leader's table.
+//! Conditions of writers, queues of uploads, and pages of names.
 
 use super::*;
-use crate::manifest::staged_etag;
 use crate::manifest_samples::sample;
 
 fn at(key: &str) -> BucketKey {
@@ -27,7 +26,6 @@ fn admitted(ledger: &Ledger, key: &str, condition: &StoreBase, mark: &str) -> St
 
 #[test]
 fn conditions_are_compared_with_the_newest_object_of_the_name() {
-    let version = |etag: &str| StoreBase::Version(etag.to_owned());
     let mut ledger = with_entries(&["a"]);
     let cases = [
         (StoreBase::Any, "Any []"),
@@ -54,9 +52,11 @@ fn conditions_are_compared_with_the_newest_object_of_the_name() {
         assert_eq!(admitted(&ledger, "a", condition, "new"), *expected, "{condition:?}");
     }
     assert_eq!(admitted(&ledger, "b", &StoreBase::Absent, "new"), "Absent []");
-    ledger.note_taken("mark-0", &staged_etag("mark-0"));
+    ledger.note_taken(&at("a"), "mark-0");
     ledger.forget_saved(&at("a"));
     assert_eq!(admitted(&ledger, "a", &StoreBase::Any, "mark-0"), "known staged-mark-0");
+    // All copies of the rename of a folder have one mark.
+    assert_eq!(admitted(&ledger, "b", &StoreBase::Any, "mark-0"), "Any []");
 }
 
 #[test]
@@ -117,7 +117,6 @@ fn pages_have_each_name_once() {
 
 #[test]
 fn an_end_is_forgotten_when_all_nodes_know_those_of_earlier_objects_too() {
-    let node = |number: u32| format!("node-{number}");
     let mut ledger = with_entries(&["a"]);
     ledger.enter(sample("a", "second", 9), Instant::now(), false);
     ledger.remove(&at("a"), &[node(0), node(1)]);
@@ -126,4 +125,12 @@ fn an_end_is_forgotten_when_all_nodes_know_those_of_earlier_objects_too() {
     let first = ledger.done.get_mut("record-mark-0").unwrap();
     first.told.extend([node(0), node(1)]);
     assert_eq!(ledger.forgettable().len(), 2);
+}
+
+fn node(number: u32) -> String {
+    format!("node-{number}")
+}
+
+fn version(etag: &str) -> StoreBase {
+    StoreBase::Version(etag.to_owned())
 }

@@ -90,7 +90,7 @@ fn run_here(seed: u64) {
     counts.print();
 }
 
-/// Thirty seeds. `SPURLINE_TEST_SEEDS=n` runs the first n, `SPURLINE_TEST_SEEDS=n..m` others, `SPURLINE_TEST_SEED=n` one with all its calls.
+/// Eight seeds. `SPURLINE_TEST_SEEDS=n` runs the first n, `SPURLINE_TEST_SEEDS=n..m` others, `SPURLINE_TEST_SEED=n` one with all its calls.
 #[test]
 fn what_was_acknowledged_is_there_whatever_happens() {
     if let Some(seed) = seed_of_process() {

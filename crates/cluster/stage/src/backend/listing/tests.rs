@@ -1,4 +1,4 @@
-//! Pages of a merged listing.
+//! Merged pages: names of the store and of the group.
 
 use super::*;
 use crate::backend::time_at;

@@ -1,4 +1,4 @@
-//! Ids of uploads and etags of parts.
+//! The ids of uploads, and the ETags of parts.
 
 use super::*;
 use spurline_object_store::ObjectAttributes;
