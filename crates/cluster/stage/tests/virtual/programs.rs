@@ -241,6 +241,7 @@ impl<'a> StageProgram<'a> {
         let attributes = marked_as(attributes, &mark);
         let change = self.model.begin(key, &mark, Some(content));
         let ChosenCondition { condition, calm, chosen } = condition;
+        self.model.note_condition(&mark, &condition);
         NewVersion { key, mark, attributes, condition, calm, chosen, change, lost_disks: self.cluster.lost_disks() }
     }
 

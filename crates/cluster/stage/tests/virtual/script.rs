@@ -350,7 +350,7 @@ fn check_end(cluster: &StageCluster, model: &StageModel) {
             let is_kept = at_store == Some(content) || conflicts.contains(&content) || is_replaced;
             assert!(is_kept || is_late, "{name} has lost {content:016x}; there are {found:x?} and {conflicts:x?}");
         }
-        check_strangers(cluster, name);
+        check_strangers(cluster, model, name);
         if !conflicts.is_empty() {
             cluster.shared.tell(format_args!("{name} has {} conflicts", conflicts.len()));
             assert!(
@@ -369,13 +369,17 @@ fn was_at_store(cluster: &StageCluster, name: &str, content: u64) -> bool {
 }
 
 /// A version of a stranger is replaced only by a change that knew it, or by one without a condition.
-fn check_strangers(cluster: &StageCluster, name: &str) {
+fn check_strangers(cluster: &StageCluster, model: &StageModel, name: &str) {
     let versions = cluster.store.versions(name);
     for pair in versions.windows(2) {
         let [Some(before), Some(after)] = pair else { continue };
         if before.writer.is_none() && after.writer.is_some() {
-            let mark = after.mark().unwrap_or("no mark");
-            cluster.shared.tell(format_args!("{name}: a version of a stranger was replaced by {mark:.8}"));
+            let mark = after.mark().unwrap_or_default();
+            let content = crate::bucket::store::hash_of(&before.bytes);
+            assert!(
+                model.may_replace(mark, content),
+                "{name}: {mark:.8} has replaced the version {content:016x} of a stranger"
+            );
         }
     }
 }
