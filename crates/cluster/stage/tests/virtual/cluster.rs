@@ -7,9 +7,9 @@ use crate::network::{Network, group_of, name_of};
 use crate::programs::Shared;
 use parking_lot::Mutex;
 use spurline_object_store::{HeldBucket, OriginOptions, SourceLocation, SourceRequests};
-use spurline_stage::{StageParts, StageService, StageSlot, StageSpace, StagedBackend};
+use spurline_stage::{Manifest, StageParts, StageService, StageSlot, StageSpace, StagedBackend};
 use spurline_types::Stats;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -143,6 +143,30 @@ impl StageCluster {
     pub fn domains_with(&self, mark: &str) -> BTreeSet<&str> {
         let having = self.nodes.iter().filter(|node| node.disk.has_mark(mark));
         having.map(|node| node.domain.as_str()).collect()
+    }
+
+    /// The newest waiting object of each key that fewer than two failure domains have whole, by key and record.
+    pub fn single_copies(&self) -> BTreeSet<(String, String)> {
+        let mut newest: BTreeMap<String, Manifest> = BTreeMap::new();
+        let mut domains: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+        let mut ended: BTreeSet<String> = BTreeSet::new();
+        for node in &self.nodes {
+            for (manifest, is_whole) in node.disk.records() {
+                if is_whole {
+                    domains.entry(manifest.record.clone()).or_default().insert(&node.domain);
+                }
+                if format!("{:?}", manifest.phase) != "Waiting" {
+                    ended.insert(manifest.record.clone());
+                }
+                let known = newest.entry(manifest.at.key.clone()).or_insert_with(|| manifest.clone());
+                if manifest.place() > known.place() {
+                    *known = manifest;
+                }
+            }
+        }
+        let waiting = newest.into_iter().filter(|(_, manifest)| !ended.contains(&manifest.record));
+        let single = waiting.filter(|(_, manifest)| domains.get(&manifest.record).is_none_or(|known| known.len() < 2));
+        single.map(|(key, manifest)| (key, manifest.record)).collect()
     }
 
     /// Has the model know the objects of a key that the store has shown.

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const COPY_TIME: Duration = Duration::from_secs(60);
 /// Between two domains that are away.
 const CALM_TIME: Duration = Duration::from_secs(25);
+/// An object that has a single copy at the end of that time gets another within this.
+const SETTLE_SECONDS: u32 = 20;
 /// Everything is at the store at this time after all trouble.
 const DRAIN_TIME: Duration = Duration::from_secs(600);
 /// The ends of objects reach all holders.
@@ -170,6 +172,22 @@ impl StageScript<'_> {
         self.registry_back = None;
         self.tell(format_args!("nodes and network are well"));
         self.wait(if is_lost { COPY_TIME } else { CALM_TIME });
+        self.check_copies();
+    }
+
+    /// After a while without trouble two failure domains have what the store does not have.
+    fn check_copies(&mut self) {
+        let mut single = self.cluster.single_copies();
+        for _ in 0..SETTLE_SECONDS {
+            if single.is_empty() {
+                return;
+            }
+            self.wait(Duration::from_secs(1));
+            let now = self.cluster.single_copies();
+            single.retain(|copy| now.contains(copy));
+        }
+        let is_over = self.cluster.shared.is_over();
+        assert!(single.is_empty() || is_over, "a single failure domain has {single:?}, and all is well");
     }
 
     fn trouble_network(&mut self) {
