@@ -63,9 +63,10 @@ impl HolderState {
 
     /// Whether the holder keeps a later state of the record.
     fn knows_later(&self, manifest: &Manifest) -> bool {
-        let is_later =
-            |(known, _): &(Manifest, u64)| known.revision > manifest.revision || known.phase > manifest.phase;
-        self.ended.contains_key(&manifest.record) || self.manifests.get(&manifest.record).is_some_and(is_later)
+        match self.manifests.get(&manifest.record) {
+            Some((known, _)) => known.revision > manifest.revision || known.phase > manifest.phase,
+            None => self.ended.contains_key(&manifest.record),
+        }
     }
 }
 

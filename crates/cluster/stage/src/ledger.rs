@@ -282,8 +282,8 @@ impl Ledger {
         }
         if let Some(saved) = self.saved.get(at) {
             // An older version, or that of a stranger.
-            let is_other = |etag: &str| crate::manifest::staged_mark(etag).is_none() && etag != saved.real;
-            return Ok(matches!(condition, StoreBase::Version(etag) if is_other(etag)));
+            let StoreBase::Version(etag) = condition else { return Ok(false) };
+            return Ok(crate::manifest::staged_mark(etag).is_none() && *etag != saved.real);
         }
         match condition {
             StoreBase::Any => Ok(false),

@@ -68,10 +68,9 @@ pub fn take_over(
         }
         return Ok(None);
     }
-    let is_reached = |node: &String| fenced.contains_key(node);
     if before.term == 0 {
         std::thread::sleep(FIRST_WAIT);
-    } else if !before.leader.is_empty() && !facts.nodes.keys().all(is_reached) {
+    } else if !before.leader.is_empty() && !facts.nodes.keys().all(|node| fenced.contains_key(node)) {
         // A leader before may not know of this term: the registry and the nodes have confirmed that one before they were asked here.
         // That leader is the one of the registry, or an earlier one if that one never began.
         std::thread::sleep((VALID_TIME + FENCE_PAUSE).saturating_sub(begun.elapsed()));

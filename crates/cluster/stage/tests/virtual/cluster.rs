@@ -7,9 +7,11 @@ use crate::network::{Network, group_of, name_of};
 use crate::programs::Shared;
 use parking_lot::Mutex;
 use spurline_object_store::{HeldBucket, OriginOptions, SourceLocation, SourceRequests};
-use spurline_stage::{StageParts, StageService, StageSlot, StageSpace, StagedBackend};
+use spurline_stage::{Manifest, StageParts, StageService, StageSlot, StageSpace, StagedBackend};
 use spurline_types::Stats;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const BUCKET_URL: &str = "s3://bucket";
 /// Bytes that a node may keep.
@@ -36,6 +38,8 @@ pub struct StageCluster {
     pub store: SimStore,
     pub shared: Arc<Shared>,
     last_process: Mutex<u64>,
+    /// Disks that were lost.
+    lost_disks: AtomicU64,
 }
 
 impl StageCluster {
@@ -52,6 +56,7 @@ impl StageCluster {
             store: SimStore::new(seed ^ 0x1234_5678, shared),
             shared: Arc::clone(shared),
             last_process: Mutex::new(0),
+            lost_disks: AtomicU64::new(0),
         }
     }
 
@@ -122,6 +127,46 @@ impl StageCluster {
     pub fn kept_objects(&self) -> Vec<usize> {
         let nodes = 0..self.nodes.len();
         nodes.map(|node| self.process(node).map_or(0, |process| process.service.kept_objects())).collect()
+    }
+
+    /// An empty disk takes the place of a node's.
+    pub fn lose_disk(&self, node: usize) {
+        self.lost_disks.fetch_add(1, Ordering::Relaxed);
+        self.nodes[node].disk.replace();
+    }
+
+    pub fn lost_disks(&self) -> u64 {
+        self.lost_disks.load(Ordering::Relaxed)
+    }
+
+    /// The failure domains whose disks have a record of an object with this mark.
+    pub fn domains_with(&self, mark: &str) -> BTreeSet<&str> {
+        let having = self.nodes.iter().filter(|node| node.disk.has_mark(mark));
+        having.map(|node| node.domain.as_str()).collect()
+    }
+
+    /// The newest waiting object of each key that fewer than two failure domains have whole, by key and record.
+    pub fn single_copies(&self) -> BTreeSet<(String, String)> {
+        let mut newest: BTreeMap<String, Manifest> = BTreeMap::new();
+        let mut domains: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+        let mut ended: BTreeSet<String> = BTreeSet::new();
+        for node in &self.nodes {
+            for (manifest, is_whole) in node.disk.records() {
+                if is_whole {
+                    domains.entry(manifest.record.clone()).or_default().insert(&node.domain);
+                }
+                if format!("{:?}", manifest.phase) != "Waiting" {
+                    ended.insert(manifest.record.clone());
+                }
+                let known = newest.entry(manifest.at.key.clone()).or_insert_with(|| manifest.clone());
+                if manifest.place() > known.place() {
+                    *known = manifest;
+                }
+            }
+        }
+        let waiting = newest.into_iter().filter(|(_, manifest)| !ended.contains(&manifest.record));
+        let single = waiting.filter(|(_, manifest)| domains.get(&manifest.record).is_none_or(|known| known.len() < 2));
+        single.map(|(key, manifest)| (key, manifest.record)).collect()
     }
 
     /// Has the model know the objects of a key that the store has shown.

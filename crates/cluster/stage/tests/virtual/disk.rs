@@ -103,6 +103,23 @@ impl MemDisk {
         self.state.lock().flipped.clear();
     }
 
+    /// All records, each with whether all its parts are here and undamaged.
+    pub fn records(&self) -> Vec<(Manifest, bool)> {
+        let state = self.state.lock();
+        let records = state.records.values().map(|(manifest, _)| {
+            let mut parts = manifest.parts_at(&self.node);
+            let is_whole =
+                parts.all(|slice| state.parts.contains_key(&slice.part) && !state.flipped.contains(&slice.part));
+            (manifest.clone(), is_whole)
+        });
+        records.collect()
+    }
+
+    /// Whether there is a record of an object with this mark.
+    pub fn has_mark(&self, mark: &str) -> bool {
+        self.state.lock().records.values().any(|(manifest, _)| manifest.mark == mark)
+    }
+
     /// Leftovers: manifests that are not done, parts that a manifest had.
     pub fn leftovers(&self) -> Vec<String> {
         let state = self.state.lock();

@@ -4,6 +4,7 @@
 use crate::bucket::store::hash_of;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use spurline_object_store::WriteCondition;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -65,6 +66,8 @@ pub struct ChangeNumber {
 struct ModelState {
     keys: [KeyHistory; KEYS.len()],
     contents: HashMap<u64, Bytes>,
+    /// By mark: the condition of the change.
+    conditions: HashMap<String, WriteCondition>,
 }
 
 #[derive(Default)]
@@ -193,6 +196,40 @@ impl StageModel {
             })
         };
         self.end(change, if is_alone { ChangeEnd::Acknowledged(now) } else { ChangeEnd::Doubtful });
+    }
+
+    pub fn note_condition(&self, mark: &str, condition: &WriteCondition) {
+        self.state.lock().conditions.insert(mark.to_owned(), condition.clone());
+    }
+
+    /// Whether the change with this mark, or one that it replaces, knew the object with this content or had no condition.
+    pub fn may_replace(&self, mark: &str, content: u64) -> bool {
+        let state = self.state.lock();
+        let mut mark = mark.to_owned();
+        loop {
+            let known = match state.conditions.get(&mark) {
+                Some(WriteCondition::Version(etag)) => found_by_etag(etag),
+                Some(WriteCondition::Absent) => return false,
+                // A part of a rename, or no condition.
+                Some(WriteCondition::None) | None => return true,
+            };
+            match known {
+                FoundObject::Marked(before) => mark = before,
+                FoundObject::Content(known) => return known == content,
+                FoundObject::Nothing => return false,
+            }
+        }
+    }
+
+    /// Whether another change of the key was begun after this one, or at the same time.
+    pub fn is_replaced_since(&self, change: ChangeNumber) -> bool {
+        let state = self.state.lock();
+        let changes = &state.keys[change.key].changes;
+        let start = changes[change.at].start;
+        changes.iter().enumerate().any(|(at, other)| {
+            let is_ended = matches!(other.end, ChangeEnd::Acknowledged(end) if end < start);
+            at != change.at && other.end != ChangeEnd::Refused && !is_ended
+        })
     }
 
     /// No answer comes any more.

@@ -95,6 +95,8 @@ struct NewVersion {
     calm: Option<u64>,
     chosen: Option<Instant>,
     change: ChangeNumber,
+    /// Disks that were lost before.
+    lost_disks: u64,
 }
 
 impl<'a> StageProgram<'a> {
@@ -239,13 +241,15 @@ impl<'a> StageProgram<'a> {
         let attributes = marked_as(attributes, &mark);
         let change = self.model.begin(key, &mark, Some(content));
         let ChosenCondition { condition, calm, chosen } = condition;
-        NewVersion { key, mark, attributes, condition, calm, chosen, change }
+        self.model.note_condition(&mark, &condition);
+        NewVersion { key, mark, attributes, condition, calm, chosen, change, lost_disks: self.cluster.lost_disks() }
     }
 
     /// The outcome of a change that makes an object, as the table of the real writer has it.
     fn settle(&mut self, new: &NewVersion, result: Result<String, ChangeFailure>) -> bool {
         let ChangeFailure { failure, maybe_executed } = match result {
             Ok(etag) => {
+                self.check_domains(new, &etag);
                 self.acknowledge(new);
                 self.seen.insert(new.key, etag);
                 return true;
@@ -270,6 +274,17 @@ impl<'a> StageProgram<'a> {
         self.model.give_up(new.change);
         self.count_outage();
         false
+    }
+
+    /// What is acknowledged is on the disks of two failure domains, or at the store.
+    fn check_domains(&self, new: &NewVersion, etag: &str) {
+        let domains = self.cluster.domains_with(&new.mark);
+        let versions = self.cluster.store.versions(KEYS[new.key]);
+        let is_elsewhere = !etag.starts_with("staged-")
+            || self.cluster.lost_disks() != new.lost_disks
+            || versions.iter().flatten().any(|version| version.mark() == Some(&new.mark));
+        let is_safe = domains.len() >= 2 || is_elsewhere || self.model.is_replaced_since(new.change);
+        assert!(is_safe, "{:.8} of {} was acknowledged, and only {domains:?} have it", new.mark, KEYS[new.key]);
     }
 
     fn acknowledge(&self, new: &NewVersion) {
