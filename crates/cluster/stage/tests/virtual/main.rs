@@ -113,8 +113,6 @@ fn a_seed_runs_the_same_way_again() {
         println!("SKIP: this system does not let a program choose that its addresses are not random");
         return;
     }
-    for seed in [9551] {
-        let first = run_in_process(STAGED, seed, false);
-        assert_eq!(run_in_process(STAGED, seed, false), first, "seed {seed}");
-    }
+    let first = run_in_process(STAGED, 9551, false);
+    assert_eq!(run_in_process(STAGED, 9551, false), first);
 }
