@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const STAGED: SeededTest =
-    SeededTest { name: "what_was_acknowledged_is_there_whatever_happens", filter: "acknowledged", seeds: 30 };
+    SeededTest { name: "what_was_acknowledged_is_there_whatever_happens", filter: "acknowledged", seeds: 8 };
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
@@ -90,7 +90,7 @@ fn run_here(seed: u64) {
     counts.print();
 }
 
-/// Four seeds. `SPURLINE_TEST_SEEDS=n` runs the first n, `SPURLINE_TEST_SEEDS=n..m` others, `SPURLINE_TEST_SEED=n` one with all its calls.
+/// Eight seeds. `SPURLINE_TEST_SEEDS=n` runs the first n, `SPURLINE_TEST_SEEDS=n..m` others, `SPURLINE_TEST_SEED=n` one with all its calls.
 #[test]
 fn what_was_acknowledged_is_there_whatever_happens() {
     if let Some(seed) = seed_of_process() {
