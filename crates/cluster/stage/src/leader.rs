@@ -221,9 +221,9 @@ impl Leader {
             revision: 0,
         };
         let _in_flight = self.note_in_flight(&manifest.record);
-        let nobody = BTreeSet::new();
+        let no_nodes = BTreeSet::new();
         // Parts of a node that was lost since get another copy first.
-        let manifest = self.replace_holders(&manifest, &nobody, &nobody, true)?;
+        let manifest = self.replace_holders(&manifest, &no_nodes, &no_nodes, true)?;
         let manifest = self.hold_everywhere(manifest, &inline)?;
         let etag = manifest.etag();
         let stats = &self.shared.stats.stage;

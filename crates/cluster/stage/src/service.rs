@@ -151,7 +151,6 @@ pub struct StageService {
     candidate: Mutex<Option<CandidateTimes>>,
     /// Where bytes lie, of objects that were read lately.
     located: Mutex<Vec<LocatedManifest>>,
-    is_stopping: AtomicBool,
     stop: Mutex<bool>,
     stopped: Condvar,
 }
@@ -180,7 +179,6 @@ impl StageService {
             heard: Mutex::new(HeardLeader { term: 0, when: Instant::now() }),
             located: Mutex::default(),
             candidate: Mutex::default(),
-            is_stopping: AtomicBool::new(false),
             stop: Mutex::new(false),
             stopped: Condvar::new(),
         });
@@ -277,7 +275,7 @@ impl StageService {
                     failure
                 }
             };
-            if Instant::now() >= deadline || self.is_stopping.load(Ordering::Acquire) {
+            if Instant::now() >= deadline || *self.stop.lock() {
                 return Err(failure);
             }
             std::thread::sleep(LEADER_PAUSE);
@@ -371,7 +369,6 @@ impl StageService {
 
     /// Ends the stage: another node takes over.
     pub fn stop(&self) {
-        self.is_stopping.store(true, Ordering::Release);
         *self.stop.lock() = true;
         self.stopped.notify_all();
         let leader = self.leader.write().take();

@@ -319,8 +319,7 @@ impl StageShared {
                 Err(failure) => last = Some(failure),
             }
         }
-        let failure = last
-            .unwrap_or_else(|| RequestFailure::transient(ErrorKind::Unavailable, "no node has the bytes".to_owned()));
+        let failure = last.unwrap_or_else(no_holder);
         // The leader may know other holders, or the store may have the object by now. No kind of the store's answers: an upload would
         // take `NotFound` for one.
         Err(RequestFailure::transient(ErrorKind::Unavailable, failure.error.message().to_owned()))
