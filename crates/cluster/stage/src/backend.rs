@@ -11,7 +11,7 @@
 mod listing;
 mod parts;
 
-use crate::manifest::{BucketKey, KeptAttributes, Manifest, StageClass, StoreBase, staged_mark};
+use crate::manifest::{BucketKey, KeptAttributes, Manifest, StageClass, staged_mark};
 use crate::message::{
     Answer, CopyCall, KnownName, Located, NewObject, Reply, SavedName, StageCall, StageReply, unexpected,
 };
@@ -142,19 +142,6 @@ impl StagedBackend {
     async fn commit(&self, new: NewObject, inline: Bytes) -> Answer<String> {
         text_of(self.ask(StageCall::Commit(new), inline).await?)
     }
-
-    /// The store's answer to a copy or a removal that the leader has admitted.
-    async fn copy_at_store(
-        &self,
-        from: CopySource<'_>,
-        to: &str,
-        attributes: Option<&ObjectAttributes>,
-        condition: &StoreBase,
-        work_time: Duration,
-    ) -> Answer<String> {
-        let condition = WriteCondition::from(condition);
-        self.store()?.copy(from, to, attributes, &condition, work_time).await
-    }
 }
 
 /// Whether listings hide the name.
@@ -179,7 +166,7 @@ fn raw_of(manifest: &Manifest) -> RawObject {
 fn known_as(mut object: RawObject, saved: &SavedName) -> RawObject {
     if object.etag.as_deref().map(|etag| etag.trim_matches('"')) == Some(&saved.real) {
         object.etag = Some(saved.etag.clone());
-        object.mtime = time_at(saved.closed_s);
+        object.mtime = saved.closed_s.map_or(object.mtime, time_at);
     }
     object
 }
@@ -463,9 +450,9 @@ impl ObjectWriteBackend for StagedBackend {
                 attributes.take_stage();
             }
             if !self.stage.is_in_use()? {
-                return self.copy_at_store(from, to, attributes.as_ref(), &condition.into(), work_time).await;
+                return self.store()?.copy(from, to, attributes.as_ref(), condition, work_time).await;
             }
-            let kept = attributes.clone().map(|attributes| KeptAttributes::from(&marked(attributes)));
+            let kept = attributes.map(|attributes| KeptAttributes::from(&marked(attributes)));
             let call = StageCall::Copy(CopyCall {
                 from: self.at(from.key),
                 etag: from.etag.map(|etag| etag.trim_matches('"').to_owned()),
@@ -473,15 +460,9 @@ impl ObjectWriteBackend for StagedBackend {
                 attributes: kept,
                 mark: new_name(),
                 condition: condition.into(),
+                work_time,
             });
-            match self.ask(call, Bytes::new()).await?.reply {
-                StageReply::Text(etag) => Ok(etag),
-                StageReply::AskStore { condition, source } => {
-                    let from = CopySource { key: from.key, etag: source.as_deref() };
-                    self.copy_at_store(from, to, attributes.as_ref(), &condition, work_time).await
-                }
-                other => Err(unexpected(&other)),
-            }
+            text_of(self.ask(call, Bytes::new()).await?)
         }
         .boxed()
     }
@@ -494,9 +475,6 @@ impl ObjectWriteBackend for StagedBackend {
             let call = StageCall::Remove { at: self.at(key), condition: condition.into() };
             match self.ask(call, Bytes::new()).await?.reply {
                 StageReply::Done => Ok(()),
-                StageReply::AskStore { condition, .. } => {
-                    self.store()?.delete(key, &WriteCondition::from(&condition)).await
-                }
                 other => Err(unexpected(&other)),
             }
         }

@@ -12,7 +12,9 @@ use crate::peers::{TermFacts, TermRecord, no_leader, reply_of};
 use crate::shared::{STAGE_CALL_TIME, StageShared, new_name, stale, thread_ended};
 use nodes::NodeTable;
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use spurline_object_store::{AnswerProgress, BucketSides, RequestFailure, StoredObject, WriteCondition, mark_in};
+use spurline_object_store::{
+    AnswerProgress, BucketSides, CopySource, ObjectAttributes, RequestFailure, StoredObject, WriteCondition, mark_in,
+};
 use spurline_types::ErrorKind;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -452,15 +454,8 @@ impl Leader {
         let ledger = self.ledger.lock();
         let Some(entry) = ledger.entries.get(at) else {
             drop(ledger);
-            let condition = self.real_condition(at, condition).map_err(|failure| {
-                // A removal that is sent again finds no object, as at the store.
-                match self.shared.head_at_store(at) {
-                    Ok(None) => RequestFailure::fatal(ErrorKind::NotFound, failure.error.message().to_owned()),
-                    _ => failure,
-                }
-            })?;
-            self.ledger.lock().note_asked(at);
-            return Ok(StageReply::AskStore { condition, source: None });
+            self.remove_saved(at, condition)?;
+            return Ok(StageReply::Done);
         };
         let is_gone = entry.manifest.phase != Phase::Waiting;
         let holds = match condition {
@@ -486,6 +481,32 @@ impl Leader {
             self.ledger.lock().queue_at(Instant::now() + CHANGE_TIME, at);
         })?;
         Ok(StageReply::Done)
+    }
+
+    /// Removes an object of which the store alone knows.
+    fn remove_saved(&self, at: &BucketKey, condition: &StoreBase) -> Answer<()> {
+        let condition = self.real_condition(at, condition).map_err(|failure| {
+            // A removal that is sent again finds no object, as at the store.
+            match self.shared.head_at_store(at) {
+                Ok(None) => RequestFailure::fatal(ErrorKind::NotFound, failure.error.message().to_owned()),
+                _ => failure,
+            }
+        })?;
+        self.ledger.lock().forget_saved(at);
+        let condition = WriteCondition::from(&condition);
+        let delete = async |sides: BucketSides<'_>| sides.writes.delete(&at.key, &condition).await;
+        self.change_at_store(at, Duration::ZERO, delete)
+    }
+
+    /// Sends a change to the store. The name stays locked: no other change comes in between.
+    fn change_at_store<T>(
+        &self,
+        at: &BucketKey,
+        work_time: Duration,
+        request: impl AsyncFnOnce(BucketSides<'_>) -> Answer<T>,
+    ) -> Answer<T> {
+        self.check_valid()?;
+        self.shared.store(&at.bucket)?.send(CHANGE_TIME + work_time, &AnswerProgress::default(), request)
     }
 
     /// Removes an object that the store does not have.
@@ -582,7 +603,7 @@ impl Leader {
                 return Ok(StageReply::Text(self.copy_from_group(&source, copy)?));
             }
             if !self.ledger.lock().entries.contains_key(&copy.to) {
-                return self.copy_at_store(copy);
+                return Ok(StageReply::Text(self.copy_at_store(&copy)?));
             }
             // No upload begins while the name is changed.
             drop(lock);
@@ -610,15 +631,29 @@ impl Leader {
         })
     }
 
-    /// Has the caller copy an object of the store.
-    fn copy_at_store(&self, copy: CopyCall) -> Answer<StageReply> {
-        let source = match copy.etag {
-            Some(etag) if staged_mark(&etag).is_some() => Some(self.real_version(&copy.from, &etag)?),
-            other => other,
+    /// Has the store copy an object.
+    fn copy_at_store(&self, copy: &CopyCall) -> Answer<String> {
+        let source = match &copy.etag {
+            Some(etag) if staged_mark(etag).is_some() => Some(self.real_version(&copy.from, etag)?),
+            other => other.clone(),
         };
-        let condition = self.real_condition(&copy.to, &copy.condition)?;
-        self.ledger.lock().note_asked(&copy.to);
-        Ok(StageReply::AskStore { condition, source })
+        let condition = WriteCondition::from(&self.real_condition(&copy.to, &copy.condition)?);
+        let attributes = copy.attributes.as_ref().map(ObjectAttributes::from);
+        self.ledger.lock().forget_saved(&copy.to);
+        let copied = self.change_at_store(&copy.to, copy.work_time, async |sides: BucketSides<'_>| {
+            let from = CopySource { key: &copy.from.key, etag: source.as_deref() };
+            sides.writes.copy(from, &copy.to.key, attributes.as_ref(), &condition, copy.work_time).await
+        });
+        let etag = copied.or_else(|failure| self.find_copied(copy).ok_or(failure))?;
+        self.ledger.lock().note_copied(&copy.to, etag.trim_matches('"'));
+        Ok(etag)
+    }
+
+    /// The version of the copy that an earlier call has made, whose answer was lost.
+    fn find_copied(&self, copy: &CopyCall) -> Option<String> {
+        let mark = copy.attributes.as_ref()?.mark()?;
+        let found = self.shared.head_at_store(&copy.to).ok()??;
+        found.raw.etag.filter(|_| mark_in(&found.attributes) == Some(&mark))
     }
 
     /// Waits until the store has the staged object of a name.

@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 /// Uploaded objects whose readers keep the version of the group.
 const SAVED_MAX: usize = 100_000;
-/// A change at the store by a node takes no longer.
-const ASKED_TIME: Duration = Duration::from_secs(600);
 /// Objects that were taken, and are remembered.
 const TAKEN_MAX: usize = 100_000;
 /// Names of an answer.
@@ -120,8 +118,6 @@ pub struct Ledger {
     /// Marks of objects that were taken, by the time: a call that comes once more, and late, is not executed again.
     taken: HashSet<TakenObject>,
     taken_order: VecDeque<TakenObject>,
-    /// Names that nodes change at the store, by the last answer that told them to.
-    asked: HashMap<BucketKey, Instant>,
 }
 
 impl Ledger {
@@ -264,14 +260,6 @@ impl Ledger {
         }
     }
 
-    /// A node changes the object at the store.
-    pub fn note_asked(&mut self, at: &BucketKey) {
-        let now = Instant::now();
-        self.saved.remove(at);
-        self.asked.retain(|_, asked| now.saturating_duration_since(*asked) < ASKED_TIME);
-        self.asked.insert(at.clone(), now);
-    }
-
     /// Whether the store's object decides about a condition: nothing is known of the name.
     ///
     /// # Errors
@@ -287,8 +275,8 @@ impl Ledger {
         }
         match condition {
             StoreBase::Any => Ok(false),
-            // Most objects are new. Listed here are those that may have come into being behind the back of the writer.
-            StoreBase::Absent => Ok(is_new_leader || self.asked.contains_key(at)),
+            // Most objects are new.
+            StoreBase::Absent => Ok(is_new_leader),
             StoreBase::Version(etag) => match crate::manifest::staged_mark(etag) {
                 Some(mark) if self.is_taken(at, mark) => Err(stale(at)),
                 _ => Ok(true),
@@ -355,17 +343,26 @@ impl Ledger {
         }
         if self.entries.get(at).is_some_and(|entry| entry.manifest.phase == Phase::Waiting) {
             self.remove(at, []);
-            let saved = SavedName { real: real.to_owned(), etag: manifest.etag(), closed_s: manifest.closed_s };
-            self.saved_order.push_back((at.clone(), saved.etag.clone()));
-            self.saved.insert(at.clone(), saved);
-            while self.saved_order.len() > SAVED_MAX {
-                let Some((old, etag)) = self.saved_order.pop_front() else { break };
-                if self.saved.get(&old).is_some_and(|saved| saved.etag == etag) {
-                    self.saved.remove(&old);
-                }
-            }
+            let saved = SavedName { real: real.to_owned(), etag: manifest.etag(), closed_s: Some(manifest.closed_s) };
+            self.enter_saved(at, saved);
         }
         true
+    }
+
+    fn enter_saved(&mut self, at: &BucketKey, saved: SavedName) {
+        self.saved_order.push_back((at.clone(), saved.etag.clone()));
+        self.saved.insert(at.clone(), saved);
+        while self.saved_order.len() > SAVED_MAX {
+            let Some((old, etag)) = self.saved_order.pop_front() else { break };
+            if self.saved.get(&old).is_some_and(|saved| saved.etag == etag) {
+                self.saved.remove(&old);
+            }
+        }
+    }
+
+    /// The store has made a copy: readers know the object by the store's version.
+    pub fn note_copied(&mut self, at: &BucketKey, real: &str) {
+        self.enter_saved(at, SavedName { real: real.to_owned(), etag: real.to_owned(), closed_s: None });
     }
 
     /// An upload has failed.

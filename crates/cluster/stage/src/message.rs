@@ -4,6 +4,7 @@ use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, Piece, StageCl
 use serde::{Deserialize, Serialize};
 use spurline_object_store::{RequestFailure, RetryHint};
 use spurline_types::{Error, ErrorKind};
+use std::time::Duration;
 
 /// Most unsaved objects in an answer.
 const UNSAVED_MAX: usize = 5000;
@@ -45,6 +46,8 @@ pub struct CopyCall {
     pub mark: String,
     /// The writer's condition on the new name.
     pub condition: StoreBase,
+    /// The time of the store's work, beside that of a request.
+    pub work_time: Duration,
 }
 
 /// A call of a node.
@@ -192,6 +195,14 @@ impl StageCall {
         matches!(self, StageCall::Commit(_) | StageCall::Copy(_) | StageCall::Remove { .. })
     }
 
+    /// The time of the leader's work, beside that of an answer.
+    pub fn work_time(&self) -> Duration {
+        match self {
+            StageCall::Copy(copy) => copy.work_time,
+            _ => Duration::ZERO,
+        }
+    }
+
     /// Whether the leader alone answers.
     pub fn is_for_leader(&self) -> bool {
         matches!(
@@ -241,8 +252,8 @@ pub struct SavedName {
     pub real: String,
     /// The version that readers know.
     pub etag: String,
-    /// The time that readers know.
-    pub closed_s: u64,
+    /// The time that readers know, if that is not the store's.
+    pub closed_s: Option<u64>,
 }
 
 /// What a version of the group is now.
@@ -282,13 +293,6 @@ pub enum StageReply {
     Located(Located),
     /// An etag.
     Text(String),
-    /// The store is to be asked, with this condition and source version.
-    AskStore {
-        /// The condition.
-        condition: StoreBase,
-        /// The version of the source of a copy.
-        source: Option<String>,
-    },
     /// To `ListUnsaved`.
     Unsaved(UnsavedList),
     /// To `ListKept`: manifests by record, and whether there are more.

@@ -288,7 +288,7 @@ impl StageService {
             let leader = self.leader.read().clone().ok_or_else(no_leader)?;
             return Ok(leader.serve_any(call.clone(), bytes));
         }
-        self.shared.call(&name, call, bytes, ANSWER_TIME).map_err(|failure| match failure {
+        self.shared.call(&name, call, bytes, ANSWER_TIME + call.work_time()).map_err(|failure| match failure {
             PeerFailure::Answered(error) => crate::peers::failure_of(error),
             other => RequestFailure::transient(ErrorKind::Unavailable, other.into_error().message().to_owned()),
         })

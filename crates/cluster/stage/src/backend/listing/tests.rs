@@ -31,7 +31,7 @@ fn a_page_has_staged_names_among_those_of_the_store() {
     names.push(("c/".to_owned(), KnownName::Folder));
     names.push(("e/".to_owned(), KnownName::Folder));
     names.push(("f".to_owned(), KnownName::Removing));
-    let saved = SavedName { real: "4".to_owned(), etag: "staged-h".to_owned(), closed_s: 5 };
+    let saved = SavedName { real: "4".to_owned(), etag: "staged-h".to_owned(), closed_s: Some(5) };
     names.push(("h".to_owned(), KnownName::Saved(saved)));
     let all = shown(&merge(page(), names.clone(), "", None));
     assert_eq!(all, ["c/", "e/", "a=staged-a", "b=1", "d=staged-d", "h=staged-h"]);
@@ -43,7 +43,7 @@ fn a_page_has_staged_names_among_those_of_the_store() {
 
 #[test]
 fn an_object_that_a_stranger_has_replaced_since_has_that_version() {
-    let saved = SavedName { real: "1".to_owned(), etag: "staged-a".to_owned(), closed_s: 5 };
+    let saved = SavedName { real: "1".to_owned(), etag: "staged-a".to_owned(), closed_s: Some(5) };
     let names = vec![("a".to_owned(), KnownName::Saved(saved))];
     let page = RawPage { objects: vec![stored("a", "other")], prefixes: Vec::new(), next: None };
     assert_eq!(shown(&merge(page, names.clone(), "", None)), ["a=other"]);
