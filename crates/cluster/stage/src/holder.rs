@@ -7,6 +7,7 @@
 //! | parts, reads | always: a part counts when a manifest names it |
 
 use crate::disk::{PartWriter, RecordChange, StageDisk};
+use crate::kept::KeptObjects;
 use crate::manifest::{Manifest, Phase};
 use crate::message::{Answer, NodeFacts, Reply, StageReply};
 use crate::peers::failure_of;
@@ -14,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 use spurline_object_store::RequestFailure;
 use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -38,13 +39,9 @@ struct OpenPart {
     last: Instant,
 }
 
-#[derive(Default)]
 struct HolderState {
     term: u64,
-    /// By record, each with the bytes beside the manifest.
-    manifests: HashMap<String, (Manifest, u64)>,
-    /// Bytes of each part.
-    parts: HashMap<String, u64>,
+    kept: KeptObjects,
     arriving: HashMap<String, OpenPart>,
     /// Records that a change is made to, with the parts that the change needs.
     busy: HashMap<String, Vec<String>>,
@@ -56,15 +53,18 @@ struct HolderState {
 
 impl HolderState {
     fn used(&self) -> u64 {
-        let inline: u64 = self.manifests.values().map(|(_, bytes)| bytes).sum();
-        let arriving: u64 = self.arriving.values().map(|part| part.len).sum();
-        inline + arriving + self.parts.values().sum::<u64>()
+        self.kept.bytes() + self.arriving.values().map(|part| part.len).sum::<u64>()
+    }
+
+    /// Whether a live manifest names the part, or one that is being written.
+    fn is_named(&self, part: &String) -> bool {
+        self.kept.is_named(part) || self.busy.values().any(|parts| parts.contains(part))
     }
 
     /// Whether the holder keeps a later state of the record.
     fn knows_later(&self, manifest: &Manifest) -> bool {
-        match self.manifests.get(&manifest.record) {
-            Some((known, _)) => known.revision > manifest.revision || known.phase > manifest.phase,
+        match self.kept.manifest(&manifest.record) {
+            Some(known) => known.revision > manifest.revision || known.phase > manifest.phase,
             None => self.ended.contains_key(&manifest.record),
         }
     }
@@ -125,11 +125,22 @@ impl Holder {
     /// # Errors
     /// The disk's.
     pub fn open(name: &str, domain: &str, size: u64, disk: Arc<dyn StageDisk>) -> Result<Holder> {
-        let manifests = disk.manifests()?.into_iter();
-        let manifests = manifests.map(|(manifest, bytes)| (manifest.record.clone(), (manifest, bytes))).collect();
-        let parts = disk.parts()?.into_iter().map(|part| (part.name, part.len)).collect();
+        let mut kept = KeptObjects::new(name);
+        for (manifest, inline_bytes) in disk.manifests()? {
+            kept.insert(manifest, inline_bytes);
+        }
+        for part in disk.parts()? {
+            kept.insert_part(&part.name, part.len);
+        }
         let identity = disk.identity()?;
-        let state = HolderState { term: disk.term()?, manifests, parts, ..HolderState::default() };
+        let state = HolderState {
+            term: disk.term()?,
+            kept,
+            arriving: HashMap::new(),
+            busy: HashMap::new(),
+            ended: HashMap::new(),
+            lapsing: HashMap::new(),
+        };
         Ok(Holder {
             name: name.to_owned(),
             domain: domain.to_owned(),
@@ -157,7 +168,7 @@ impl Holder {
 
     /// The number of objects that wait for their upload.
     pub fn kept_objects(&self) -> usize {
-        self.state.lock().manifests.values().filter(|(manifest, _)| manifest.is_live()).count()
+        self.state.lock().kept.live()
     }
 
     /// The newest term.
@@ -194,17 +205,13 @@ impl Holder {
     /// Manifests by record, as many as fit into an answer.
     pub fn list_kept(&self, after: &str) -> Reply {
         let state = self.state.lock();
-        let mut records: Vec<&String> = state.manifests.keys().filter(|record| record.as_str() > after).collect();
-        records.sort_unstable();
         let mut listed = Vec::new();
         let mut weight = 0;
-        let mut records = records.into_iter();
-        for record in records.by_ref() {
+        let mut manifests = state.kept.manifests_after(after);
+        for manifest in manifests.by_ref() {
             // One of several disks may be lost: the leader is to send the bytes again.
-            if let Some((manifest, _)) = state.manifests.get(record)
-                && (manifest.phase != Phase::Waiting
-                    || manifest.parts_at(&self.name).all(|slice| state.parts.contains_key(&slice.part)))
-            {
+            let is_whole = manifest.parts_at(&self.name).all(|slice| state.kept.has_part(&slice.part));
+            if manifest.phase != Phase::Waiting || is_whole {
                 weight += 1 + manifest.pieces.len();
                 listed.push(manifest.clone());
             }
@@ -212,7 +219,7 @@ impl Holder {
                 break;
             }
         }
-        let has_more = records.next().is_some();
+        let has_more = manifests.next().is_some();
         StageReply::Kept(listed, has_more).into()
     }
 
@@ -245,15 +252,15 @@ impl Holder {
                 // A late call is refused: the leader does not wait for the answer any more.
                 return if is_waiting { Err(ended_here(&self.name, &manifest)) } else { Ok(StageReply::Done.into()) };
             }
-            let parts: Vec<String> = manifest.parts_at(&self.name).map(|slice| slice.part.clone()).collect();
-            if is_waiting && let Some(part) = parts.iter().find(|part| !state.parts.contains_key(*part)) {
+            let parts = state.kept.parts_of(&manifest);
+            if is_waiting && let Some(part) = parts.iter().find(|part| !state.kept.has_part(part)) {
                 let why = format!("node {} does not have part {part} of '{}'", self.name, manifest.at.key);
                 return Err(RequestFailure::transient(ErrorKind::Unavailable, why));
             }
-            match state.manifests.get(&record) {
+            match state.kept.manifest(&record) {
                 None if brings_bytes => self.check_space(&state, inline.len() as u64)?,
-                Some((known, _)) if !manifest.is_live() => {
-                    old_parts = known.parts_at(&self.name).map(|slice| slice.part.clone()).collect();
+                Some(known) if !manifest.is_live() => {
+                    old_parts = state.kept.parts_of(known);
                     old_parts.extend(parts.iter().cloned());
                 }
                 _ => {}
@@ -272,10 +279,10 @@ impl Holder {
             let mut state = self.state.lock();
             if term >= state.term {
                 state.term = term;
-                let kept = state.manifests.get(&record).map_or(0, |(_, bytes)| *bytes);
+                let kept = state.kept.inline_bytes(&record);
                 let bytes = if brings_bytes { inline.len() as u64 } else { kept };
                 let bytes = if manifest.is_live() { bytes } else { 0 };
-                state.manifests.insert(record, (manifest, bytes));
+                state.kept.insert(manifest, bytes);
                 drop(state);
                 self.end_parts(phase, old_parts)?;
                 return Ok(StageReply::Done.into());
@@ -286,7 +293,7 @@ impl Holder {
 
     /// A newer leader has come while a manifest was written, and has not seen that: what was before is there again.
     fn give_back(&self, record: &str) -> Answer<Reply> {
-        let before = self.state.lock().manifests.get(record).map(|(manifest, _)| manifest.clone());
+        let before = self.state.lock().kept.manifest(record).cloned();
         let change = match before {
             Some(before) => RecordChange::Put(Box::new(before), None),
             None => RecordChange::Remove(record.to_owned()),
@@ -307,8 +314,8 @@ impl Holder {
             let now = Instant::now();
             state.ended.retain(|_, ended| now.saturating_duration_since(*ended) < LATE_TIME);
             for record in records {
-                match state.manifests.get(record) {
-                    Some((manifest, _)) => {
+                match state.kept.manifest(record) {
+                    Some(manifest) => {
                         changed.push(Manifest { phase: manifest.phase.max(phase), ..manifest.clone() });
                     }
                     None if phase >= Phase::Done => drop(state.ended.insert(record.clone(), now)),
@@ -328,13 +335,15 @@ impl Holder {
         {
             let mut state = self.state.lock();
             for manifest in changed {
-                let Some((known, bytes)) = state.manifests.get_mut(&manifest.record) else { continue };
-                if !manifest.is_live() {
-                    *bytes = 0;
-                    let parts: Vec<String> = manifest.parts_at(&self.name).map(|slice| slice.part.clone()).collect();
-                    ended.push((manifest.phase, parts));
+                if state.kept.manifest(&manifest.record).is_none() {
+                    continue;
                 }
-                *known = manifest;
+                let is_live = manifest.is_live();
+                if !is_live {
+                    ended.push((manifest.phase, state.kept.parts_of(&manifest)));
+                }
+                let bytes = if is_live { state.kept.inline_bytes(&manifest.record) } else { 0 };
+                state.kept.insert(manifest, bytes);
             }
         }
         for (phase, parts) in ended {
@@ -354,9 +363,8 @@ impl Holder {
                 return Ok(StageReply::OldTerm(state.term).into());
             }
             for record in records {
-                if let Some((manifest, _)) = state.manifests.get(record) {
-                    let parts: Vec<String> = manifest.parts_at(&self.name).map(|slice| slice.part.clone()).collect();
-                    ended.push((manifest.phase, parts));
+                if let Some(manifest) = state.kept.manifest(record) {
+                    ended.push((manifest.phase, state.kept.parts_of(manifest)));
                     changes.push(RecordChange::Remove(record.clone()));
                 }
             }
@@ -368,7 +376,7 @@ impl Holder {
         let now = Instant::now();
         for record in records {
             // A node that is to forget a live record may get that again.
-            if state.manifests.remove(record).is_none_or(|(manifest, _)| !manifest.is_live()) {
+            if state.kept.remove(record).is_none_or(|manifest| !manifest.is_live()) {
                 state.ended.insert(record.clone(), now);
             }
         }
@@ -383,19 +391,11 @@ impl Holder {
     pub fn drop_upload(&self, upload: &str) -> Answer<Reply> {
         let parts: Vec<String> = {
             let state = self.state.lock();
-            let named = self.named_parts(&state);
-            let of_upload = state.parts.keys().filter(|part| part.starts_with(upload) && !named.contains(*part));
-            of_upload.cloned().collect()
+            let parts = state.kept.part_names();
+            parts.filter(|part| part.starts_with(upload) && !state.is_named(part)).cloned().collect()
         };
         self.remove_parts(&parts)?;
         Ok(StageReply::Done.into())
-    }
-
-    /// Parts that live manifests name, or those that are being written.
-    fn named_parts(&self, state: &HolderState) -> HashSet<String> {
-        let manifests = state.manifests.values().filter(|(manifest, _)| manifest.is_live());
-        let named = manifests.flat_map(|(manifest, _)| manifest.parts_at(&self.name).map(|slice| slice.part.clone()));
-        named.chain(state.busy.values().flatten().cloned()).collect()
     }
 
     /// Removes the parts of an object that ends. A writer that was refused sends the object again, with the same parts: these stay for a while.
@@ -429,15 +429,16 @@ impl Holder {
         }
         let mut removed: Vec<(String, u64)> = {
             let mut state = self.state.lock();
-            let named = self.named_parts(&state);
-            let unnamed = parts.iter().filter(|part| !named.contains(*part));
+            let unnamed: Vec<String> = parts.iter().filter(|part| !state.is_named(part)).cloned().collect();
             // Here first: a manifest that comes now is refused.
-            unnamed.map(|part| (part.clone(), state.parts.remove(part).unwrap_or_default())).collect()
+            let lens: Vec<u64> = unnamed.iter().map(|part| state.kept.remove_part(part)).collect();
+            unnamed.into_iter().zip(lens).collect()
         };
         while let Some((part, len)) = removed.pop() {
             if let Err(error) = self.disk.remove_part(&part) {
                 removed.push((part, len));
-                self.state.lock().parts.extend(removed);
+                let mut state = self.state.lock();
+                removed.iter().for_each(|(part, len)| state.kept.insert_part(part, *len));
                 return Err(disk_failure(error));
             }
         }
@@ -476,7 +477,7 @@ impl Holder {
         }
         let len = open.len;
         open.writer.finish().map_err(disk_failure)?;
-        self.state.lock().parts.insert(part.to_owned(), len);
+        self.state.lock().kept.insert_part(part, len);
         Ok(StageReply::Done.into())
     }
 
@@ -503,8 +504,8 @@ impl Holder {
         self.disk.link_parts(names).map_err(disk_failure)?;
         let mut state = self.state.lock();
         for (old, new) in names {
-            let len = state.parts.get(old).copied().unwrap_or_default();
-            state.parts.insert(new.clone(), len);
+            let len = state.kept.part_len(old);
+            state.kept.insert_part(new, len);
         }
         Ok(StageReply::Done.into())
     }
@@ -512,9 +513,9 @@ impl Holder {
     /// Removes old parts that no manifest names.
     pub fn sweep(&self) {
         let Ok(parts) = self.disk.parts() else { return };
-        let named = self.named_parts(&self.state.lock());
-        let orphans = parts.into_iter().filter(|part| part.age >= ORPHAN_AGE && !named.contains(&part.name));
-        let orphans: Vec<String> = orphans.map(|part| part.name).collect();
+        let old = parts.into_iter().filter(|part| part.age >= ORPHAN_AGE).map(|part| part.name);
+        // Those that a manifest names stay.
+        let orphans: Vec<String> = old.filter(|part| !self.state.lock().is_named(part)).collect();
         if !orphans.is_empty() {
             tracing::info!("{} parts of uploads that never ended are removed", orphans.len());
             let _ = self.remove_parts(&orphans);

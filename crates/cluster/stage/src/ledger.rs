@@ -1,5 +1,7 @@
 //! The leader's table of all staged objects. Knows no node, no store and no clock of its own.
 
+use crate::aged::AgedObjects;
+use crate::ended::EndedRecords;
 use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, StageClass, StoreBase, staged_etag};
 use crate::message::{Answer, KnownName, Located, NamesBelow, SavedName, UnsavedObject};
 use crate::shared::stale;
@@ -32,8 +34,6 @@ pub struct Entry {
     pub failures: u32,
     /// The last failure.
     pub error: Option<String>,
-    /// Said to be late.
-    pub is_overdue: bool,
     /// Nodes of the manifest that do not have the object: they came back without, or never got it.
     pub missing: BTreeSet<String>,
     /// Nodes of the manifest that have given no answer since the begin of the term.
@@ -46,30 +46,6 @@ impl Entry {
     /// Whether all nodes of the manifest are known to have the object.
     pub fn is_confirmed(&self) -> bool {
         self.missing.is_empty() && self.unheard.is_empty()
-    }
-}
-
-/// A record that is done, which all nodes are to forget.
-pub struct DoneObject {
-    /// The name.
-    pub at: BucketKey,
-    /// The place among all changes.
-    pub place: (u64, u64),
-    /// `Done` or `Withdrawn`.
-    pub phase: Phase,
-    /// Nodes that may have the manifest.
-    pub holders: BTreeSet<String>,
-    /// Nodes that know that the object is done.
-    pub told: BTreeSet<String>,
-}
-
-impl DoneObject {
-    fn is_told(&self) -> bool {
-        self.told.is_superset(&self.holders)
-    }
-
-    fn replaces(&self, at: &BucketKey, place: (u64, u64)) -> bool {
-        self.phase == Phase::Done && self.at == *at && self.place > place
     }
 }
 
@@ -102,6 +78,14 @@ pub struct Ledger {
     pub order: u64,
     /// Objects that the store does not have.
     pub entries: BTreeMap<BucketKey, Entry>,
+    /// Those of the entries that wait for their upload.
+    pub unsaved: AgedObjects,
+    /// Those of the entries that are scratch, by folder.
+    scratch: HashMap<u64, AgedObjects>,
+    /// Objects that were closed until then were said to be late.
+    late_until: Option<Instant>,
+    /// Entries may lack a copy.
+    pub has_missing: bool,
     saved: BTreeMap<BucketKey, SavedName>,
     saved_order: VecDeque<(BucketKey, String)>,
     /// Names that a change is made to.
@@ -111,8 +95,8 @@ pub struct Ledger {
     /// Objects by the time of their next upload.
     queue: BTreeMap<(Instant, u64), BucketKey>,
     queued: u64,
-    /// By record.
-    pub done: HashMap<String, DoneObject>,
+    /// Records that are done, and that nodes may have.
+    pub ended: EndedRecords,
     /// Records that nodes are about to get.
     pub in_flight: HashSet<String>,
     /// Marks of objects that were taken, by the time: a call that comes once more, and late, is not executed again.
@@ -180,17 +164,62 @@ impl Ledger {
             begun,
             failures: 0,
             error: None,
-            is_overdue: false,
             missing: BTreeSet::new(),
             unheard: BTreeSet::new(),
             replaced: Vec::new(),
         };
-        let Some(before) = self.entries.insert(at.clone(), entry) else { return };
+        let before = self.take_entry(&at);
+        self.aged(entry.manifest.class).add(entry.closed, &at, entry.manifest.size);
+        self.entries.insert(at.clone(), entry);
+        let Some(before) = before else { return };
         before.replaced.iter().for_each(|replaced| self.end(replaced, Phase::Done, []));
         match self.uploading.get_mut(&at).filter(|job| job.record == before.manifest.record) {
             Some(job) => job.replaced = Some(before.manifest),
             None => self.end(&before.manifest, Phase::Done, []),
         }
+    }
+
+    fn aged(&mut self, class: StageClass) -> &mut AgedObjects {
+        match class {
+            StageClass::Staged => &mut self.unsaved,
+            StageClass::Scratch { folder, .. } => self.scratch.entry(folder).or_default(),
+        }
+    }
+
+    fn take_entry(&mut self, at: &BucketKey) -> Option<Entry> {
+        let entry = self.entries.remove(at)?;
+        self.aged(entry.manifest.class).remove(entry.closed, at, entry.manifest.size);
+        Some(entry)
+    }
+
+    /// Scratch objects that are older than their folder allows, and the oldest of folders with more bytes than their quota. The rule of a
+    /// folder is that of its newest object.
+    pub fn expired_scratch(&self, now: Instant) -> Vec<BucketKey> {
+        let mut expired = Vec::new();
+        for folder in self.scratch.values() {
+            let newest = folder.iter().next_back().and_then(|(_, at)| self.entries.get(at));
+            let Some(StageClass::Scratch { ttl_s, quota, .. }) = newest.map(|entry| entry.manifest.class) else {
+                continue;
+            };
+            let mut excess = folder.bytes().saturating_sub(quota);
+            for (closed, at) in folder.iter() {
+                if excess == 0 && now.saturating_duration_since(*closed) < Duration::from_secs(ttl_s) {
+                    break;
+                }
+                excess = excess.saturating_sub(self.entries.get(at).map_or(0, |entry| entry.manifest.size));
+                expired.push(at.clone());
+            }
+        }
+        expired
+    }
+
+    /// The objects that have waited longer than this for their upload, and were not late at the last call.
+    pub fn new_late(&mut self, now: Instant, deadline: Duration) -> Vec<&Entry> {
+        let Some(until) = now.checked_sub(deadline) else { return Vec::new() };
+        let late = self.unsaved.closed_between(self.late_until, until);
+        let late = late.filter_map(|at| self.entries.get(at)).collect();
+        self.late_until = Some(until);
+        late
     }
 
     /// Earlier objects of the name are done, if two failure domains have the newest.
@@ -219,8 +248,7 @@ impl Ledger {
 
     /// Takes an object that a node has brought back, unless a later object has the name.
     pub fn adopt(&mut self, mut manifest: Manifest, node: &str) {
-        let is_replaced = |at: &BucketKey, place| self.done.values().any(|done| done.replaces(at, place));
-        let is_old = is_replaced(&manifest.at, manifest.place());
+        let is_old = self.ended.is_replaced(&manifest.at, manifest.place());
         if !manifest.is_at(node) {
             manifest.former.push(node.to_owned());
         }
@@ -244,20 +272,7 @@ impl Ledger {
 
     /// All nodes that may have this record are to forget it; these know already that the record is done.
     pub fn end<'a>(&mut self, manifest: &Manifest, phase: Phase, told: impl IntoIterator<Item = &'a String>) {
-        let former = manifest.former.iter().map(String::as_str);
-        let nodes = manifest.nodes().chain(former).map(str::to_owned);
-        let done = self.done.entry(manifest.record.clone()).or_insert_with(|| DoneObject {
-            at: manifest.at.clone(),
-            place: manifest.place(),
-            phase,
-            holders: BTreeSet::new(),
-            told: BTreeSet::new(),
-        });
-        done.holders.extend(nodes);
-        for node in told {
-            done.holders.insert(node.clone());
-            done.told.insert(node.clone());
-        }
+        self.ended.add(manifest, phase, told);
     }
 
     /// Whether the store's object decides about a condition: nothing is known of the name.
@@ -282,21 +297,6 @@ impl Ledger {
                 _ => Ok(true),
             },
         }
-    }
-
-    /// Whether the records that are done can be forgotten: an earlier record of the same name, at a node that does not know the end
-    /// yet, would be the newest otherwise.
-    pub fn forgettable(&self) -> HashSet<String> {
-        let mut untold: HashMap<&BucketKey, (u64, u64)> = HashMap::new();
-        for done in self.done.values().filter(|done| !done.is_told()) {
-            let first = untold.entry(&done.at).or_insert(done.place);
-            *first = done.place.min(*first);
-        }
-        let ended = self
-            .done
-            .iter()
-            .filter(|(_, done)| done.is_told() && untold.get(&done.at).is_none_or(|first| *first > done.place));
-        ended.map(|(record, _)| record.clone()).collect()
     }
 
     /// Puts an object in the queue for uploads.
@@ -384,7 +384,7 @@ impl Ledger {
 
     /// Forgets a name that was removed, or that scratch data had; these nodes know already.
     pub fn remove<'a>(&mut self, at: &BucketKey, told: impl IntoIterator<Item = &'a String>) {
-        if let Some(entry) = self.entries.remove(at) {
+        if let Some(entry) = self.take_entry(at) {
             entry.replaced.iter().for_each(|replaced| self.end(replaced, Phase::Done, []));
             self.end(&entry.manifest, Phase::Done, told);
         }

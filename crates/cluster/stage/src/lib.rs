@@ -3,10 +3,13 @@
 //! transports.
 #![forbid(unsafe_code)]
 
+mod aged;
 mod backend;
 mod client;
 mod disk;
+mod ended;
 mod holder;
+mod kept;
 mod leader;
 mod ledger;
 mod manifest;

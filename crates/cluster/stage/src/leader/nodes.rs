@@ -367,12 +367,10 @@ impl Leader {
             if is_live {
                 continue;
             }
-            if let Some(done) = ledger.done.get_mut(&manifest.record) {
-                done.holders.insert(node.to_owned());
-            } else if entry_is_absent(&ledger, &manifest)
-                && !self.is_complete.load(Ordering::Acquire)
-                && manifest.is_live()
-            {
+            if ledger.ended.add_holder(&manifest.record, node) {
+                continue;
+            }
+            if entry_is_absent(&ledger, &manifest) && !self.is_complete.load(Ordering::Acquire) && manifest.is_live() {
                 ledger.adopt(manifest, node);
             } else {
                 old.push(manifest.record);
@@ -385,6 +383,7 @@ impl Leader {
                 entry.missing.insert(node.to_owned());
             }
         }
+        ledger.has_missing = true;
         ledger.in_flight = in_flight;
         let names: Vec<BucketKey> = ledger.entries.keys().cloned().collect();
         names.iter().for_each(|at| ledger.end_replaced(at));
@@ -408,13 +407,18 @@ impl Leader {
         let lost: BTreeSet<String> =
             table.iter().filter(|(_, node)| node.is_lost()).map(|(name, _)| name.clone()).collect();
         let wounded: Vec<(Manifest, BTreeSet<String>)> = {
-            let ledger = self.ledger.lock();
-            let entries = ledger.entries.values().filter(|entry| entry.manifest.phase == Phase::Waiting);
-            let lacking = entries.map(|entry| {
+            let mut ledger = self.ledger.lock();
+            if lost.is_empty() && !ledger.has_missing {
+                return;
+            }
+            ledger.has_missing = ledger.entries.values().any(|entry| !entry.missing.is_empty());
+            let waiting = ledger.entries.values().filter(|entry| entry.manifest.phase == Phase::Waiting);
+            let lacking = waiting.filter_map(|entry| {
                 let lost = lost.iter().filter(|node| entry.manifest.is_at(node));
-                (entry.manifest.clone(), lost.chain(&entry.missing).cloned().collect::<BTreeSet<String>>())
+                let lacking: BTreeSet<String> = lost.chain(&entry.missing).cloned().collect();
+                (!lacking.is_empty()).then(|| (entry.manifest.clone(), lacking))
             });
-            lacking.filter(|(_, lacking)| !lacking.is_empty()).collect()
+            lacking.collect()
         };
         for (manifest, lacking) in wounded {
             if self.is_over() {

@@ -2,7 +2,7 @@
 //! done.
 
 use super::{Leader, is_mark_of};
-use crate::manifest::{BucketKey, Manifest, Phase, Piece, StageClass, StoreBase, staged_mark};
+use crate::manifest::{BucketKey, Manifest, Phase, Piece, StoreBase, staged_mark};
 use crate::message::{Answer, NewObject, StageCall};
 use crate::shared::{no_holder, text_of, thread_ended};
 use spurline_object_store::{
@@ -10,7 +10,7 @@ use spurline_object_store::{
     assembly_time, mark_in, transfer_time,
 };
 use spurline_types::ErrorKind;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -307,33 +307,24 @@ impl Leader {
     }
 
     fn tell_ends(self: &Arc<Self>) {
-        for (node, phase, records) in self.untold_ends() {
+        let nodes = self.ledger.lock().ended.untold_nodes();
+        for node in nodes {
             let is_gone = self.nodes.is_gone(&node);
             if !is_gone && self.nodes.is_silent(&node) {
                 continue;
             }
-            for records in records.chunks(RECORDS_AT_ONCE) {
-                let call = StageCall::SetPhases { term: self.term, records: records.to_vec(), phase };
-                if is_gone || self.order(&node, &call, &[]).is_ok() {
-                    let mut ledger = self.ledger.lock();
-                    for record in records {
-                        if let Some(done) = ledger.done.get_mut(record) {
-                            done.told.insert(node.clone());
-                        }
+            let untold = self.ledger.lock().ended.untold_records(&node);
+            for (phase, records) in untold {
+                for records in records.chunks(RECORDS_AT_ONCE) {
+                    let call = StageCall::SetPhases { term: self.term, records: records.to_vec(), phase };
+                    if is_gone || self.order(&node, &call, &[]).is_ok() {
+                        let mut ledger = self.ledger.lock();
+                        records.iter().for_each(|record| ledger.ended.note_told(record, &node));
                     }
                 }
             }
         }
-        let mut by_node: HashMap<String, Vec<String>> = HashMap::new();
-        {
-            let mut ledger = self.ledger.lock();
-            for record in ledger.forgettable() {
-                let Some(done) = ledger.done.remove(&record) else { continue };
-                for node in done.holders {
-                    by_node.entry(node).or_default().push(record.clone());
-                }
-            }
-        }
+        let by_node = self.ledger.lock().ended.take_told();
         // A node that does not hear this keeps a record without bytes until the next leader asks.
         for (node, records) in by_node {
             for records in records.chunks(RECORDS_AT_ONCE) {
@@ -342,36 +333,10 @@ impl Leader {
         }
     }
 
-    /// By node and phase: the records that have ended, which the node may have and does not know to have ended.
-    fn untold_ends(&self) -> Vec<(String, Phase, Vec<String>)> {
-        let mut untold: BTreeMap<(String, Phase), Vec<String>> = BTreeMap::new();
-        for (record, done) in &self.ledger.lock().done {
-            for node in done.holders.difference(&done.told) {
-                untold.entry((node.clone(), done.phase)).or_default().push(record.clone());
-            }
-        }
-        untold.into_iter().map(|((node, phase), records)| (node, phase, records)).collect()
-    }
-
     /// Ends scratch objects that are older than their folder allows, and the oldest of folders with more bytes than their quota.
     pub(super) fn expire_scratch(&self) {
         let mut ledger = self.ledger.lock();
-        let scratch = ledger.entries.values().filter_map(|entry| match entry.manifest.class {
-            StageClass::Scratch { ttl_s, quota, folder } => Some((entry, Duration::from_secs(ttl_s), quota, folder)),
-            StageClass::Staged => None,
-        });
-        let mut scratch: Vec<_> = scratch.collect();
-        // The newest first: what comes after the quota is the oldest.
-        scratch.sort_by_key(|(entry, ..)| entry.closed.elapsed());
-        let mut folder_bytes: HashMap<u64, u64> = HashMap::new();
-        let mut expired = Vec::new();
-        for (entry, ttl, quota, folder) in scratch {
-            let bytes = folder_bytes.entry(folder).or_default();
-            *bytes += entry.manifest.size;
-            if entry.closed.elapsed() >= ttl || *bytes > quota {
-                expired.push(entry.manifest.at.clone());
-            }
-        }
+        let expired = ledger.expired_scratch(Instant::now());
         expired.iter().for_each(|at| ledger.remove(at, []));
     }
 
@@ -379,28 +344,19 @@ impl Leader {
     pub(super) fn set_gauges(&self) {
         let stats = &self.shared.stats.stage;
         let mut ledger = self.ledger.lock();
-        let mut oldest = Duration::ZERO;
-        let mut objects = 0;
-        let mut bytes = 0;
-        for entry in ledger.entries.values_mut().filter(|entry| entry.manifest.class == StageClass::Staged) {
-            let age = entry.closed.elapsed();
-            oldest = oldest.max(age);
-            objects += 1;
-            bytes += entry.manifest.size;
-            if age >= super::UPLOAD_DEADLINE && !entry.is_overdue {
-                entry.is_overdue = true;
-                stats.overdue.add(1);
-                let why = entry.error.as_deref().unwrap_or("others come first");
-                tracing::warn!(
-                    "the staged file '{}' waits for its upload for {} s: {why}",
-                    entry.manifest.at.key,
-                    age.as_secs()
-                );
-            }
+        for entry in ledger.new_late(Instant::now(), super::UPLOAD_DEADLINE) {
+            stats.overdue.add(1);
+            let why = entry.error.as_deref().unwrap_or("others come first");
+            tracing::warn!(
+                "the staged file '{}' waits for its upload for {} s: {why}",
+                entry.manifest.at.key,
+                entry.closed.elapsed().as_secs()
+            );
         }
-        stats.unsaved_objects.set(objects);
-        stats.unsaved_bytes.set(bytes);
-        stats.oldest_unsaved_s.set(oldest.as_secs());
+        let unsaved = &ledger.unsaved;
+        stats.unsaved_objects.set(unsaved.count());
+        stats.unsaved_bytes.set(unsaved.bytes());
+        stats.oldest_unsaved_s.set(unsaved.iter().next().map_or(0, |(closed, _)| closed.elapsed().as_secs()));
         drop(ledger);
         if self.is_over() {
             self.clear_gauges();

@@ -237,6 +237,7 @@ fn build_ledger(found: Vec<FoundRecord>, told: &BTreeSet<String>) -> Ledger {
             entry.unheard = unheard;
             entry.replaced = replaced;
         }
+        ledger.has_missing = true;
         ledger.end_replaced(&at);
     }
     ledger

@@ -116,19 +116,25 @@ fn pages_have_each_name_once() {
 }
 
 #[test]
-fn an_end_is_forgotten_when_all_nodes_know_those_of_earlier_objects_too() {
-    let mut ledger = with_entries(&["a"]);
-    ledger.enter(sample("a", "second", 9), Instant::now(), false);
-    ledger.remove(&at("a"), &[node(0), node(1)]);
-    // A node may have the first object, and does not know the end: the second is to be found later than that.
-    assert!(ledger.forgettable().is_empty());
-    let first = ledger.done.get_mut("record-mark-0").unwrap();
-    first.told.extend([node(0), node(1)]);
-    assert_eq!(ledger.forgettable().len(), 2);
-}
+fn scratch_ends_by_age_and_by_quota_and_late_objects_are_named_once() {
+    let start = Instant::now();
+    let mut ledger = Ledger::default();
+    for (number, key) in ["a", "b", "c", "d"].iter().enumerate() {
+        let class = StageClass::Scratch { ttl_s: 100, quota: 6, folder: 1 };
+        let scratch = Manifest { class, ..sample(key, &format!("mark-{number}"), number as u64) };
+        ledger.enter(scratch, start + Duration::from_secs(number as u64), false);
+    }
+    ledger.enter(sample("waits", "mark-waits", 9), start, false);
+    assert_eq!((ledger.unsaved.count(), ledger.unsaved.bytes()), (1, 3));
+    assert_eq!(ledger.expired_scratch(start), [at("a"), at("b")], "of 12 bytes 6 may stay");
+    assert_eq!(ledger.expired_scratch(start + Duration::from_secs(102)), [at("a"), at("b"), at("c")]);
+    ledger.remove(&at("a"), []);
+    ledger.remove(&at("b"), []);
+    assert!(ledger.expired_scratch(start).is_empty());
 
-fn node(number: u32) -> String {
-    format!("node-{number}")
+    let deadline = Duration::from_secs(60);
+    let late = |ledger: &mut Ledger, after: u64| ledger.new_late(start + Duration::from_secs(after), deadline).len();
+    assert_eq!([59, 60, 61].map(|after| late(&mut ledger, after)), [0, 1, 0]);
 }
 
 fn version(etag: &str) -> StoreBase {
