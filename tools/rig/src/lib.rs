@@ -16,6 +16,7 @@ pub mod program;
 pub mod python_packages;
 pub mod rdma_rig;
 pub mod s3_clients;
+pub mod staging_group;
 pub mod steady_work;
 pub mod world;
 pub mod writable_group;

@@ -1,8 +1,9 @@
 //! Programs that were not written for buckets, over a written bucket, alone and through nodes: libraries of PyPI that store
 //! checkpoints and tables, databases, git, rsync, tar; and the calls of programs that are too large to install here.
 
-use crate::nodes::NodesRig;
+use crate::nodes::{BUCKET, NodesRig};
 use crate::objects::BucketRig;
+use crate::staged::StagedRig;
 use spurline_rig::python_packages::installed_packages;
 use spurline_rig::world::*;
 use spurline_rig::writable_group::has;
@@ -155,6 +156,15 @@ mod test_all {
         let mount = rig.mount("mnt", &["-o", "allow_other"]);
         run_programs(&python, &mount, &rig.world);
         compare_trees(mount, rig.mount("other", &[]));
+        assert_eq!(rig.server.open_uploads(), 0);
+        // The other mount sees all files before the uploads, and the bucket has no others after these.
+        let Some(rig) = StagedRig::start() else { return };
+        let mount = rig.mount("mnt", &["-o", "allow_other"]);
+        run_programs(&python, &mount, &rig.world);
+        compare_trees(mount, rig.mount("other", &[]));
+        rig.await_uploads();
+        let conflicts = |key: &String| key.contains(".conflict-");
+        assert!(!rig.server.keys(BUCKET).iter().any(conflicts), "{:?}", rig.server.keys(BUCKET));
         assert_eq!(rig.server.open_uploads(), 0);
     }
 }

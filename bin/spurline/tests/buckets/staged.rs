@@ -3,27 +3,24 @@
 
 use crate::nodes::BUCKET;
 use serde_json::Value;
+use spurline_rig::staging_group::StagingGroup;
 use spurline_rig::world::*;
 use spurline_testkit::{ChaosProxy, S3Server};
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Output;
 
-const STAGING_NODES: usize = 2;
-
-/// A coordinator, two nodes of two failure domains, and a store behind a proxy.
-struct StagedRig {
-    server: S3Server,
+/// Two nodes that keep staged files, and a store behind a proxy.
+pub struct StagedRig {
+    pub server: S3Server,
     proxy: ChaosProxy,
-    registry: String,
-    world: World,
-    nodes: Vec<Node>,
-    _coordinator: Process,
+    pub world: World,
+    pub group: StagingGroup,
 }
 
 impl StagedRig {
-    fn start() -> Option<StagedRig> {
+    pub fn start() -> Option<StagedRig> {
         if !can_mount() {
             return None;
         }
@@ -31,36 +28,21 @@ impl StagedRig {
         let server = S3Server::in_memory().unwrap();
         server.create_bucket(BUCKET);
         let proxy = ChaosProxy::start(server.address()).unwrap();
-        let words = ["coordinator", "--group-port", "0", "--state-file", "none"];
-        let coordinator = Process::start(&mut world.command(&words), &world.log_path("coordinator"));
-        let line = coordinator.wait_for("coordinating on ");
-        let registry = format!("coordinator://{}", line.split("coordinating on ").nth(1).unwrap().trim());
-        let nodes = Vec::new();
-        let mut rig = StagedRig { server, proxy, registry, world, nodes, _coordinator: coordinator };
-        for number in 0..STAGING_NODES {
-            let source = source();
-            let name = format!("node-{number}");
-            let words = ["node", "--writable", "--source", &source, "--name", &name, "--registry", &rig.registry];
-            let mut command = rig.world.command(&words);
-            command.args(["--endpoint-url", &rig.proxy.endpoint(), "--stage-size", "500M"]);
-            command.args(["--failure-domain", &format!("rack-{number}"), "--cache-dir"]);
-            command.arg(rig.world.dir(&format!("node-cache-{number}")));
-            let node = rig.world.node_with(with_credentials(&mut command));
-            rig.nodes.push(node);
-        }
-        Some(rig)
+        let group = StagingGroup::start(&world, 2, &format!("s3://{BUCKET}/p"), &proxy.endpoint());
+        Some(StagedRig { server, proxy, world, group })
     }
 
-    /// A mount; one with --stage once the nodes take staged files.
-    fn mount(&self, name: &str, flags: &[&str]) -> Mount {
-        let at = self.world.dir(name);
-        let source = source();
-        let words = ["mount", &source, at.to_str().unwrap(), "--registry", &self.registry];
-        self.world.mount_at(&mut self.world.command(&[&words[..], flags].concat()), &at)
+    pub fn mount(&self, name: &str, flags: &[&str]) -> Mount {
+        self.group.mount(&self.world, name, flags)
+    }
+
+    /// Waits until the store has everything.
+    pub fn await_uploads(&self) {
+        eventually("nothing to be left", || self.unsaved()["count"] == 0);
     }
 
     fn ask(&self, words: &[&str]) -> Output {
-        self.world.run(&[words, &["--registry", &self.registry]].concat())
+        self.world.run(&[words, &["--registry", &self.group.registry]].concat())
     }
 
     fn unsaved(&self) -> Value {
@@ -68,19 +50,6 @@ impl StagedRig {
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         serde_json::from_slice(&out.stdout).unwrap()
     }
-}
-
-/// Takes a mount away, also when an assertion failed before.
-struct Detach(PathBuf);
-
-impl Drop for Detach {
-    fn drop(&mut self) {
-        detach(&self.0);
-    }
-}
-
-fn source() -> String {
-    format!("s3://{BUCKET}/p")
 }
 
 fn is_marked(path: &Path) -> bool {
@@ -105,14 +74,9 @@ fn said(out: &Output) -> String {
 #[test]
 fn staged_files_are_shown_until_the_store_has_them() {
     let Some(rig) = StagedRig::start() else { return };
-    let first = rig.world.dir("one");
-    let _detach = Detach(first.clone());
-    let log = rig.world.log_path("one");
-    let (source, folder) = (source(), first.to_str().unwrap());
-    let words = ["mount", &source, folder, "--rw", "--stage", "-d", "--log", log.to_str().unwrap()];
-    // The node that leads needs a moment to know the other node; until then such a mount is refused.
-    eventually("files can be staged", || rig.ask(&words).status.success());
-    let two = rig.mount("two", &["--attr-cache", "0s", "--entry-cache", "0s"]);
+    let one = rig.mount("one", &["--fuse-io", "uring"]);
+    let two = rig.mount("two", &["--fuse-io", "dev", "--attr-cache", "0s", "--entry-cache", "0s"]);
+    let first = &one.at;
     assert_eq!(said(&rig.ask(&["status", "--unsaved"])), "every file is at the store\n");
     // Visible at once in the other mount, and marked until the upload.
     let content = bytes(1, 300_000);
@@ -141,12 +105,13 @@ fn staged_files_are_shown_until_the_store_has_them() {
     assert!(is_marked(&first.join("kept")) && is_marked(&two.path("kept")));
     assert!(fs::read(two.path("kept")).unwrap() == content);
     check_list(&rig);
-    check_commands(&rig, &first, &content);
+    check_commands(&rig, first, &content);
     rig.proxy.refuse_connections(false);
     eventually("the other upload", || rig.server.bytes(BUCKET, "p/kept").as_deref() == Some(&content));
-    eventually("nothing to be left", || rig.unsaved()["count"] == 0);
+    rig.await_uploads();
     eventually("the other mark to go", || !is_marked(&first.join("kept")));
     two.unmount();
+    one.unmount();
 }
 
 /// The lists while the store is away.

@@ -2,6 +2,7 @@
 //! acknowledged is read through another mount at once, and the bucket has all files at the end.
 
 use crate::nodes::BUCKET;
+use spurline_rig::staging_group::StagingGroup;
 use spurline_rig::world::*;
 use spurline_testkit::S3Server;
 use std::collections::BTreeMap;
@@ -19,76 +20,12 @@ const ROUND_UPLOADS: Duration = Duration::from_secs(90);
 /// The longest time until a name is readable after a leader is gone.
 const READ_PATIENCE: Duration = Duration::from_secs(40);
 
-/// A coordinator, nodes of three failure domains, and a store.
-struct KillRig {
-    server: S3Server,
-    nodes: Vec<Node>,
-    ports: Vec<u16>,
-    registry: String,
-    world: World,
-    _coordinator: Process,
-}
-
-impl KillRig {
-    fn start() -> KillRig {
-        let world = World::new();
-        let server = S3Server::in_memory().unwrap();
-        server.create_bucket(BUCKET);
-        let words = ["coordinator", "--group-port", "0", "--state-file", "none"];
-        let coordinator = Process::start(&mut world.command(&words), &world.log_path("coordinator"));
-        let line = coordinator.wait_for("coordinating on ");
-        let registry = format!("coordinator://{}", line.split("coordinating on ").nth(1).unwrap().trim());
-        let mut rig =
-            KillRig { server, nodes: Vec::new(), ports: Vec::new(), registry, world, _coordinator: coordinator };
-        for number in 0..KILLED_NODES {
-            let node = rig.start_node(number, 0);
-            rig.ports.push(node.port());
-            rig.nodes.push(node);
-        }
-        rig
-    }
-
-    fn start_node(&self, number: usize, port: u16) -> Node {
-        let source = format!("s3://{BUCKET}");
-        let port = port.to_string();
-        let name = format!("node-{number}");
-        let words = ["node", "--writable", "--source", &source, "--group-port", &port, "--name", &name];
-        let mut command = self.world.command(&words);
-        command.args(["--registry", &self.registry, "--endpoint-url", &self.server.endpoint()]);
-        command.args(["--stage-size", "500M", "--failure-domain", &format!("rack-{number}"), "--cache-dir"]);
-        command.arg(self.world.dir(&format!("node-cache-{number}")));
-        self.world.node_with(with_credentials(&mut command))
-    }
-
-    /// Waits until the nodes take staged files.
-    fn mount(&self, name: &str) -> Mount {
-        let at = self.world.dir(name);
-        let source = format!("s3://{BUCKET}");
-        let words = ["mount", &source, at.to_str().unwrap(), "--rw", "--stage", "--registry", &self.registry];
-        let words = [&words[..], &["--peer-silence", "1s"]].concat();
-        let start = Instant::now();
-        while !self.nodes.iter().any(|node| node.process.log().contains("keeps the order of staged files")) {
-            assert!(start.elapsed() < READ_PATIENCE, "no node leads");
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        // Until the leader knows the others, mounts are refused.
-        std::thread::sleep(Duration::from_secs(6));
-        self.world.mount_at(&mut self.world.command(&words), &at)
-    }
-
-    /// Kills a node and starts a process on the same disk.
-    fn restart(&mut self, number: usize) {
-        self.nodes[number].process.kill();
-        self.nodes[number] = self.start_node(number, self.ports[number]);
-    }
-
-    /// The bytes of an object once the store has these.
-    fn await_object(&self, key: &str, content: &[u8]) {
-        let start = Instant::now();
-        while self.server.bytes(BUCKET, key).as_deref() != Some(content) {
-            assert!(start.elapsed() < ROUND_UPLOADS, "the store does not get {key}");
-            std::thread::sleep(Duration::from_millis(100));
-        }
+/// The bytes of an object once the store has these.
+fn await_object(server: &S3Server, key: &str, content: &[u8]) {
+    let start = Instant::now();
+    while server.bytes(BUCKET, key).as_deref() != Some(content) {
+        assert!(start.elapsed() < ROUND_UPLOADS, "the store does not get {key}");
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 
@@ -118,9 +55,13 @@ fn run_rounds(rounds: usize) {
     if !can_mount() {
         return;
     }
-    let mut rig = KillRig::start();
-    let one = rig.mount("one");
-    let two = rig.mount("two");
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket(BUCKET);
+    let mut group = StagingGroup::start(&world, KILLED_NODES, &format!("s3://{BUCKET}"), &server.endpoint());
+    let flags = ["--peer-silence", "1s"];
+    let one = group.mount(&world, "one", &flags);
+    let two = group.mount(&world, "two", &flags);
     fs::create_dir(one.path("checkpoint")).unwrap();
     let mut saved: BTreeMap<usize, Vec<u8>> = BTreeMap::new();
     for round in 0..rounds {
@@ -140,7 +81,7 @@ fn run_rounds(rounds: usize) {
                 })
                 .collect();
             std::thread::sleep(Duration::from_millis((round * 37 % 150) as u64));
-            rig.restart(victim);
+            group.restart(&world, victim);
             writers.into_iter().map(|writer| writer.join().unwrap()).collect()
         });
         for (rank, result) in results.into_iter().enumerate() {
@@ -154,9 +95,9 @@ fn run_rounds(rounds: usize) {
         }
     }
     for (rank, content) in &saved {
-        rig.await_object(&format!("checkpoint/rank-{rank}"), content);
+        await_object(&server, &format!("checkpoint/rank-{rank}"), content);
     }
-    let names: Vec<String> = rig.server.keys(BUCKET).into_iter().filter(|key| !key.starts_with(".spurline-")).collect();
+    let names: Vec<String> = server.keys(BUCKET).into_iter().filter(|key| !key.starts_with(".spurline-")).collect();
     assert!(!names.iter().any(|key| key.contains(".conflict-")), "{names:?}");
     two.unmount();
     one.unmount();

@@ -1,8 +1,7 @@
 //! The nodes of a run: each a stage over a disk in memory, which processes come and go above, and the store that all of them reach.
 
-use crate::bucket::store::{SimStore, StoreAccess, hash_of};
+use crate::bucket::store::{SimStore, StoreAccess};
 use crate::disk::MemDisk;
-use crate::model::{KEYS, StageModel};
 use crate::network::{Network, group_of, name_of};
 use crate::programs::Shared;
 use parking_lot::Mutex;
@@ -167,15 +166,6 @@ impl StageCluster {
         let waiting = newest.into_iter().filter(|(_, manifest)| !ended.contains(&manifest.record));
         let single = waiting.filter(|(_, manifest)| domains.get(&manifest.record).is_none_or(|known| known.len() < 2));
         single.map(|(key, manifest)| (key, manifest.record)).collect()
-    }
-
-    /// Has the model know the objects of a key that the store has shown.
-    pub fn note_shown(&self, model: &StageModel, key: usize) {
-        let name = KEYS[key];
-        let conflicts = self.store.keys().into_iter().filter(|other| other.starts_with(&format!("{name}.conflict-")));
-        let names = conflicts.chain([name.to_owned()]);
-        let versions = names.flat_map(|name| self.store.versions(&name)).flatten();
-        model.note_shown(key, &versions.map(|version| hash_of(&version.bytes)).collect());
     }
 
     /// Ends all processes.

@@ -82,7 +82,6 @@ pub struct StageProgram<'a> {
 struct ChosenCondition {
     condition: WriteCondition,
     calm: Option<u64>,
-    chosen: Option<Instant>,
 }
 
 /// An object for a change.
@@ -91,9 +90,8 @@ struct NewVersion {
     mark: String,
     attributes: ObjectAttributes,
     condition: WriteCondition,
-    /// The activity of the key when the condition was chosen, and when that was.
+    /// The activity of the key when the condition was chosen.
     calm: Option<u64>,
-    chosen: Option<Instant>,
     change: ChangeNumber,
     /// Disks that were lost before.
     lost_disks: u64,
@@ -219,7 +217,7 @@ impl<'a> StageProgram<'a> {
     /// A condition as a writer chooses it, after a look.
     fn choose_condition(&mut self, key: usize) -> Option<ChosenCondition> {
         if self.is_unconditional && self.dice.below(3) == 0 {
-            return Some(ChosenCondition { condition: WriteCondition::None, calm: None, chosen: None });
+            return Some(ChosenCondition { condition: WriteCondition::None, calm: None });
         }
         let calm = self.model.calm_activity(key);
         let start = Instant::now();
@@ -232,7 +230,7 @@ impl<'a> StageProgram<'a> {
             }
             None => WriteCondition::Absent,
         };
-        Some(ChosenCondition { condition, calm, chosen: Some(start) })
+        Some(ChosenCondition { condition, calm })
     }
 
     fn begin(&mut self, key: usize, content: u64, mark: String, condition: ChosenCondition) -> NewVersion {
@@ -240,9 +238,9 @@ impl<'a> StageProgram<'a> {
         attributes.set_stage();
         let attributes = marked_as(attributes, &mark);
         let change = self.model.begin(key, &mark, Some(content));
-        let ChosenCondition { condition, calm, chosen } = condition;
+        let ChosenCondition { condition, calm } = condition;
         self.model.note_condition(&mark, &condition);
-        NewVersion { key, mark, attributes, condition, calm, chosen, change, lost_disks: self.cluster.lost_disks() }
+        NewVersion { key, mark, attributes, condition, calm, change, lost_disks: self.cluster.lost_disks() }
     }
 
     /// The outcome of a change that makes an object, as the table of the real writer has it.
@@ -250,7 +248,7 @@ impl<'a> StageProgram<'a> {
         let ChangeFailure { failure, maybe_executed } = match result {
             Ok(etag) => {
                 self.check_domains(new, &etag);
-                self.acknowledge(new);
+                self.model.acknowledge(new.change);
                 self.seen.insert(new.key, etag);
                 return true;
             }
@@ -268,7 +266,7 @@ impl<'a> StageProgram<'a> {
         if let Some(Some(found)) = self.look(new.key)
             && mark_in(&found.attributes) == Some(&new.mark)
         {
-            self.acknowledge(new);
+            self.model.acknowledge(new.change);
             return true;
         }
         self.model.give_up(new.change);
@@ -285,14 +283,6 @@ impl<'a> StageProgram<'a> {
             || versions.iter().flatten().any(|version| version.mark() == Some(&new.mark));
         let is_safe = domains.len() >= 2 || is_elsewhere || self.model.is_replaced_since(new.change);
         assert!(is_safe, "{:.8} of {} was acknowledged, and only {domains:?} have it", new.mark, KEYS[new.key]);
-    }
-
-    fn acknowledge(&self, new: &NewVersion) {
-        self.cluster.note_shown(self.model, new.key);
-        match new.chosen {
-            Some(chosen) => self.model.acknowledge_since(new.change, chosen),
-            None => self.model.acknowledge(new.change),
-        }
     }
 
     fn put(&mut self, key: usize) {
@@ -412,7 +402,7 @@ impl<'a> StageProgram<'a> {
             backend.copy(source, KEYS[to], Some(&new.attributes), &new.condition, Duration::from_secs(5)).await
         });
         if self.settle(&new, copied) {
-            self.remove_version(from, etag, start);
+            self.remove_version(from, etag);
         }
     }
 
@@ -422,10 +412,10 @@ impl<'a> StageProgram<'a> {
         let Some(found) = found else { return };
         self.check_found(key, &found, start);
         let etag = found.raw.etag.as_deref().unwrap_or_default().trim_matches('"').to_owned();
-        self.remove_version(key, etag, start);
+        self.remove_version(key, etag);
     }
 
-    fn remove_version(&mut self, key: usize, etag: String, chosen: Instant) {
+    fn remove_version(&mut self, key: usize, etag: String) {
         let mark = self.new_mark();
         let change = self.model.begin(key, &mark, None);
         let condition = WriteCondition::Version(etag);
@@ -434,8 +424,7 @@ impl<'a> StageProgram<'a> {
         });
         match removed {
             Ok(()) => {
-                self.cluster.note_shown(self.model, key);
-                self.model.acknowledge_since(change, chosen);
+                self.model.acknowledge(change);
             }
             Err(ChangeFailure { failure, maybe_executed: false }) => {
                 let is_conflict = matches!(failure.error.kind(), ErrorKind::Stale | ErrorKind::NotFound);

@@ -207,7 +207,7 @@ impl StageScript<'_> {
 
     fn trouble_store(&mut self) {
         let (faults, seconds) = match self.dice.below(6) {
-            0 => (StoreFaults { lost: 1000, ..StoreFaults::default() }, 3600),
+            0 | 4 => (StoreFaults { lost: 1000, ..StoreFaults::default() }, 3600),
             1 | 2 => (StoreFaults { lost: 1000, ..StoreFaults::default() }, 200),
             3 => (StoreFaults::draw(&mut self.dice), 60),
             _ => return,
@@ -372,7 +372,7 @@ fn check_end(cluster: &StageCluster, model: &StageModel) {
         if !conflicts.is_empty() {
             cluster.shared.tell(format_args!("{name} has {} conflicts", conflicts.len()));
             assert!(
-                model.is_strange(key) || model.has_doubts(key),
+                model.is_strange(key) || model.has_open(key),
                 "{name} has conflicts, and no stranger has changed it"
             );
         }
