@@ -5,7 +5,7 @@ mod nodes;
 mod publish;
 mod recovery;
 
-use crate::ledger::{Admitted, Ledger};
+use crate::ledger::{Admitted, Ledger, UploadBase};
 use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, Piece, StageClass, StoreBase, staged_mark};
 use crate::message::{Answer, CopyCall, KnownName, NewObject, Reply, StageCall, StageReply, UnsavedList};
 use crate::peers::{TermFacts, TermRecord, no_leader, reply_of};
@@ -195,12 +195,12 @@ impl Leader {
     fn commit_locked(self: &Arc<Self>, new: NewObject, inline: Vec<u8>) -> Answer<String> {
         let mark = new.attributes.mark().unwrap_or_else(new_name);
         let admitted = self.admit(&new.at, &new.condition, &mark)?;
-        let (base, begun) = match admitted {
+        let UploadBase { base, begun, may_be_absent } = match admitted {
             Admitted::Known(etag) => {
                 self.confirm(&new.at, &mark)?;
                 return Ok(etag);
             }
-            Admitted::New(base, begun) => (base, begun),
+            Admitted::New(base) => base,
         };
         let holders = if new.pieces.is_empty() { self.choose_holders(new.class)? } else { holders_of(&new.pieces) };
         let order = self.next_order();
@@ -215,6 +215,7 @@ impl Leader {
             class: new.class,
             base,
             begun,
+            may_be_absent,
             size: new.size,
             pieces: new.pieces,
             closed_s: seconds_now(),
@@ -277,7 +278,7 @@ impl Leader {
         let Some(found) = found else {
             return match condition {
                 StoreBase::Version(_) => Err(no_object(at)),
-                _ => Ok(Admitted::New(condition.clone(), Vec::new())),
+                _ => Ok(condition.clone().into()),
             };
         };
         let etag = found.raw.etag.as_deref().unwrap_or_default().trim_matches('"').to_owned();
@@ -289,7 +290,7 @@ impl Leader {
             StoreBase::Version(wanted)
                 if *wanted == etag || found_mark.is_some() && staged_mark(wanted) == found_mark =>
             {
-                Ok(Admitted::New(StoreBase::Version(etag), Vec::new()))
+                Ok(StoreBase::Version(etag).into())
             }
             _ => Err(stale(at)),
         }
@@ -449,8 +450,7 @@ impl Leader {
 
     /// Removes an object.
     fn remove(self: &Arc<Self>, at: &BucketKey, condition: &StoreBase) -> Answer<StageReply> {
-        let deadline = Instant::now() + CHANGE_TIME;
-        let _lock = self.lock_name(at, deadline)?;
+        let _lock = self.lock_name(at, Instant::now() + CHANGE_TIME)?;
         let ledger = self.ledger.lock();
         let Some(entry) = ledger.entries.get(at) else {
             drop(ledger);
@@ -466,21 +466,22 @@ impl Leader {
         if !holds {
             return Err(stale(at));
         }
-        let is_at_group_only =
-            entry.manifest.base == StoreBase::Absent && entry.manifest.begun.is_empty() && !entry.begun;
-        let is_at_group_only = is_at_group_only || entry.manifest.class != StageClass::Staged;
         let manifest = entry.manifest.clone();
+        let is_new = manifest.base == StoreBase::Absent && manifest.begun.is_empty() && !manifest.may_be_absent;
+        let is_at_group_only = is_new && !entry.begun || manifest.class != StageClass::Staged;
         drop(ledger);
-        if is_at_group_only {
-            self.remove_at_group(&manifest).inspect_err(|_| {
-                self.ledger.lock().queue_at(Instant::now() + CHANGE_TIME, at);
-            })?;
-            return Ok(StageReply::Done);
+        let settled = self.settle(&manifest, Phase::Removing);
+        self.note_removing(&manifest);
+        if settled.is_ok() && is_at_group_only {
+            // If no two domains are left for this, the next leader finds the removal.
+            let told = self.settle(&manifest, Phase::Done).unwrap_or_default();
+            self.ledger.lock().remove(at, &told);
+        } else {
+            // The object of the store is removed later, and by the next leader if this one is lost.
+            self.ledger.lock().queue_at(Instant::now(), at);
         }
-        self.remove_at_store(manifest, deadline).inspect_err(|_| {
-            self.ledger.lock().queue_at(Instant::now() + CHANGE_TIME, at);
-        })?;
-        Ok(StageReply::Done)
+        self.changed.notify_all();
+        settled.map(|_| StageReply::Done)
     }
 
     /// Removes an object of which the store alone knows.
@@ -509,18 +510,6 @@ impl Leader {
         self.shared.store(&at.bucket)?.send(CHANGE_TIME + work_time, &AnswerProgress::default(), request)
     }
 
-    /// Removes an object that the store does not have.
-    fn remove_at_group(self: &Arc<Self>, manifest: &Manifest) -> Answer<()> {
-        let settled = self.settle(manifest, Phase::Removing);
-        self.note_removing(manifest);
-        settled?;
-        // If no two domains are left for this, the next leader finds the removal.
-        let told = self.settle(manifest, Phase::Done).unwrap_or_default();
-        self.ledger.lock().remove(&manifest.at, &told);
-        self.changed.notify_all();
-        Ok(())
-    }
-
     /// The removal goes on, whatever the answer: a node may know.
     fn note_removing(&self, manifest: &Manifest) {
         let mut ledger = self.ledger.lock();
@@ -528,49 +517,6 @@ impl Leader {
         if let Some(entry) = entry {
             entry.manifest.phase = entry.manifest.phase.max(Phase::Removing);
         }
-    }
-
-    /// Removes an object that the store may have, in this content or an earlier one.
-    fn remove_at_store(self: &Arc<Self>, manifest: Manifest, deadline: Instant) -> Answer<()> {
-        let at = manifest.at.clone();
-        let settled = self.settle(&manifest, Phase::Removing);
-        self.note_removing(&manifest);
-        settled?;
-        let mut ledger = self.ledger.lock();
-        if ledger.entries.get(&at).is_none_or(|entry| entry.manifest.record != manifest.record) {
-            let why = format!("'{}' has just been uploaded", at.key);
-            return Err(RequestFailure::transient(ErrorKind::Unavailable, why));
-        }
-        while ledger.uploading.contains_key(&at) {
-            if self.changed.wait_until(&mut ledger, deadline).timed_out() {
-                let why = format!("the upload of '{}' has not ended yet", at.key);
-                return Err(RequestFailure::transient(ErrorKind::Timeout, why));
-            }
-        }
-        drop(ledger);
-        let found = self.shared.head_at_store(&at)?;
-        if let Some(found) = found
-            && let Some(etag) = found.raw.etag.as_deref().map(|etag| etag.trim_matches('"').to_owned())
-        {
-            let is_ours = mark_in(&found.attributes).is_some_and(|mark| is_mark_of(&manifest, mark));
-            let is_base = match &manifest.base {
-                StoreBase::Any => true,
-                StoreBase::Absent => false,
-                StoreBase::Version(base) => *base == etag,
-            };
-            // Another object of the name stays.
-            if is_ours || is_base {
-                let condition = WriteCondition::Version(etag);
-                let delete = async |sides: spurline_object_store::BucketSides<'_>| {
-                    sides.writes.delete(&at.key, &condition).await
-                };
-                self.shared.at_store(&at.bucket, Duration::ZERO, delete)?;
-            }
-        }
-        let told = self.settle(&manifest, Phase::Done)?;
-        self.ledger.lock().remove(&at, &told);
-        self.changed.notify_all();
-        Ok(())
     }
 
     /// A condition for the store: versions of the group become those of the store.

@@ -5,6 +5,8 @@ use crate::ended::EndedRecords;
 use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, StageClass, StoreBase, staged_etag};
 use crate::message::{Answer, KnownName, Located, NamesBelow, SavedName, UnsavedObject};
 use crate::shared::stale;
+use spurline_object_store::RequestFailure;
+use spurline_types::ErrorKind;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Bound;
 use std::time::{Duration, Instant};
@@ -49,19 +51,46 @@ impl Entry {
     }
 }
 
-/// An upload under way.
+/// An upload or a removal under way.
 pub struct UploadJob {
     record: String,
-    /// Another object has the name since: this object ends with the upload.
+    /// Another object has the name since: this object ends with the job.
     replaced: Option<Manifest>,
+}
+
+/// The object of a job at its end.
+enum JobEnd {
+    /// Another object has the name since; this one was the last of the job's record.
+    Replaced(Box<Manifest>),
+    /// The object still has the name, in this phase.
+    Newest(Phase),
+    /// The object was dropped.
+    Gone,
 }
 
 /// What a writer's condition means for a new object.
 pub enum Admitted {
     /// The object is there already: the writer asks once more.
     Known(String),
-    /// The base, and the marks of contents that the store may have.
-    New(StoreBase, Vec<String>),
+    /// What the store may have.
+    New(UploadBase),
+}
+
+/// What the store may have when an object is uploaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UploadBase {
+    /// The object that the writer has seen.
+    pub base: StoreBase,
+    /// Marks of contents that the group may have uploaded since.
+    pub begun: Vec<String>,
+    /// The group may have removed the object since.
+    pub may_be_absent: bool,
+}
+
+impl From<StoreBase> for Admitted {
+    fn from(base: StoreBase) -> Admitted {
+        Admitted::New(UploadBase { base, begun: Vec::new(), may_be_absent: false })
+    }
 }
 
 /// An object that was taken. All copies of the rename of a folder have one mark: the name counts, too.
@@ -90,7 +119,7 @@ pub struct Ledger {
     saved_order: VecDeque<(BucketKey, String)>,
     /// Names that a change is made to.
     pub locked: HashSet<BucketKey>,
-    /// Uploads under way, by name.
+    /// Uploads and removals under way, by name.
     pub uploading: HashMap<BucketKey, UploadJob>,
     /// Objects by the time of their next upload.
     queue: BTreeMap<(Instant, u64), BucketKey>,
@@ -127,27 +156,30 @@ impl Ledger {
         if !holds {
             return Err(stale(at));
         }
+        // The removal takes any object of the store, and a new one must not: another writer may have made that.
+        if is_gone && manifest.base == StoreBase::Any && *condition == StoreBase::Absent {
+            let why = format!("'{}' is being removed at the store", at.key);
+            return Err(RequestFailure::transient(ErrorKind::Unavailable, why));
+        }
         let mut begun = manifest.begun.clone();
         if entry.begun {
             begun.push(manifest.mark.clone());
         }
         // Whatever the store has: the object here may be about to meet a conflict.
         let base = if *condition == StoreBase::Any { StoreBase::Any } else { manifest.base.clone() };
-        Ok(Admitted::New(base, begun))
+        Ok(Admitted::New(UploadBase { base, begun, may_be_absent: manifest.may_be_absent || is_gone }))
     }
 
     fn admit_at_store(&self, at: &BucketKey, condition: &StoreBase, mark: &str) -> Answer<Admitted> {
-        let Some(saved) = self.saved.get(at) else { return Ok(Admitted::New(condition.clone(), Vec::new())) };
+        let Some(saved) = self.saved.get(at) else { return Ok(condition.clone().into()) };
         if crate::manifest::staged_mark(&saved.etag) == Some(mark) {
             return Ok(Admitted::Known(saved.etag.clone()));
         }
         match condition {
             StoreBase::Absent => Err(stale(at)),
-            StoreBase::Version(etag) if *etag == saved.etag => {
-                Ok(Admitted::New(StoreBase::Version(saved.real.clone()), Vec::new()))
-            }
+            StoreBase::Version(etag) if *etag == saved.etag => Ok(StoreBase::Version(saved.real.clone()).into()),
             StoreBase::Version(etag) if crate::manifest::staged_mark(etag).is_some() => Err(stale(at)),
-            other => Ok(Admitted::New(other.clone(), Vec::new())),
+            other => Ok(other.clone().into()),
         }
     }
 
@@ -323,30 +355,51 @@ impl Ledger {
                 self.queue_at(now + LOCKED_NAME_PAUSE, &at);
                 continue;
             }
-            if entry.manifest.phase == Phase::Waiting {
-                entry.begun = true;
-                self.uploading.insert(at, UploadJob { record: entry.manifest.record.clone(), replaced: None });
-            }
+            entry.begun = true;
+            self.uploading.insert(at, UploadJob { record: entry.manifest.record.clone(), replaced: None });
             return Ok(entry.manifest.clone());
         }
     }
 
-    /// An upload has ended with this etag of the store, and these nodes know. Whether the object was still the newest of the name.
-    pub fn note_saved(&mut self, manifest: &Manifest, real: &str, told: &BTreeSet<String>, now: Instant) -> bool {
+    /// An upload has ended with this etag of the store, and these nodes know.
+    pub fn note_saved(&mut self, manifest: &Manifest, real: &str, told: &BTreeSet<String>, now: Instant) {
         let at = &manifest.at;
-        let job = self.uploading.remove(at);
-        self.end(job.and_then(|job| job.replaced).as_ref().unwrap_or(manifest), Phase::Done, told);
-        let is_newest = self.entries.get(at).is_some_and(|entry| entry.manifest.record == manifest.record);
-        if !is_newest {
-            self.queue_at(now, at);
-            return false;
+        match self.end_job(manifest) {
+            JobEnd::Replaced(replaced) => {
+                self.end(&replaced, Phase::Done, told);
+                self.queue_at(now, at);
+            }
+            JobEnd::Newest(Phase::Waiting) => {
+                self.remove(at, told);
+                let saved =
+                    SavedName { real: real.to_owned(), etag: manifest.etag(), closed_s: Some(manifest.closed_s) };
+                self.enter_saved(at, saved);
+            }
+            // Removed meanwhile: the object is removed at the store, too.
+            JobEnd::Newest(_) => self.queue_at(now, at),
+            JobEnd::Gone => self.end(manifest, Phase::Done, told),
         }
-        if self.entries.get(at).is_some_and(|entry| entry.manifest.phase == Phase::Waiting) {
-            self.remove(at, []);
-            let saved = SavedName { real: real.to_owned(), etag: manifest.etag(), closed_s: Some(manifest.closed_s) };
-            self.enter_saved(at, saved);
+    }
+
+    /// The store does not have a removed object any more, and these nodes know.
+    pub fn note_removed(&mut self, manifest: &Manifest, told: &BTreeSet<String>, now: Instant) {
+        let at = &manifest.at;
+        match self.end_job(manifest) {
+            JobEnd::Replaced(replaced) => {
+                self.end(&replaced, Phase::Done, told);
+                self.queue_at(now, at);
+            }
+            JobEnd::Newest(_) => self.remove(at, told),
+            JobEnd::Gone => self.end(manifest, Phase::Done, told),
         }
-        true
+    }
+
+    fn end_job(&mut self, manifest: &Manifest) -> JobEnd {
+        if let Some(replaced) = self.uploading.remove(&manifest.at).and_then(|job| job.replaced) {
+            return JobEnd::Replaced(Box::new(replaced));
+        }
+        let entry = self.entries.get(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
+        entry.map_or(JobEnd::Gone, |entry| JobEnd::Newest(entry.manifest.phase))
     }
 
     fn enter_saved(&mut self, at: &BucketKey, saved: SavedName) {
@@ -365,21 +418,23 @@ impl Ledger {
         self.enter_saved(at, SavedName { real: real.to_owned(), etag: real.to_owned(), closed_s: None });
     }
 
-    /// An upload has failed.
+    /// An upload or a removal has failed.
     pub fn note_failed(&mut self, manifest: &Manifest, why: &str, now: Instant) {
         let at = &manifest.at;
-        let job = self.uploading.remove(at);
-        let ended = job.and_then(|job| job.replaced);
-        let ended = ended.as_ref().unwrap_or(manifest);
-        let Some(entry) = self.entries.get_mut(at) else { return self.end(ended, Phase::Done, []) };
-        if entry.manifest.record != manifest.record {
-            self.end(ended, Phase::Done, []);
-            return self.queue_at(now, at);
+        match self.end_job(manifest) {
+            JobEnd::Replaced(replaced) => {
+                self.end(&replaced, Phase::Done, []);
+                self.queue_at(now, at);
+            }
+            JobEnd::Newest(_) => {
+                let Some(entry) = self.entries.get_mut(at) else { return };
+                entry.failures += 1;
+                entry.error = Some(why.to_owned());
+                let pause = Duration::from_secs(1 << entry.failures.min(5)).min(UPLOAD_PAUSE_MAX);
+                self.queue_at(now + pause, at);
+            }
+            JobEnd::Gone => self.end(manifest, Phase::Done, []),
         }
-        entry.failures += 1;
-        entry.error = Some(why.to_owned());
-        let pause = Duration::from_secs(1 << entry.failures.min(5)).min(UPLOAD_PAUSE_MAX);
-        self.queue_at(now + pause, at);
     }
 
     /// Forgets a name that was removed, or that scratch data had; these nodes know already.

@@ -179,6 +179,9 @@ pub struct Manifest {
     pub base: StoreBase,
     /// Marks of contents that this one replaces and whose upload had begun: the store may have one of them.
     pub begun: Vec<String>,
+    /// An earlier object of the name was being removed: the store may have none.
+    #[serde(default)]
+    pub may_be_absent: bool,
     /// The attributes.
     pub attributes: KeptAttributes,
     /// The number of bytes.

@@ -14,6 +14,7 @@ pub fn sample(key: &str, mark: &str, order: u64) -> Manifest {
         class: StageClass::Staged,
         base: StoreBase::Absent,
         begun: Vec::new(),
+        may_be_absent: false,
         attributes: KeptAttributes::default().marked(mark),
         size: 3,
         pieces: Vec::new(),

@@ -173,8 +173,8 @@ pub enum StageCall {
         manifest: Box<Manifest>,
         /// The condition, resolved.
         condition: StoreBase,
-        /// The key.
-        key: String,
+        /// The leader's term.
+        term: u64,
     },
     /// To a holder: uploads a part; the answer is the etag.
     UploadAtStore {

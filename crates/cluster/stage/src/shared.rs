@@ -3,7 +3,7 @@
 use crate::holder::{Holder, READ_MAX};
 use crate::manifest::{BucketKey, Manifest, Piece, Slice, StoreBase};
 use crate::message::{Answer, NodeFacts, Reply, StageCall, StageReply, unexpected};
-use crate::peers::{PeerFailure, StagePeers, call_node, failure_of, reply_of, succeeded};
+use crate::peers::{PeerFailure, StagePeers, call_node, failure_of, no_leader, reply_of, succeeded};
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use spurline_object_store::{
@@ -184,7 +184,7 @@ impl StageShared {
             StageCall::SetPhases { term, records, phase } => self.holder()?.set_phases(term, &records, phase),
             StageCall::Forget { term, records } => self.holder()?.forget(term, &records),
             StageCall::DropUpload(upload) => self.holder()?.drop_upload(&upload),
-            StageCall::PutAtStore { manifest, condition, key } => self.put_at_store(&manifest, &condition, &key),
+            StageCall::PutAtStore { manifest, condition, term } => self.put_at_store(&manifest, &condition, term),
             StageCall::UploadAtStore { at, upload, number, piece } => {
                 self.upload_at_store(&at, &upload, number, &piece)
             }
@@ -232,13 +232,17 @@ impl StageShared {
         }
     }
 
-    fn put_at_store(self: &Arc<Self>, manifest: &Manifest, condition: &StoreBase, key: &str) -> Answer<Reply> {
+    fn put_at_store(self: &Arc<Self>, manifest: &Manifest, condition: &StoreBase, term: u64) -> Answer<Reply> {
         let _share = self.upload_memory.take(manifest.size);
         let bytes = self.read_manifest(manifest)?;
+        if self.holder()?.term() > term {
+            return Err(no_leader());
+        }
         let attributes = ObjectAttributes::from(&manifest.attributes);
         let condition = WriteCondition::from(condition);
         let body = ObjectBody::new(bytes);
-        let put = async |sides: BucketSides<'_>| sides.writes.put(key, body, &attributes, &condition).await;
+        let put =
+            async |sides: BucketSides<'_>| sides.writes.put(&manifest.at.key, body, &attributes, &condition).await;
         let etag = self.at_store(&manifest.at.bucket, transfer_time(manifest.size), put)?;
         Ok(StageReply::Text(etag).into())
     }

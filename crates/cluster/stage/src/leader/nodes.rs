@@ -359,13 +359,16 @@ impl Leader {
             if ledger.in_flight.contains(&manifest.record) {
                 continue;
             }
-            let entry = ledger.entries.get(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
-            let is_live = entry.is_some_and(|entry| {
-                entry.manifest.is_at(node)
-                    || entry.manifest.phase == Phase::Removing && manifest.phase == Phase::Removing
-            });
-            if is_live {
-                continue;
+            let entry = ledger.entries.get_mut(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
+            if let Some(entry) = entry {
+                if entry.manifest.is_at(node) {
+                    continue;
+                }
+                // An earlier leader has told the node of the removal: the node is to hear of the end, too.
+                if entry.manifest.phase == Phase::Removing && manifest.phase == Phase::Removing {
+                    entry.manifest.former.push(node.to_owned());
+                    continue;
+                }
             }
             if ledger.ended.add_holder(&manifest.record, node) {
                 continue;

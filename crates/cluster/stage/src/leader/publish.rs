@@ -23,8 +23,6 @@ const UPLOAD_TIME: Duration = Duration::from_secs(90);
 const DONE_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest wait of a thread of uploads.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
-/// Time between two attempts of a removal.
-const REMOVAL_PAUSE: Duration = Duration::from_secs(5);
 /// Records that a call names.
 const RECORDS_AT_ONCE: usize = 500;
 
@@ -58,20 +56,51 @@ impl Leader {
         }
     }
 
-    /// Removes at the store what an earlier leader, or a call without a result, has begun to remove.
+    /// Removes an object at the store, in this content or an earlier one.
     fn end_removal(self: &Arc<Self>, manifest: &Manifest) {
-        let deadline = Instant::now() + IDLE_WAIT;
-        let removed = self.lock_name(&manifest.at, deadline).and_then(|_lock| {
-            let is_same = {
-                let ledger = self.ledger.lock();
-                ledger.entries.get(&manifest.at).is_some_and(|entry| entry.manifest.record == manifest.record)
-            };
-            if is_same { self.remove_at_store(manifest.clone(), deadline) } else { Ok(()) }
-        });
-        if let Err(failure) = removed {
-            tracing::debug!("'{}' is not removed yet: {}", manifest.at.key, failure.error);
-            self.ledger.lock().queue_at(Instant::now() + REMOVAL_PAUSE, &manifest.at);
+        let removed = self.remove_at_store(manifest);
+        let mut ledger = self.ledger.lock();
+        match removed {
+            Ok(told) => ledger.note_removed(manifest, &told, Instant::now()),
+            Err(failure) => {
+                tracing::debug!("'{}' is not removed yet: {}", manifest.at.key, failure.error);
+                ledger.note_failed(manifest, failure.error.message(), Instant::now());
+            }
         }
+    }
+
+    /// The nodes that know the end of the removal.
+    fn remove_at_store(self: &Arc<Self>, manifest: &Manifest) -> Answer<BTreeSet<String>> {
+        let at = &manifest.at;
+        let found = self.shared.head_at_store(at)?;
+        // Another object that has the name since replaces the store's.
+        let found = found.filter(|_| self.is_newest(manifest));
+        if let Some(found) = found
+            && let Some(etag) = found.raw.etag.as_deref().map(|etag| etag.trim_matches('"').to_owned())
+        {
+            let is_ours = mark_in(&found.attributes).is_some_and(|mark| is_mark_of(manifest, mark));
+            let is_base = match &manifest.base {
+                StoreBase::Any => true,
+                StoreBase::Absent => false,
+                StoreBase::Version(base) => *base == etag,
+            };
+            // Another writer's object of the name stays.
+            if is_ours || is_base {
+                let condition = WriteCondition::Version(etag);
+                let delete = async |sides: BucketSides<'_>| sides.writes.delete(&at.key, &condition).await;
+                self.check_valid()?;
+                match self.shared.at_store(&at.bucket, Duration::ZERO, delete) {
+                    Err(failure) if failure.error.kind() != ErrorKind::NotFound => return Err(failure),
+                    _ => {}
+                }
+            }
+        }
+        self.settle(manifest, Phase::Done)
+    }
+
+    fn is_newest(&self, manifest: &Manifest) -> bool {
+        let ledger = self.ledger.lock();
+        ledger.entries.get(&manifest.at).is_some_and(|entry| entry.manifest.record == manifest.record)
     }
 
     fn upload(self: &Arc<Self>, manifest: &Manifest) {
@@ -81,13 +110,7 @@ impl Leader {
         let stats = &self.shared.stats.stage;
         let published = match published {
             Ok(Published::Conflict) => self.keep_both(manifest),
-            Ok(Published::Saved(real)) => {
-                let told = self.settle_saved(manifest);
-                self.ledger.lock().note_saved(manifest, &real, &told, Instant::now());
-                stats.uploaded_objects.add(1);
-                stats.uploaded_bytes.add(manifest.size);
-                return;
-            }
+            Ok(Published::Saved(real)) => self.end_upload(manifest, &real),
             Err(failure) => Err(failure),
         };
         if let Err(failure) = published {
@@ -96,6 +119,17 @@ impl Leader {
             tracing::warn!("the staged file '{}' is not uploaded yet: {why}", manifest.at.key);
             self.ledger.lock().note_failed(manifest, why, Instant::now());
         }
+    }
+
+    /// The store has the object. No removal is acknowledged meanwhile: the nodes would forget that with the record.
+    fn end_upload(self: &Arc<Self>, manifest: &Manifest, real: &str) -> Answer<()> {
+        let _lock = self.lock_name(&manifest.at, Instant::now() + UPLOAD_TIME)?;
+        let told = self.settle_saved(manifest);
+        self.ledger.lock().note_saved(manifest, real, &told, Instant::now());
+        let stats = &self.shared.stats.stage;
+        stats.uploaded_objects.add(1);
+        stats.uploaded_bytes.add(manifest.size);
+        Ok(())
     }
 
     /// Has two failure domains know that the store has an object, before the name is that of the store again: a later change there must
@@ -115,7 +149,8 @@ impl Leader {
     /// condition that the store executes late would undo later changes.
     fn resolve_base(&self, manifest: &Manifest) -> Answer<Result<StoreBase, String>> {
         let is_of_group = matches!(&manifest.base, StoreBase::Version(etag) if staged_mark(etag).is_some());
-        if manifest.begun.is_empty() && !is_of_group && manifest.base != StoreBase::Any {
+        let is_certain = manifest.begun.is_empty() && !manifest.may_be_absent;
+        if is_certain && !is_of_group && manifest.base != StoreBase::Any {
             return Ok(Ok(manifest.base.clone()));
         }
         self.compare_with_store(manifest).map(|found| found.unwrap_or(Ok(manifest.base.clone())))
@@ -125,7 +160,7 @@ impl Leader {
     fn compare_with_store(&self, manifest: &Manifest) -> Answer<Option<Result<StoreBase, String>>> {
         let is_any = manifest.base == StoreBase::Any;
         let Some(found) = self.shared.head_at_store(&manifest.at)? else {
-            return Ok(is_any.then_some(Ok(StoreBase::Absent)));
+            return Ok((is_any || manifest.may_be_absent).then_some(Ok(StoreBase::Absent)));
         };
         let etag = found.raw.etag.as_deref().unwrap_or_default().trim_matches('"').to_owned();
         Ok(match mark_in(&found.attributes) {
@@ -171,11 +206,9 @@ impl Leader {
             Some(slice) => &slice.holders,
             None => &manifest.holders,
         };
-        let call = StageCall::PutAtStore {
-            manifest: Box::new(manifest.clone()),
-            condition: base.clone(),
-            key: manifest.at.key.clone(),
-        };
+        let call =
+            StageCall::PutAtStore { manifest: Box::new(manifest.clone()), condition: base.clone(), term: self.term };
+        self.check_valid()?;
         self.ask_holder(holders, &call, manifest.size)
     }
 
@@ -203,6 +236,8 @@ impl Leader {
         let begin = async |sides: BucketSides<'_>| sides.writes.begin_upload(key, &attributes).await;
         let upload = self.shared.at_store(bucket, Duration::ZERO, begin)?;
         let sent = self.send_parts(manifest, &upload).and_then(|parts| {
+            // A leader that was stopped or cut off meanwhile makes no object.
+            self.check_valid()?;
             let condition = WriteCondition::from(base);
             let complete = async |sides: BucketSides<'_>| {
                 let progress = AnswerProgress::default();

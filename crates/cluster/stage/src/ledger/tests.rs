@@ -15,11 +15,52 @@ fn with_entries(keys: &[&str]) -> Ledger {
     ledger
 }
 
+/// The removal of a name begins.
+fn begin_removal(ledger: &mut Ledger, key: &str) {
+    ledger.entries.get_mut(&at(key)).unwrap().manifest.phase = Phase::Removing;
+    ledger.queue_at(Instant::now(), &at(key));
+}
+
+#[test]
+fn a_removal_goes_on_at_the_store_after_the_answer() {
+    let mut ledger = with_entries(&["a", "b"]);
+    let soon = Instant::now() + Duration::from_secs(5);
+    let upload = ledger.take_job(soon).ok().unwrap();
+    begin_removal(&mut ledger, "a");
+    // The upload ends first, and its object is removed then.
+    assert_eq!(ledger.take_job(soon).ok().unwrap().at, at("b"));
+    ledger.note_saved(&upload, "real", &BTreeSet::new(), Instant::now());
+    let removal = ledger.take_job(soon).ok().unwrap();
+    assert_eq!((&removal.at, removal.phase), (&at("a"), Phase::Removing));
+    // A new object of the name may find the old one, or none.
+    assert_eq!(admitted(&ledger, "a", &StoreBase::Absent, "new"), "Absent [\"mark-0\"] or absent");
+    ledger.enter(sample("a", "new", 9), Instant::now(), false);
+    ledger.note_removed(&removal, &BTreeSet::new(), Instant::now());
+    assert!(matches!(ledger.find(&at("a")), KnownName::Object(found) if found.mark == "new"));
+    assert!(ledger.ended.is_replaced(&at("a"), (0, 0)));
+    // Without another one the name is free.
+    begin_removal(&mut ledger, "a");
+    let removal = ledger.take_job(soon).ok().unwrap();
+    ledger.note_removed(&removal, &BTreeSet::new(), Instant::now());
+    assert!(matches!(ledger.find(&at("a")), KnownName::Unknown));
+}
+
+#[test]
+fn a_new_object_waits_for_a_removal_that_takes_any() {
+    let mut ledger = Ledger::default();
+    ledger.enter(Manifest { base: StoreBase::Any, ..sample("a", "any", 1) }, Instant::now(), false);
+    begin_removal(&mut ledger, "a");
+    assert_eq!(admitted(&ledger, "a", &StoreBase::Absent, "new"), "Unavailable");
+    assert_eq!(admitted(&ledger, "a", &StoreBase::Any, "new"), "Any [] or absent");
+}
+
 /// The outcome of a condition, in a word.
 fn admitted(ledger: &Ledger, key: &str, condition: &StoreBase, mark: &str) -> String {
     match ledger.admit(&at(key), condition, mark) {
         Ok(Admitted::Known(etag)) => format!("known {etag}"),
-        Ok(Admitted::New(base, begun)) => format!("{base:?} {begun:?}"),
+        Ok(Admitted::New(UploadBase { base, begun, may_be_absent })) => {
+            format!("{base:?} {begun:?}{}", if may_be_absent { " or absent" } else { "" })
+        }
         Err(failure) => format!("{:?}", failure.error.kind()),
     }
 }

@@ -1,7 +1,8 @@
 //! The nodes of a run: each a stage over a disk in memory, which processes come and go above, and the store that all of them reach.
 
-use crate::bucket::store::{SimStore, StoreAccess};
+use crate::bucket::store::{SimStore, StoreAccess, StoreFaults, hash_of};
 use crate::disk::MemDisk;
+use crate::model::{KEYS, StageModel};
 use crate::network::{Network, group_of, name_of};
 use crate::programs::Shared;
 use parking_lot::Mutex;
@@ -11,6 +12,7 @@ use spurline_types::Stats;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 const BUCKET_URL: &str = "s3://bucket";
 /// Bytes that a node may keep.
@@ -39,7 +41,18 @@ pub struct StageCluster {
     last_process: Mutex<u64>,
     /// Disks that were lost.
     lost_disks: AtomicU64,
+    store_trouble: Mutex<StoreTrouble>,
 }
+
+/// Whether requests to the store fail, and when that has ended last.
+#[derive(Default)]
+struct StoreTrouble {
+    is_on: bool,
+    ended: Option<Instant>,
+}
+
+/// A leader does not ask a store for this long that has given no answer.
+const STORE_PAUSE: Duration = Duration::from_secs(25);
 
 impl StageCluster {
     /// A cluster whose nodes have these domains; no node runs yet.
@@ -56,7 +69,26 @@ impl StageCluster {
             shared: Arc::clone(shared),
             last_process: Mutex::new(0),
             lost_disks: AtomicU64::new(0),
+            store_trouble: Mutex::default(),
         }
+    }
+
+    /// Has requests to the store fail from now on.
+    pub fn trouble_store(&self, faults: StoreFaults) {
+        self.store.set_faults(faults);
+        self.store_trouble.lock().is_on = true;
+    }
+
+    /// The store works from now on.
+    pub fn heal_store(&self) {
+        self.store.set_faults(StoreFaults::default());
+        *self.store_trouble.lock() = StoreTrouble { is_on: false, ended: Some(Instant::now()) };
+    }
+
+    /// Whether a leader may have taken a change since then without an answer of the store to the question of its condition.
+    pub fn may_doubt(&self, since: Instant) -> bool {
+        let trouble = self.store_trouble.lock();
+        trouble.is_on || trouble.ended.is_some_and(|ended| ended + STORE_PAUSE > since)
     }
 
     /// The process of a node.
@@ -166,6 +198,15 @@ impl StageCluster {
         let waiting = newest.into_iter().filter(|(_, manifest)| !ended.contains(&manifest.record));
         let single = waiting.filter(|(_, manifest)| domains.get(&manifest.record).is_none_or(|known| known.len() < 2));
         single.map(|(key, manifest)| (key, manifest.record)).collect()
+    }
+
+    /// Has the model know the objects of a key that the store has shown.
+    pub fn note_shown(&self, model: &StageModel, key: usize) {
+        let name = KEYS[key];
+        let conflicts = self.store.keys().into_iter().filter(|other| other.starts_with(&format!("{name}.conflict-")));
+        let names = conflicts.chain([name.to_owned()]);
+        let versions = names.flat_map(|name| self.store.versions(&name)).flatten();
+        model.note_shown(key, &versions.map(|version| hash_of(&version.bytes)).collect());
     }
 
     /// Ends all processes.

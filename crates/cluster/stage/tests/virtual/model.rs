@@ -18,6 +18,9 @@ enum ChangeEnd {
     /// Never made.
     Refused,
     Acknowledged(Instant),
+    /// Acknowledged while the store gave no answer, and another change came between the writer's look and this one: the condition may not
+    /// hold at the store, which the upload finds out. The object is kept as a conflict then.
+    Doubtful,
 }
 
 #[derive(Debug, Clone)]
@@ -29,6 +32,8 @@ struct KeyChange {
     end: ChangeEnd,
     /// The writer has given up.
     gave_up: Option<Instant>,
+    /// Whether the store has shown the object of a doubtful change, at the name or as a conflict.
+    is_settled: bool,
 }
 
 /// What a read has found.
@@ -112,7 +117,7 @@ impl KeyHistory {
         }
         self.changes.iter().filter(|change| Self::is_found(change, found) && change.start <= end).any(|change| {
             match change.end {
-                ChangeEnd::Open => true,
+                ChangeEnd::Open | ChangeEnd::Doubtful => true,
                 ChangeEnd::Refused => false,
                 ChangeEnd::Acknowledged(ended) => self.is_strange || !self.is_replaced(Some(ended), start),
             }
@@ -156,7 +161,14 @@ impl StageModel {
         let mut state = self.state.lock();
         let history = &mut state.keys[key];
         history.activity += 1;
-        history.changes.push(KeyChange { mark: mark.to_owned(), content, start, end: ChangeEnd::Open, gave_up: None });
+        history.changes.push(KeyChange {
+            mark: mark.to_owned(),
+            content,
+            start,
+            end: ChangeEnd::Open,
+            gave_up: None,
+            is_settled: false,
+        });
         ChangeNumber { key, at: history.changes.len() - 1 }
     }
 
@@ -168,6 +180,22 @@ impl StageModel {
 
     pub fn acknowledge(&self, change: ChangeNumber) {
         self.end(change, ChangeEnd::Acknowledged(Instant::now()));
+    }
+
+    /// As [`Self::acknowledge`], for a change whose condition was chosen at this time, while the store gave no answers.
+    pub fn acknowledge_since(&self, change: ChangeNumber, chosen: Instant) {
+        let now = Instant::now();
+        let is_alone = {
+            let state = self.state.lock();
+            let changes = state.keys[change.key].changes.iter().enumerate();
+            changes.filter(|(at, _)| *at != change.at).all(|(_, other)| match other.end {
+                ChangeEnd::Refused => true,
+                ChangeEnd::Open => other.gave_up.is_some_and(|end| end + OPEN_TIME < chosen),
+                ChangeEnd::Doubtful => other.is_settled,
+                ChangeEnd::Acknowledged(end) => end < chosen,
+            })
+        };
+        self.end(change, if is_alone { ChangeEnd::Acknowledged(now) } else { ChangeEnd::Doubtful });
     }
 
     pub fn note_condition(&self, mark: &str, condition: &WriteCondition) {
@@ -209,6 +237,15 @@ impl StageModel {
         self.state.lock().keys[change.key].changes[change.at].gave_up = Some(Instant::now());
     }
 
+    /// Notes which doubtful changes the store has shown: those with these contents.
+    pub fn note_shown(&self, key: usize, contents: &HashSet<u64>) {
+        let mut state = self.state.lock();
+        let doubtful = state.keys[key].changes.iter_mut().filter(|change| change.end == ChangeEnd::Doubtful);
+        for change in doubtful {
+            change.is_settled |= change.content.is_none_or(|content| contents.contains(&content));
+        }
+    }
+
     pub fn refuse(&self, change: ChangeNumber) {
         self.end(change, ChangeEnd::Refused);
     }
@@ -226,7 +263,7 @@ impl StageModel {
     pub fn calm_activity(&self, key: usize) -> Option<u64> {
         let state = self.state.lock();
         let history = &state.keys[key];
-        let is_open = history.changes.iter().any(|change| change.end == ChangeEnd::Open);
+        let is_open = history.changes.iter().any(|change| matches!(change.end, ChangeEnd::Open | ChangeEnd::Doubtful));
         (!is_open && !history.is_strange).then_some(history.activity)
     }
 
@@ -263,9 +300,10 @@ impl StageModel {
         !self.state.lock().keys[key].explains(&FoundObject::Nothing, start, end)
     }
 
-    /// Whether a change without an answer may still be made, or was.
-    pub fn has_open(&self, key: usize) -> bool {
-        self.state.lock().keys[key].changes.iter().any(|change| change.end == ChangeEnd::Open)
+    /// Whether a change came between the look and the change of a writer.
+    pub fn has_doubts(&self, key: usize) -> bool {
+        let is_doubtful = |change: &KeyChange| matches!(change.end, ChangeEnd::Doubtful | ChangeEnd::Open);
+        self.state.lock().keys[key].changes.iter().any(is_doubtful)
     }
 
     pub fn is_strange(&self, key: usize) -> bool {
@@ -284,7 +322,7 @@ impl StageModel {
         let changes = &state.keys[key].changes;
         let mut kept = Vec::new();
         for change in changes {
-            let is_acknowledged = matches!(change.end, ChangeEnd::Acknowledged(_));
+            let is_acknowledged = matches!(change.end, ChangeEnd::Acknowledged(_) | ChangeEnd::Doubtful);
             let Some(content) = change.content.filter(|_| is_acknowledged) else { continue };
             let is_maybe_replaced = changes.iter().any(|other| {
                 let is_other = other.mark != change.mark && other.end != ChangeEnd::Refused;
@@ -299,5 +337,7 @@ impl StageModel {
     }
 }
 
+/// A change whose writer has given up is made within this time, or never.
+const OPEN_TIME: Duration = Duration::from_secs(300);
 /// The longest time of a change with all attempts.
 pub const CHANGE_TIME: Duration = Duration::from_secs(150);

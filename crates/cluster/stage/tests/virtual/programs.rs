@@ -82,6 +82,7 @@ pub struct StageProgram<'a> {
 struct ChosenCondition {
     condition: WriteCondition,
     calm: Option<u64>,
+    chosen: Option<Instant>,
 }
 
 /// An object for a change.
@@ -90,8 +91,9 @@ struct NewVersion {
     mark: String,
     attributes: ObjectAttributes,
     condition: WriteCondition,
-    /// The activity of the key when the condition was chosen.
+    /// The activity of the key when the condition was chosen, and when that was.
     calm: Option<u64>,
+    chosen: Option<Instant>,
     change: ChangeNumber,
     /// Disks that were lost before.
     lost_disks: u64,
@@ -217,7 +219,7 @@ impl<'a> StageProgram<'a> {
     /// A condition as a writer chooses it, after a look.
     fn choose_condition(&mut self, key: usize) -> Option<ChosenCondition> {
         if self.is_unconditional && self.dice.below(3) == 0 {
-            return Some(ChosenCondition { condition: WriteCondition::None, calm: None });
+            return Some(ChosenCondition { condition: WriteCondition::None, calm: None, chosen: None });
         }
         let calm = self.model.calm_activity(key);
         let start = Instant::now();
@@ -230,7 +232,7 @@ impl<'a> StageProgram<'a> {
             }
             None => WriteCondition::Absent,
         };
-        Some(ChosenCondition { condition, calm })
+        Some(ChosenCondition { condition, calm, chosen: Some(start) })
     }
 
     fn begin(&mut self, key: usize, content: u64, mark: String, condition: ChosenCondition) -> NewVersion {
@@ -238,9 +240,9 @@ impl<'a> StageProgram<'a> {
         attributes.set_stage();
         let attributes = marked_as(attributes, &mark);
         let change = self.model.begin(key, &mark, Some(content));
-        let ChosenCondition { condition, calm } = condition;
+        let ChosenCondition { condition, calm, chosen } = condition;
         self.model.note_condition(&mark, &condition);
-        NewVersion { key, mark, attributes, condition, calm, change, lost_disks: self.cluster.lost_disks() }
+        NewVersion { key, mark, attributes, condition, calm, chosen, change, lost_disks: self.cluster.lost_disks() }
     }
 
     /// The outcome of a change that makes an object, as the table of the real writer has it.
@@ -248,7 +250,7 @@ impl<'a> StageProgram<'a> {
         let ChangeFailure { failure, maybe_executed } = match result {
             Ok(etag) => {
                 self.check_domains(new, &etag);
-                self.model.acknowledge(new.change);
+                self.acknowledge(new);
                 self.seen.insert(new.key, etag);
                 return true;
             }
@@ -266,7 +268,7 @@ impl<'a> StageProgram<'a> {
         if let Some(Some(found)) = self.look(new.key)
             && mark_in(&found.attributes) == Some(&new.mark)
         {
-            self.model.acknowledge(new.change);
+            self.acknowledge(new);
             return true;
         }
         self.model.give_up(new.change);
@@ -283,6 +285,14 @@ impl<'a> StageProgram<'a> {
             || versions.iter().flatten().any(|version| version.mark() == Some(&new.mark));
         let is_safe = domains.len() >= 2 || is_elsewhere || self.model.is_replaced_since(new.change);
         assert!(is_safe, "{:.8} of {} was acknowledged, and only {domains:?} have it", new.mark, KEYS[new.key]);
+    }
+
+    fn acknowledge(&self, new: &NewVersion) {
+        self.cluster.note_shown(self.model, new.key);
+        match new.chosen {
+            Some(chosen) if self.cluster.may_doubt(chosen) => self.model.acknowledge_since(new.change, chosen),
+            _ => self.model.acknowledge(new.change),
+        }
     }
 
     fn put(&mut self, key: usize) {
@@ -424,6 +434,7 @@ impl<'a> StageProgram<'a> {
         });
         match removed {
             Ok(()) => {
+                self.cluster.note_shown(self.model, key);
                 self.model.acknowledge(change);
             }
             Err(ChangeFailure { failure, maybe_executed: false }) => {

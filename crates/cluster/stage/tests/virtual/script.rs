@@ -137,7 +137,7 @@ impl StageScript<'_> {
             if self.store_back.is_some_and(|back| Instant::now() >= back) {
                 self.store_back = None;
                 self.tell(format_args!("the store is well"));
-                self.cluster.store.set_faults(StoreFaults::default());
+                self.cluster.heal_store();
             }
             if self.registry_back.is_some_and(|back| Instant::now() >= back) {
                 self.registry_back = None;
@@ -214,7 +214,7 @@ impl StageScript<'_> {
         };
         let seconds = 1 + self.dice.below(seconds) as u64;
         self.tell(format_args!("the store has {faults:?} for {seconds} s"));
-        self.cluster.store.set_faults(faults);
+        self.cluster.trouble_store(faults);
         self.store_back = Some(Instant::now() + Duration::from_secs(seconds));
     }
 
@@ -322,7 +322,7 @@ impl StageScript<'_> {
         self.tell(format_args!("all trouble ends"));
         (0..self.domains.len()).for_each(|domain| self.heal_domain(domain));
         self.cluster.network.heal();
-        self.cluster.store.set_faults(StoreFaults::default());
+        self.cluster.heal_store();
         self.store_back = None;
     }
 }
@@ -372,7 +372,7 @@ fn check_end(cluster: &StageCluster, model: &StageModel) {
         if !conflicts.is_empty() {
             cluster.shared.tell(format_args!("{name} has {} conflicts", conflicts.len()));
             assert!(
-                model.is_strange(key) || model.has_open(key),
+                model.is_strange(key) || model.has_doubts(key),
                 "{name} has conflicts, and no stranger has changed it"
             );
         }
