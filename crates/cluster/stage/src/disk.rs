@@ -22,6 +22,9 @@ const PART_CHUNK: u64 = 256 << 10;
 const PART_MAGIC: &[u8; 8] = b"SPLSTG01";
 /// Length of the bytes, checksum of the table and the length, magic.
 const FOOTER: u64 = 8 + 4 + 8;
+/// The folder below a cache directory, and the database there.
+const STAGE_FOLDER: &str = "stage";
+const RECORDS_FILE: &str = "records.redb";
 /// Memory of the database's pages.
 const RECORD_PAGES: usize = 8 << 20;
 
@@ -169,12 +172,17 @@ fn sync_folder(folder: &Path) -> Result<()> {
 }
 
 impl FolderDisk {
+    /// Whether there are records of staged files below these folders.
+    pub fn has_records(below: &[PathBuf]) -> bool {
+        below.first().is_some_and(|first| first.join(STAGE_FOLDER).join(RECORDS_FILE).exists())
+    }
+
     /// Opens or makes the folders `stage` below these folders. The records lie in the first.
     ///
     /// # Errors
     /// The disk's; another process has the records open.
     pub fn open(below: &[PathBuf]) -> Result<FolderDisk> {
-        let folders: Vec<PathBuf> = below.iter().map(|folder| folder.join("stage")).collect();
+        let folders: Vec<PathBuf> = below.iter().map(|folder| folder.join(STAGE_FOLDER)).collect();
         for folder in &folders {
             let made = std::fs::create_dir_all(folder).and_then(|()| std::fs::read_dir(folder));
             let listed = made.map_err(|error| disk_error(folder, &error))?;
@@ -188,7 +196,7 @@ impl FolderDisk {
         let Some(first) = folders.first() else {
             return Err(Error::new(ErrorKind::Invalid, "staged files need a cache disk"));
         };
-        let path = first.join("records.redb");
+        let path = first.join(RECORDS_FILE);
         let database = Database::builder().set_cache_size(RECORD_PAGES).create(&path);
         let database =
             database.map_err(|error| Error::new(ErrorKind::Invalid, format!("{}: {error}", path.display())))?;

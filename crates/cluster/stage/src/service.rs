@@ -106,6 +106,14 @@ impl StageSlot {
         let _ = self.service.set(service);
     }
 
+    /// Answers a call of another node, as encoded there.
+    ///
+    /// # Errors
+    /// Before the start of the stage; for a call that this release does not know.
+    pub fn serve_encoded(&self, call: &[u8], bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
+        self.service().map_err(|failure| failure.error)?.serve_encoded(call, bytes)
+    }
+
     /// The stage.
     ///
     /// # Errors
@@ -194,7 +202,7 @@ impl StageService {
     ///
     /// # Errors
     /// For a call that this release does not know.
-    pub fn serve_encoded(&self, call: &[u8], bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
+    fn serve_encoded(&self, call: &[u8], bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
         let (call, bytes) = decode_call(call, bytes)?;
         let Reply { reply, bytes } = self.serve(call, bytes);
         let body = serde_json::to_vec(&reply)

@@ -5,7 +5,7 @@ use crate::write_options::BucketWriteOptions;
 use spurline_object_store::HIDDEN_NAME;
 use spurline_sys::{join_path, random};
 use spurline_types::{Error, ErrorKind, FileKind, ObjectAttr, ObjectId, Result};
-use spurline_volume::writes::{FileIdentity, NamePath, NodeAttr, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
+use spurline_volume::writes::{FileIdentity, FileTime, NamePath, NodeAttr, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
 use std::sync::Once;
 
 /// Longest key of S3, in bytes.
@@ -102,8 +102,9 @@ pub(crate) fn node_attr(options: &BucketWriteOptions, path: &[u8], attr: &Object
     let changed_at = file_time(attr.mtime);
     let mtime = own.mtime.unwrap_or(changed_at);
     let default_mode = default_mode(options, attr.kind);
+    let identity = identity_of(path, attr);
     NodeAttr {
-        identity: identity_of(path, attr),
+        identity,
         inode: inode_of(path),
         mode: default_mode & S_IFMT | own.mode.unwrap_or(default_mode) & !S_IFMT,
         nlink: if attr.kind == FileKind::Directory { 2 } else { 1 },
@@ -115,8 +116,18 @@ pub(crate) fn node_attr(options: &BucketWriteOptions, path: &[u8], attr: &Object
         blksize: 1 << 20,
         atime: own.atime.unwrap_or(mtime),
         mtime,
-        ctime: changed_at,
+        ctime: distinct_time(changed_at, &identity),
     }
+}
+
+/// The time of a version. Stores give whole seconds: a fraction tells two versions of one second apart, for the kernel keeps the pages of a
+/// file whose length and times are the same.
+fn distinct_time(time: FileTime, identity: &FileIdentity) -> FileTime {
+    if time.nanos > 0 {
+        return time;
+    }
+    let number = file_number(identity) % 1_000_000_000;
+    FileTime { nanos: number as u32, ..time }
 }
 
 /// The content type that a name suggests; stores and browsers show an object by it.

@@ -7,7 +7,7 @@ use crate::recent_file::RecentObjectsFile;
 use crate::s3_endpoint::{EndpointFiles, bucket_writes, log_endpoint, start_endpoint, stop_endpoint};
 use crate::setup::MetadataLimits;
 use crate::shared_folder::SharedCacheFolder;
-use crate::stage::{NodeStage, RunningStage, prepare_stage, start_stage, upload_memory};
+use crate::stage::{NodeStage, RunningStage, has_kept_files, prepare_stage, start_stage, upload_memory};
 use crate::writes::{bucket_options, open_node_directory, store_settings, unwritable, unwritable_bucket};
 use crate::{group, limits, rails, settings, setup};
 use spurline_cache::CacheContext;
@@ -196,13 +196,33 @@ fn metadata_limits(config: &NodeConfig) -> MetadataLimits {
     MetadataLimits { ttl: setup::NODE_METADATA_TTL, name_bytes: config.budget.metadata_bytes }
 }
 
-/// A source that can't be reached is an error at the start, not at the first read.
+/// A node that has staged files waits this long for its store at the start.
+const KEPT_CHECK_TIME: Duration = Duration::from_secs(5);
+
+/// Whether the source gave no answer.
+fn is_silence(fault: &Fault) -> bool {
+    matches!(
+        fault.kind,
+        Some(ErrorKind::Timeout | ErrorKind::Unavailable | ErrorKind::OriginDown | ErrorKind::OriginFailed)
+    )
+}
+
+/// A source that can't be reached is an error at the start, not at the first read; but for a node that has staged files.
 fn check_sources(config: &NodeConfig, stats: &Arc<Stats>) -> Result<(), Fault> {
     for source in &config.sources {
         let limits = metadata_limits(config);
         let origin = setup::open_under(source.as_str(), &[], &config.under, limits, stats, &SharedBuckets::default())?;
-        setup::check_origin(&*origin, config.under.timeout)?;
-        tracing::info!("source {}", origin.describe());
+        let has_kept_files = has_kept_files(config);
+        let limit = if has_kept_files { KEPT_CHECK_TIME.min(config.under.timeout) } else { config.under.timeout };
+        match setup::check_origin(&*origin, limit) {
+            Err(fault) if has_kept_files && is_silence(&fault) => {
+                tracing::warn!("source {} gives no answer: {}; staged files wait", origin.describe(), fault.what);
+            }
+            checked => {
+                checked?;
+                tracing::info!("source {}", origin.describe());
+            }
+        }
     }
     Ok(())
 }

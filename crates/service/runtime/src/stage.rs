@@ -97,11 +97,13 @@ fn class_of(rule: Option<&FolderRule>) -> Option<StageClass> {
 }
 
 impl NodeStage {
-    /// The node has its rules, and answers soon: a node with disks for staged files knows names only when the stage runs.
+    /// The node has its rules, and answers soon: a node with disks for staged files knows names only when the stage runs. Calls wait for
+    /// that, and are not refused for ever.
     pub fn set_node(&self, node: &Arc<CacheNode>, config: &NodeConfig) {
         let _ = self.node.set(Arc::downgrade(node));
         if config.stage.is_some() {
             self.slot.await_start();
+            node.accept_stage(Arc::new(StageCalls(Arc::clone(&self.slot))));
         }
     }
 
@@ -151,10 +153,15 @@ impl NodeStage {
             upload_memory: upload_memory(config),
         })?;
         self.slot.set(Arc::clone(&service));
-        node.accept_stage(Arc::new(StageCalls(Arc::clone(&service))));
+        node.accept_stage(Arc::new(StageCalls(Arc::clone(&self.slot))));
         announce_stage(&service, node, stats)?;
         Ok(Some(RunningStage(service)))
     }
+}
+
+/// Whether the node has kept staged files on these disks before: its store may be away at the start, and the group needs the files.
+pub fn has_kept_files(config: &NodeConfig) -> bool {
+    config.stage.is_some() && FolderDisk::has_records(&config.cache.dirs)
 }
 
 /// Starts the stage of a node that is in a group.
@@ -213,7 +220,7 @@ fn announce_stage(service: &Arc<StageService>, node: &Arc<CacheNode>, stats: &Ar
 }
 
 /// Calls of other nodes.
-struct StageCalls(Arc<StageService>);
+struct StageCalls(Arc<StageSlot>);
 
 impl StageHandler for StageCalls {
     fn serve(&self, call: &[u8], payload: &[u8]) -> Result<StageReply> {
