@@ -57,14 +57,27 @@ pub fn list_unsaved(registry: &Registry, name: &str, trust: &TrustConfig, as_jso
         let files: Vec<UnsavedFile<'_>> = unsaved.oldest.iter().map(described).collect();
         anstream::println!(
             "{}",
-            json!({"unsaved": files, "count": unsaved.count, "bytes": unsaved.bytes, "keeps_staged_files": keeps_files})
+            json!({
+                "unsaved": files,
+                "count": unsaved.count,
+                "bytes": unsaved.bytes,
+                "scratch_count": unsaved.scratch_count,
+                "scratch_bytes": unsaved.scratch_bytes,
+                "keeps_staged_files": keeps_files,
+            })
         );
-    } else if unsaved.count > 0 {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if unsaved.count > 0 {
         print_unsaved(&unsaved);
     } else if keeps_files {
         anstream::println!("every file is at the store");
     } else {
         anstream::println!("every file is at the store: no node of group {name} keeps staged files (--stage-size)");
+    }
+    if unsaved.scratch_count > 0 {
+        let bytes = human_bytes(unsaved.scratch_bytes);
+        anstream::println!("scratch, never uploaded: {}, {bytes}", files_in_words(unsaved.scratch_count));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -88,15 +101,12 @@ fn files_in_words(count: u64) -> String {
 }
 
 fn print_unsaved(unsaved: &UnsavedList) {
-    for object in &unsaved.oldest {
+    let waiting: Vec<&UnsavedObject> = unsaved.oldest.iter().filter(|object| !object.is_scratch).collect();
+    for object in &waiting {
         let url = printable(format!("{}/{}", object.at.bucket, object.at.key).as_bytes());
-        let is_late = !object.is_scratch && object.age_s > UPLOAD_DEADLINE_S;
+        let is_late = object.age_s > UPLOAD_DEADLINE_S;
         let style = if is_late { RED } else { Style::new() };
-        let kind = match (object.is_scratch, object.is_removal) {
-            (true, _) => ", scratch: never uploaded",
-            (false, true) => ", removed, and the store's object is still there",
-            (false, false) => "",
-        };
+        let kind = if object.is_removal { ", removed, and the store's object is still there" } else { "" };
         anstream::println!(
             "{BOLD}{url}{BOLD:#}  {}, {style}{}{style:#}, at {}{kind}",
             human_bytes(object.size),
@@ -107,11 +117,11 @@ fn print_unsaved(unsaved: &UnsavedList) {
             anstream::println!("  {YELLOW}{}{YELLOW:#}", printable(error.as_bytes()));
         }
     }
-    let more = unsaved.count.saturating_sub(unsaved.oldest.len() as u64);
+    let more = unsaved.count.saturating_sub(waiting.len() as u64);
     if more > 0 {
         anstream::println!("and {more} more, closed later");
     }
-    let oldest = unsaved.oldest.first().map_or(0, |object| object.age_s);
+    let oldest = waiting.first().map_or(0, |object| object.age_s);
     anstream::println!(
         "{}, {}, not at the store; the oldest was closed {} ago",
         files_in_words(unsaved.count),

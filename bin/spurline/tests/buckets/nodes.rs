@@ -102,7 +102,7 @@ fn a_mount_with_stage_is_refused_where_the_nodes_keep_no_staged_files() {
     refused(&rig.world.run(&words), 2, &["staged files need two nodes", "--registry"]);
     let registry = format!("static:{}", rig.nodes[0].address);
     let out = rig.world.run(&[&words[..], &["--registry", &registry]].concat());
-    refused(&out, 3, &["the nodes of the group keep no staged files", "two failure domains with --stage-size"]);
+    refused(&out, 3, &["the nodes of the group keep no staged files", "nodes with --stage-size on two machines"]);
     let words = ["node", "--writable", "--source", &source, "--stage-size", "1G", "--registry", &registry];
     refused(&rig.world.run(&words), 2, &["static:", "no terms", "coordinator://HOST:PORT"]);
 }

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | of a writer that asks for that ([`ObjectAttributes::set_stage`]), or below a folder with such a rule | yes |
 //! | of a name that has a staged object | yes, so that there is a single order |
-//! | of a hidden name, any other | no |
+//! | of a hidden name, with the request of a writer: a part of an open file | yes, and never uploaded |
+//! | of another hidden name, any other | no |
 //!
 //! A lookup asks the leader first and the store then: an object that is uploaded in between is found twice, and never missed.
 
@@ -80,7 +81,7 @@ impl StagedBackend {
     }
 
     async fn find(&self, key: &str) -> Answer<KnownName> {
-        if is_hidden(key) || !self.stage.is_in_use()? {
+        if !self.stage.is_in_use()? {
             return Ok(KnownName::Unknown);
         }
         match self.ask(StageCall::Find(self.at(key)), Bytes::new()).await?.reply {
@@ -116,7 +117,7 @@ impl StagedBackend {
     async fn class_for(&self, key: &str, attributes: &mut ObjectAttributes) -> Answer<Option<StageClass>> {
         let asked = attributes.take_stage();
         if is_hidden(key) {
-            return Ok(None);
+            return Ok(asked.then_some(StageClass::Part));
         }
         if let Some(class) = (self.class_of)(key) {
             return Ok(Some(class));
@@ -469,7 +470,7 @@ impl ObjectWriteBackend for StagedBackend {
 
     fn delete<'a>(&'a self, key: &'a str, condition: &'a WriteCondition) -> BoxFuture<'a, Answer<()>> {
         async move {
-            if is_hidden(key) || !self.stage.is_in_use()? {
+            if !self.stage.is_in_use()? {
                 return self.store()?.delete(key, condition).await;
             }
             let call = StageCall::Remove { at: self.at(key), condition: condition.into() };

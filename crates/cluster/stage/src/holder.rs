@@ -168,7 +168,7 @@ impl Holder {
 
     /// The number of objects that wait for their upload.
     pub fn kept_objects(&self) -> usize {
-        self.state.lock().kept.live()
+        self.state.lock().kept.unsaved()
     }
 
     /// The newest term.

@@ -1,6 +1,6 @@
 //! What a holder keeps, in memory: manifests, parts, and the sums of both. Knows no disk and no term.
 
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, StageClass};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
@@ -21,7 +21,7 @@ pub struct KeptObjects {
     /// How many live manifests name a part.
     named: HashMap<String, usize>,
     bytes: u64,
-    live: usize,
+    unsaved: usize,
 }
 
 impl KeptObjects {
@@ -33,7 +33,7 @@ impl KeptObjects {
             parts: HashMap::new(),
             named: HashMap::new(),
             bytes: 0,
-            live: 0,
+            unsaved: 0,
         }
     }
 
@@ -42,9 +42,9 @@ impl KeptObjects {
         self.bytes
     }
 
-    /// The number of objects that are not done.
-    pub fn live(&self) -> usize {
-        self.live
+    /// The number of objects that wait for their upload or their removal.
+    pub fn unsaved(&self) -> usize {
+        self.unsaved
     }
 
     /// The manifest of a record.
@@ -72,7 +72,7 @@ impl KeptObjects {
     pub fn insert(&mut self, manifest: Manifest, inline_bytes: u64) {
         self.remove(&manifest.record);
         if manifest.is_live() {
-            self.live += 1;
+            self.unsaved += usize::from(manifest.class == StageClass::Staged);
             for part in self.parts_of(&manifest) {
                 *self.named.entry(part).or_default() += 1;
             }
@@ -86,7 +86,7 @@ impl KeptObjects {
         let KeptManifest { manifest, inline_bytes } = self.manifests.remove(record)?;
         self.bytes -= inline_bytes;
         if manifest.is_live() {
-            self.live -= 1;
+            self.unsaved -= usize::from(manifest.class == StageClass::Staged);
             for part in self.parts_of(&manifest) {
                 self.release(&part);
             }
@@ -158,7 +158,7 @@ mod tests {
         kept.insert(with_part("a", "part"), 0);
         kept.insert(with_part("b", "part"), 0);
         kept.insert(Manifest { record: "c".to_owned(), ..sample("small", "mark", 2) }, 7);
-        assert_eq!((kept.bytes(), kept.live()), (19, 3));
+        assert_eq!((kept.bytes(), kept.unsaved()), (19, 3));
         let after: Vec<&str> = kept.manifests_after("a").map(|manifest| manifest.record.as_str()).collect();
         assert_eq!(after, ["b", "c"]);
 
@@ -169,6 +169,6 @@ mod tests {
         assert!(!kept.is_named("part"));
         assert_eq!(kept.remove_part("part"), 12);
         kept.remove("c");
-        assert_eq!((kept.bytes(), kept.live()), (0, 0));
+        assert_eq!((kept.bytes(), kept.unsaved()), (0, 0));
     }
 }

@@ -87,11 +87,6 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// Failure domains that have an object of this class.
-fn domains_of(class: StageClass) -> usize {
-    if class == StageClass::Staged { DOMAINS } else { 1 }
-}
-
 /// Seconds since 1970.
 fn seconds_now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
@@ -194,7 +189,7 @@ impl Leader {
 
     fn commit_locked(self: &Arc<Self>, new: NewObject, inline: Vec<u8>) -> Answer<String> {
         let mark = new.attributes.mark().unwrap_or_else(new_name);
-        let admitted = self.admit(&new.at, &new.condition, &mark)?;
+        let admitted = self.admit(&new.at, &new.condition, &mark, new.class)?;
         let UploadBase { base, begun, may_be_absent } = match admitted {
             Admitted::Known(etag) => {
                 self.confirm(&new.at, &mark)?;
@@ -254,11 +249,12 @@ impl Leader {
 
     /// Compares a writer's condition with the object of the name: here, or at the store if that answers soon. Without an answer the
     /// upload finds out.
-    fn admit(&self, at: &BucketKey, condition: &StoreBase, mark: &str) -> Answer<Admitted> {
+    fn admit(&self, at: &BucketKey, condition: &StoreBase, mark: &str, class: StageClass) -> Answer<Admitted> {
         let is_new_leader = self.term > 1 && self.began.elapsed() < NEW_LEADER_TIME;
         let (is_saved, needs_store) = {
             let ledger = self.ledger.lock();
-            if ledger.is_taken(at, mark) {
+            // The store has no object of a name that is never uploaded.
+            if ledger.is_taken(at, mark) || class != StageClass::Staged {
                 return ledger.admit(at, condition, mark);
             }
             let is_saved = matches!(ledger.find(at), KnownName::Saved(_));
@@ -394,7 +390,7 @@ impl Leader {
             if self.is_over() {
                 break Err(no_leader());
             }
-            match self.further_holder(&told, &tried, domains_of(manifest.class)) {
+            match self.further_holder(&told, &tried, manifest.class.domains()) {
                 Ok(Some(node)) => next = vec![node],
                 Ok(None) => break Ok(()),
                 Err(failure) => break Err(failure),
@@ -627,7 +623,7 @@ impl Leader {
         condition: StoreBase,
     ) -> Answer<String> {
         let mark = attributes.mark().unwrap_or_else(new_name);
-        let admitted = self.admit(to, &condition, &mark)?;
+        let admitted = self.admit(to, &condition, &mark, source.class)?;
         if let Admitted::Known(etag) = admitted {
             self.confirm(to, &mark)?;
             return Ok(etag);

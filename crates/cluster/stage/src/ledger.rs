@@ -201,7 +201,9 @@ impl Ledger {
             replaced: Vec::new(),
         };
         let before = self.take_entry(&at);
-        self.aged(entry.manifest.class).add(entry.closed, &at, entry.manifest.size);
+        if let Some(aged) = self.aged(entry.manifest.class) {
+            aged.add(entry.closed, &at, entry.manifest.size);
+        }
         self.entries.insert(at.clone(), entry);
         let Some(before) = before else { return };
         before.replaced.iter().for_each(|replaced| self.end(replaced, Phase::Done, []));
@@ -211,16 +213,19 @@ impl Ledger {
         }
     }
 
-    fn aged(&mut self, class: StageClass) -> &mut AgedObjects {
+    fn aged(&mut self, class: StageClass) -> Option<&mut AgedObjects> {
         match class {
-            StageClass::Staged => &mut self.unsaved,
-            StageClass::Scratch { folder, .. } => self.scratch.entry(folder).or_default(),
+            StageClass::Staged => Some(&mut self.unsaved),
+            StageClass::Scratch { folder, .. } => Some(self.scratch.entry(folder).or_default()),
+            StageClass::Part => None,
         }
     }
 
     fn take_entry(&mut self, at: &BucketKey) -> Option<Entry> {
         let entry = self.entries.remove(at)?;
-        self.aged(entry.manifest.class).remove(entry.closed, at, entry.manifest.size);
+        if let Some(aged) = self.aged(entry.manifest.class) {
+            aged.remove(entry.closed, at, entry.manifest.size);
+        }
         Some(entry)
     }
 
@@ -235,6 +240,10 @@ impl Ledger {
             };
             let mut excess = folder.bytes().saturating_sub(quota);
             for (closed, at) in folder.iter() {
+                // A folder stays when the last of its files ends.
+                if at.key.ends_with('/') {
+                    continue;
+                }
                 if excess == 0 && now.saturating_duration_since(*closed) < Duration::from_secs(ttl_s) {
                     break;
                 }
@@ -499,7 +508,8 @@ impl Ledger {
 
     /// All objects that the store does not have, oldest first.
     pub fn unsaved(&self, now: Instant) -> Vec<UnsavedObject> {
-        let mut entries: Vec<&Entry> = self.entries.values().collect();
+        let entries = self.entries.values().filter(|entry| entry.manifest.class != StageClass::Part);
+        let mut entries: Vec<&Entry> = entries.collect();
         entries.sort_by_key(|entry| entry.closed);
         let shown = entries.into_iter().map(|entry| {
             let nodes: BTreeSet<&str> = entry.manifest.nodes().collect();

@@ -127,6 +127,8 @@ impl Piece {
 pub enum StageClass {
     /// Two nodes have it until the store does.
     Staged,
+    /// Two nodes have it, the store never: bytes of a file that is being written, until the writer removes these.
+    Part,
     /// One node has it, the store never, for this many seconds.
     Scratch {
         /// Seconds since the close.
@@ -139,6 +141,14 @@ pub enum StageClass {
 }
 
 impl StageClass {
+    /// Failure domains that have an object.
+    pub fn domains(self) -> usize {
+        match self {
+            StageClass::Staged | StageClass::Part => 2,
+            StageClass::Scratch { .. } => 1,
+        }
+    }
+
     /// A folder as a number.
     pub fn folder_number(url: &str) -> u64 {
         u64::from(crc32c::crc32c(url.as_bytes())) << 32 | url.len() as u64

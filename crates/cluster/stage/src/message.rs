@@ -311,30 +311,36 @@ pub enum StageReply {
     Failed(SentFailure),
 }
 
-/// Objects that the store does not have yet.
+/// Objects that the store does not have.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnsavedList {
-    /// The oldest objects.
+    /// The oldest objects that wait for their upload or their removal, and then the oldest of scratch.
     pub oldest: Vec<UnsavedObject>,
-    /// The number of all objects.
+    /// The number of all objects that wait.
     pub count: u64,
-    /// The bytes of all objects.
+    /// The bytes of these.
     pub bytes: u64,
+    /// The number of all scratch objects.
+    pub scratch_count: u64,
+    /// The bytes of these.
+    pub scratch_bytes: u64,
 }
 
 impl UnsavedList {
     /// As many of the oldest objects as fit into an answer. `all` is in the order of age.
     pub fn new(all: Vec<UnsavedObject>) -> UnsavedList {
-        let count = all.len() as u64;
-        let bytes = all.iter().map(|object| object.size).sum();
+        let sum = |objects: &[UnsavedObject]| objects.iter().map(|object| object.size).sum();
+        let (scratch, waiting): (Vec<_>, Vec<_>) = all.into_iter().partition(|object| object.is_scratch);
+        let (count, bytes) = (waiting.len() as u64, sum(&waiting));
+        let (scratch_count, scratch_bytes) = (scratch.len() as u64, sum(&scratch));
         let mut room = UNSAVED_LEN;
-        let fits = all.into_iter().take(UNSAVED_MAX).take_while(|object| {
+        let fits = waiting.into_iter().chain(scratch).take(UNSAVED_MAX).take_while(|object| {
             let len = object.text_len();
             let has_room = len <= room;
             room = room.saturating_sub(len);
             has_room
         });
-        UnsavedList { oldest: fits.collect(), count, bytes }
+        UnsavedList { oldest: fits.collect(), count, bytes, scratch_count, scratch_bytes }
     }
 }
 

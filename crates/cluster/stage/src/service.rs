@@ -202,7 +202,7 @@ impl StageService {
     ///
     /// # Errors
     /// For a call that this release does not know.
-    fn serve_encoded(&self, call: &[u8], bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
+    pub fn serve_encoded(&self, call: &[u8], bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
         let (call, bytes) = decode_call(call, bytes)?;
         let Reply { reply, bytes } = self.serve(call, bytes);
         let body = serde_json::to_vec(&reply)

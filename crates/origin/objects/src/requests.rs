@@ -15,6 +15,7 @@
 //! With [`BucketRequests::stage_changes`] new objects carry the request that nodes keep these and upload later. An upload whose id says
 //! that nodes keep the parts has no record in the store. Hidden objects always go to the store.
 
+use crate::spilled::PART_NAME;
 use crate::upload_record::record_upload;
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -172,8 +173,8 @@ impl BucketRequests {
 
     /// The attributes of a new object, as the nodes or the store get these.
     fn sent_attributes<'a>(&self, key: &str, attributes: &'a ObjectAttributes) -> Cow<'a, ObjectAttributes> {
-        let is_hidden = key.strip_prefix(&self.root).is_some_and(|path| path.starts_with(HIDDEN_NAME));
-        let stages = self.stages && !is_hidden;
+        let hidden = key.strip_prefix(&self.root).and_then(|path| path.strip_prefix(HIDDEN_NAME));
+        let stages = self.stages && hidden.is_none_or(|name| name.starts_with(PART_NAME));
         if !stages && attributes.get(STAGE_ATTRIBUTE).is_none() {
             return Cow::Borrowed(attributes);
         }

@@ -19,7 +19,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
 /// The start of the names of these objects after [`HIDDEN_NAME`].
-const PART_NAME: &str = "part-";
+pub(crate) const PART_NAME: &str = "part-";
 /// Length of the mark of a file in these names.
 const MARK_LEN: usize = 32;
 /// How often the heartbeat of a file is written.

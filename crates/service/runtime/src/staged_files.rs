@@ -205,7 +205,7 @@ impl GroupStage {
         copied.map_err(|error| {
             Fault::failed(
                 format!("'{}' is not exported to {}: {}", file.at.key, dest.display(), error.message()),
-                "nothing of the staged file is lost; start the nodes that have the bytes, or name another place",
+                "nothing of the staged file is lost; name a place that can be written, or start the nodes that have the bytes",
             )
         })?;
         Ok(dest)
@@ -300,7 +300,7 @@ mod tests {
             error: None,
         };
         let oldest = vec![object(9, &["a", "b"], false), object(5, &["b"], false), object(7, &["a"], true)];
-        let unsaved = UnsavedList { count: 3, bytes: 3, oldest };
+        let unsaved = UnsavedList { count: 2, bytes: 2, oldest, ..UnsavedList::default() };
         let count = |node, age_s| UnsavedOfNode::count(&unsaved, node, age_s);
         assert_eq!(count("a", 0), UnsavedOfNode { files: 1, scratch: 1 });
         assert_eq!(count("b", 0), UnsavedOfNode { files: 2, scratch: 0 });

@@ -3,7 +3,7 @@
 use crate::setup;
 use crate::volume::OpenVolume;
 use spurline_client::RemoteStore;
-use spurline_config::{BucketWrites, Fault, VolumeConfig, WritesConfig};
+use spurline_config::{BucketWrites, Fault, Registry, VolumeConfig, WritesConfig};
 use spurline_directory::{Squash, WritableSource};
 use spurline_object_store::{OriginOptions, SourceLocation, SourceScheme};
 use spurline_objects::{BucketWriteOptions, WritableBucket};
@@ -20,8 +20,11 @@ use spurline_volume::kept_client::KeptClient;
 use spurline_volume::writes::{CacheVersion, Caller, NodePath, WritableVolume};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+/// A mount with --stage waits this long for nodes that have just started.
+const STAGE_PATIENCE: Duration = Duration::from_secs(15);
+const STAGE_PAUSE: Duration = Duration::from_millis(500);
 /// The most files that a message names.
 const UNSENT_SHOWN: usize = 5;
 
@@ -97,11 +100,13 @@ pub(crate) fn open_writes(
     if is_bucket {
         let staging_dir = config.cache.dirs.first().cloned();
         let origin = setup::origin_options(&config.under, &volume.buckets);
-        let store = volume.remote.as_ref().map(|nodes| nodes.open_store(origin.timeout)).transpose();
-        let store = store.map_err(|error| unwritable(error, ""))?;
         let goes_on = kept.as_ref().is_some_and(|kept| kept.goes_on);
         // A process that takes a mount over has written through these nodes: the closes wait until there are enough again.
-        if writes.stage && !goes_on {
+        let needs_stage = writes.stage && !goes_on;
+        let patience = if needs_stage && keeps_terms(config) { STAGE_PATIENCE } else { Duration::ZERO };
+        let open = || volume.remote.as_ref().map(|nodes| nodes.open_store(origin.timeout)).transpose();
+        let store = open_staging_store(open, patience).map_err(|error| unwritable(error, ""))?;
+        if needs_stage {
             check_stage(store.as_ref().map(RemoteStore::settings))?;
         }
         let writes = store.as_ref().map_or(writes, |store| writes_of_nodes(writes, store.settings()));
@@ -126,14 +131,36 @@ pub(crate) fn open_writes(
     Ok(Some(OpenWrites { source, behind: None, serves_all_users, local_locks }))
 }
 
+/// Whether the registry of the mount can name a node that keeps the order of staged files.
+fn keeps_terms(config: &VolumeConfig) -> bool {
+    let registry = config.group.as_ref().map(|group| &group.registry);
+    matches!(registry, Some(Registry::Coordinator(_) | Registry::Etcd(_)))
+}
+
+/// Opens the store of nodes, which may need a moment after their start to take staged files.
+fn open_staging_store(
+    open: impl Fn() -> Result<Option<RemoteStore>>,
+    patience: Duration,
+) -> Result<Option<RemoteStore>> {
+    let start = Instant::now();
+    loop {
+        let store = open()?;
+        let stages = store.as_ref().is_none_or(|store| store.settings().stages);
+        if stages || start.elapsed() >= patience {
+            return Ok(store);
+        }
+        std::thread::sleep(STAGE_PAUSE);
+    }
+}
+
 /// Checks that nodes with these settings keep the staged files of a mount.
 fn check_stage(nodes: Option<StoreSettings>) -> Result<(), Fault> {
     if nodes.is_some_and(|nodes| nodes.stages) {
         return Ok(());
     }
     Err(Fault::missing(
-        "the nodes of the group keep no staged files",
-        "start at least two nodes of two failure domains with --stage-size, or leave --stage out",
+        "the nodes of the group keep no staged files: fewer than two failure domains have room for them",
+        "start nodes with --stage-size on two machines, or with two names of --failure-domain; or leave --stage out",
     ))
 }
 
@@ -456,8 +483,8 @@ mod tests {
         for nodes in [Some(settings(false)), None] {
             let fault = check_stage(nodes).unwrap_err();
             assert_eq!(fault.code, spurline_config::ExitKind::Missing);
-            let wanted = "the nodes of the group keep no staged files; start at least two nodes of two failure domains with \
-                          --stage-size, or leave --stage out";
+            let wanted = "the nodes of the group keep no staged files: fewer than two failure domains have room for them; start \
+                          nodes with --stage-size on two machines, or with two names of --failure-domain; or leave --stage out";
             assert_eq!(fault.to_string(), wanted);
         }
         let mount = WritesConfig { stage: true, ..WritesConfig::default() };

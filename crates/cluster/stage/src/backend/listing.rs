@@ -3,7 +3,7 @@
 //! A page ends with the last name of the store's page, or with the last staged name of an answer if the leader has more: the store's page is
 //! asked for again then, and what was listed is left out.
 
-use super::{StagedBackend, is_hidden, known_as, raw_of};
+use super::{StagedBackend, known_as, raw_of};
 use crate::message::{Answer, KnownName, NamesBelow, StageCall, StageReply, unexpected};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -42,7 +42,7 @@ impl StagedBackend {
         is_folded: bool,
         list: impl AsyncFnOnce(Option<String>) -> Answer<RawPage>,
     ) -> Answer<RawPage> {
-        if is_hidden(prefix) || !self.stage.is_in_use()? {
+        if !self.stage.is_in_use()? {
             return list(token.map(str::to_owned)).await;
         }
         let place = MergedPlace::from_token(token)?;

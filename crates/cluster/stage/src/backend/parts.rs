@@ -84,7 +84,7 @@ impl StageService {
 
     /// Stores a part at nodes of as many failure domains as the class demands, this node first.
     fn place_part(self: &Arc<Self>, upload: &StagedUpload, pieces: &[Bytes]) -> Answer<Piece> {
-        let wanted = if upload.class == StageClass::Staged { crate::leader::DOMAINS } else { 1 };
+        let wanted = upload.class.domains();
         let part = format!("{}-{}", upload.id, new_name());
         let mut left = self.known_nodes();
         let start = spurline_sys::random() as usize % left.len().max(1);

@@ -2,7 +2,7 @@
 //! is the leader.
 
 use super::recovery::missing_domains;
-use super::{DOMAINS, Leader, VALID_TIME, domains_of, holders_of};
+use super::{DOMAINS, Leader, VALID_TIME, holders_of};
 use crate::manifest::{BucketKey, Manifest, Phase, StageClass};
 use crate::message::{Answer, NodeFacts, Reply, StageCall, StageReply};
 use crate::peers::TermFacts;
@@ -123,7 +123,7 @@ fn too_few_domains() -> RequestFailure {
 impl Leader {
     /// The nodes for a small object: this node, and a node of another domain.
     pub(super) fn choose_holders(&self, class: StageClass) -> Answer<Vec<String>> {
-        let wanted = domains_of(class);
+        let wanted = class.domains();
         let table = self.nodes.all();
         let mut holders = Vec::new();
         let mut domains = BTreeSet::new();
@@ -149,7 +149,7 @@ impl Leader {
         refused: &BTreeSet<String>,
         has_bytes: bool,
     ) -> Answer<Manifest> {
-        let wanted = domains_of(manifest.class);
+        let wanted = manifest.class.domains();
         let mut replaced = manifest.clone();
         if manifest.pieces.is_empty() {
             replaced.holders = self.complete_holders(&manifest.holders, avoided, refused, wanted)?;
