@@ -147,10 +147,17 @@ fn write_and_read_elsewhere(way: &[&str]) {
         assert!(rig.object(&format!("p/{name}")).unwrap() == bytes, "{name}");
         assert!(two.read(name) == bytes && one.read(name) == bytes, "{name}");
     }
+    // The store gives all of these one length and, most often, one time.
+    for number in 0..6 {
+        fs::write(one.path("new"), [number; 3000]).unwrap();
+        fs::rename(one.path("new"), one.path("replaced")).unwrap();
+        assert_eq!(two.read("replaced").len(), 3000);
+    }
+    eventually("the last version", || two.read("replaced") == [5; 3000]);
     let uid = fs::metadata(one.path("small")).unwrap().uid();
     assert_eq!(uid, rustix::process::geteuid().as_raw());
     assert_eq!(rig.server.open_uploads(), 0);
-    assert_eq!(fs::read_dir(&two.at).unwrap().count(), 4);
+    assert_eq!(fs::read_dir(&two.at).unwrap().count(), 5);
     one.unmount();
     two.unmount();
 }

@@ -114,6 +114,52 @@ fn staged_files_are_shown_until_the_store_has_them() {
     one.unmount();
 }
 
+#[test]
+fn long_files_removals_and_scratch_need_no_store() {
+    let Some(rig) = StagedRig::start() else { return };
+    let one = rig.mount("one", &["--buffer-size", "128M"]);
+    let two = rig.mount("two", &["--attr-cache", "0s", "--entry-cache", "0s"]);
+    let scratch = format!("s3://{BUCKET}/p/scratch");
+    said(&rig.ask(&["limit", &scratch, "--scratch", "--ttl", "2s"]));
+    for name in ["old", "uploaded"] {
+        fs::write(one.path(name), name).unwrap();
+    }
+    // The rule is known when a file of the folder is not uploaded.
+    fs::create_dir(one.path("scratch")).unwrap();
+    rig.await_uploads();
+    eventually("the rule", || {
+        fs::write(one.path("scratch/first"), b"x").unwrap();
+        rig.await_uploads();
+        let is_known = rig.server.bytes(BUCKET, "p/scratch/first").is_none();
+        fs::remove_file(one.path("scratch/first")).unwrap();
+        is_known
+    });
+    let mut long = File::create(one.path("long")).unwrap();
+    assert!(two.path("old").exists() && two.path("uploaded").exists());
+    rig.proxy.refuse_connections(true);
+    // More than the mount's memory for changed bytes.
+    let content = bytes(7, 80 * MIB);
+    long.write_all(&content).unwrap();
+    drop(long);
+    assert!(two.read("long") == content);
+    fs::write(one.path("scratch/cached"), &content[..MIB]).unwrap();
+    fs::rename(one.path("scratch/cached"), one.path("scratch/block")).unwrap();
+    assert!(two.read("scratch/block") == content[..MIB]);
+    assert!(!two.path("scratch/absent").exists());
+    let listed = rig.unsaved();
+    assert_eq!((&listed["count"], &listed["bytes"]), (&1.into(), &(80 * MIB).into()), "{listed}");
+    assert_eq!(listed["scratch_count"], 2, "{listed}");
+    rig.proxy.refuse_connections(false);
+    rig.await_uploads();
+    assert!(rig.server.bytes(BUCKET, "p/long").as_deref() == Some(&content));
+    eventually("the end of scratch data", || !two.path("scratch/block").exists());
+    assert!(two.path("scratch").is_dir(), "the folder stays");
+    let hidden = |key: &String| key.contains(".spurline-part-") || key.contains("scratch/") && !key.ends_with('/');
+    assert!(!rig.server.keys(BUCKET).iter().any(hidden), "{:?}", rig.server.keys(BUCKET));
+    two.unmount();
+    one.unmount();
+}
+
 /// The lists while the store is away.
 fn check_list(rig: &StagedRig) {
     let unsaved = rig.unsaved();

@@ -6,8 +6,11 @@ mod ends;
 use spurline_csi::pb;
 use spurline_rig::driver::{DriverRig, capability, capability_of, pair};
 use spurline_rig::program::wait_for;
-use spurline_testkit::{ACCESS_KEY, S3Server, SECRET_KEY};
+use spurline_rig::staging_group::StagingGroup;
+use spurline_rig::world::World;
+use spurline_testkit::{ACCESS_KEY, ChaosProxy, S3Server, SECRET_KEY};
 use std::collections::HashMap;
+use std::io::Write as _;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Stdio;
@@ -129,6 +132,33 @@ fn a_volume_of_a_bucket_is_written_by_a_pod() {
     rig.unpublish("pv", "writer").unwrap();
     rig.unstage("pv").unwrap();
     rig.check_empty();
+}
+
+/// The nodes have a file whose volume is gone, and upload it when the store answers again.
+#[test]
+fn a_pod_with_a_staged_volume_ends_before_the_upload() {
+    let Some(rig) = DriverRig::new() else { return };
+    let world = World::new();
+    let server = S3Server::in_memory().unwrap();
+    server.create_bucket("bucket");
+    let proxy = ChaosProxy::start(server.address()).unwrap();
+    let group = StagingGroup::start(&world, 2, "s3://bucket/p", &proxy.endpoint());
+    let options = "cache-size=0,metrics=none,rw,stage";
+    let attributes = [("source", "s3://bucket/p"), ("mountOptions", options), ("registry", &group.registry)];
+    let attributes = attributes.map(pair).into();
+    rig.stage_as("pv", &attributes, written_by_many()).unwrap();
+    rig.publish_as("pv", "writer", &attributes, written_by_many(), false).unwrap();
+    let mut file = std::fs::File::create(rig.target("writer").join("result")).unwrap();
+    proxy.refuse_connections(true);
+    file.write_all(b"of a pod that ends").unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    rig.unpublish("pv", "writer").unwrap();
+    rig.unstage("pv").unwrap();
+    rig.check_empty();
+    assert_eq!(server.bytes("bucket", "p/result"), None);
+    proxy.refuse_connections(false);
+    wait_for("the upload", || server.bytes("bucket", "p/result").as_deref() == Some(b"of a pod that ends"));
 }
 
 #[test]

@@ -85,6 +85,12 @@ impl RuleStore {
         if stored.revision >= own.revision {
             return Ok(stored);
         }
+        // The record may have changed a moment ago: the whole record is asked for.
+        *self.last.lock() = None;
+        let stored = self.read()?;
+        if stored.revision >= own.revision {
+            return Ok(stored);
+        }
         let restored = self.change(own, |newest| Ok(newest.clone()), |error| error)?;
         tracing::warn!(
             "the registry lost the folder rules of the group (it had revision {}, this process {}): they were restored",
