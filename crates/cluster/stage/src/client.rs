@@ -3,7 +3,7 @@
 use crate::holder::READ_MAX;
 use crate::manifest::{BucketKey, Manifest};
 use crate::message::{KnownName, Reply, StageCall, StageReply, UnsavedList, unexpected};
-use crate::peers::{PeerFailure, StagePeers, call_node, no_leader};
+use crate::peers::{PeerFailure, StagePeers, call_node, first_bytes, no_leader, succeeded};
 use spurline_types::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -110,21 +110,9 @@ impl StageClient {
         Ok(())
     }
 
-    /// The bytes of the first holder that has as many.
     fn first_bytes(&self, holders: &[String], call: &StageCall, len: u64) -> Result<Vec<u8>> {
-        let mut failed = Error::new(ErrorKind::Unavailable, "no node has the bytes");
-        for node in holders {
-            match self.call(node, call, READ_MAX as usize, 4 * ASK_TIME) {
-                Ok(Reply { reply: StageReply::Bytes, bytes }) if bytes.len() as u64 == len => return Ok(bytes),
-                Ok(Reply { reply: StageReply::Bytes, bytes }) => {
-                    let why = format!("node {node} sent {} bytes in the place of {len}", bytes.len());
-                    failed = Error::new(ErrorKind::Corrupt, why);
-                }
-                Ok(Reply { reply, .. }) => failed = refusal_of(reply),
-                Err(failure) => failed = failure.into_error(),
-            }
-        }
-        Err(failed)
+        let ask = |node: &str| succeeded(self.call(node, call, READ_MAX as usize, 4 * ASK_TIME)?);
+        first_bytes(holders.iter(), len, ask).map_err(|failure| failure.error)
     }
 
     fn call(

@@ -118,6 +118,34 @@ pub fn succeeded(reply: Reply) -> Answer<Reply> {
     }
 }
 
+/// The bytes of the first of these nodes that sends as many.
+///
+/// # Errors
+/// The last node's failure.
+pub fn first_bytes<'a>(
+    holders: impl Iterator<Item = &'a String>,
+    len: u64,
+    ask: impl Fn(&str) -> Answer<Reply>,
+) -> Answer<Vec<u8>> {
+    let mut last = None;
+    for node in holders {
+        match ask(node) {
+            Ok(Reply { bytes, .. }) if bytes.len() as u64 == len => return Ok(bytes),
+            Ok(Reply { bytes, .. }) => {
+                let why = format!("node {node} sent {} bytes instead of {len}", bytes.len());
+                last = Some(RequestFailure::transient(ErrorKind::Corrupt, why));
+            }
+            Err(failure) => last = Some(failure),
+        }
+    }
+    Err(last.unwrap_or_else(no_holder))
+}
+
+/// The failure of a read that no node answers.
+pub fn no_holder() -> RequestFailure {
+    RequestFailure::transient(ErrorKind::Unavailable, "no node has the bytes".to_owned())
+}
+
 /// The failure while no node leads.
 pub fn no_leader() -> RequestFailure {
     let why = "no node of the group keeps the order of staged files now; another takes over within seconds";

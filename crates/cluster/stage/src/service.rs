@@ -19,7 +19,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use spurline_object_store::{RequestFailure, RetryHint};
 use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result, Stats};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -48,6 +48,8 @@ const LEADER_PAUSE: Duration = Duration::from_millis(100);
 /// The time of a call to the leader.
 const ANSWER_TIME: Duration = Duration::from_secs(25);
 
+/// A node that has failed to take a part is tried last for this long.
+const REFUSED_TIME: Duration = Duration::from_secs(10);
 /// The place of an object is believed for this long.
 const LOCATED_TIME: Duration = Duration::from_secs(2);
 const LOCATED_MAX: usize = 64;
@@ -157,6 +159,8 @@ pub struct StageService {
     /// When a leader has called this node last.
     heard: Mutex<HeardLeader>,
     candidate: Mutex<Option<CandidateTimes>>,
+    /// When nodes have failed to take a part.
+    refused_parts: Mutex<HashMap<String, Instant>>,
     /// Where bytes lie, of objects that were read lately.
     located: Mutex<Vec<LocatedManifest>>,
     stop: Mutex<bool>,
@@ -186,6 +190,7 @@ impl StageService {
             leader: RwLock::default(),
             heard: Mutex::new(HeardLeader { term: 0, when: Instant::now() }),
             located: Mutex::default(),
+            refused_parts: Mutex::default(),
             candidate: Mutex::default(),
             stop: Mutex::new(false),
             stopped: Condvar::new(),
@@ -343,6 +348,16 @@ impl StageService {
         let Some(known) = self.known.read().clone() else { return Vec::new() };
         let present = self.shared.peers.names();
         known.nodes.into_iter().filter(|(node, _)| present.contains(node)).collect()
+    }
+
+    /// A node has failed to take a part.
+    pub(crate) fn note_refused_part(&self, node: &str) {
+        self.refused_parts.lock().insert(node.to_owned(), Instant::now());
+    }
+
+    /// Whether a node has failed to take a part lately.
+    pub(crate) fn has_refused_part(&self, node: &str) -> bool {
+        self.refused_parts.lock().get(node).is_some_and(|when| when.elapsed() < REFUSED_TIME)
     }
 
     /// Whether two nodes of different failure domains keep objects now, as far as this node knows.

@@ -3,7 +3,7 @@
 use crate::holder::{Holder, READ_MAX};
 use crate::manifest::{BucketKey, Manifest, Piece, Slice, StoreBase};
 use crate::message::{Answer, NodeFacts, Reply, StageCall, StageReply, unexpected};
-use crate::peers::{PeerFailure, StagePeers, call_node, failure_of, no_leader, reply_of, succeeded};
+use crate::peers::{PeerFailure, StagePeers, call_node, failure_of, first_bytes, no_leader, reply_of, succeeded};
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use spurline_object_store::{
@@ -268,20 +268,7 @@ impl StageShared {
             return Ok(Bytes::new());
         }
         let call = StageCall::ReadInline { record: manifest.record.clone() };
-        let read = self.first_holder(&manifest.holders, |node| {
-            let Reply { bytes, .. } = self.ask(node, &call, &[], STAGE_CALL_TIME)?;
-            if bytes.len() as u64 != manifest.size {
-                let why = format!(
-                    "node {node} has {} bytes of '{}' instead of {}",
-                    bytes.len(),
-                    manifest.at.key,
-                    manifest.size
-                );
-                return Err(RequestFailure::transient(ErrorKind::Corrupt, why));
-            }
-            Ok(bytes)
-        });
-        read.map(Bytes::from)
+        self.first_bytes(&manifest.holders, &call, manifest.size).map(Bytes::from)
     }
 
     fn read_piece(self: &Arc<Self>, piece: &Piece) -> Answer<Bytes> {
@@ -303,30 +290,16 @@ impl StageShared {
     /// When no holder has them.
     pub fn read_slice(self: &Arc<Self>, slice: &Slice, from: u64, len: u64) -> Answer<Vec<u8>> {
         let call = StageCall::ReadPart { part: slice.part.clone(), from: slice.from + from, len };
-        self.first_holder(&slice.holders, |node| {
-            let Reply { bytes, .. } = self.ask(node, &call, &[], STAGE_CALL_TIME)?;
-            if bytes.len() as u64 == len {
-                return Ok(bytes);
-            }
-            let why = format!("node {node} sent {} bytes of a part instead of {len}", bytes.len());
-            Err(RequestFailure::transient(ErrorKind::Protocol, why))
-        })
+        self.first_bytes(&slice.holders, &call, len)
     }
 
-    fn first_holder<T>(&self, holders: &[String], read: impl Fn(&str) -> Answer<T>) -> Answer<T> {
+    fn first_bytes(self: &Arc<Self>, holders: &[String], call: &StageCall, len: u64) -> Answer<Vec<u8>> {
         let own = holders.iter().filter(|node| **node == self.name);
         let others = holders.iter().filter(|node| **node != self.name);
-        let mut last = None;
-        for node in own.chain(others) {
-            match read(node) {
-                Ok(bytes) => return Ok(bytes),
-                Err(failure) => last = Some(failure),
-            }
-        }
-        let failure = last.unwrap_or_else(no_holder);
         // The leader may know other holders, or the store may have the object by now. No kind of the store's answers: an upload would
         // take `NotFound` for one.
-        Err(RequestFailure::transient(ErrorKind::Unavailable, failure.error.message().to_owned()))
+        first_bytes(own.chain(others), len, |node| self.ask(node, call, &[], STAGE_CALL_TIME))
+            .map_err(|failure| RequestFailure::transient(ErrorKind::Unavailable, failure.error.message().to_owned()))
     }
 
     /// Writes a part at a node.
@@ -338,13 +311,13 @@ impl StageShared {
         let mut offset = 0;
         if total == 0 {
             let call = StageCall::AppendPart { part: part.to_owned(), offset: 0, is_last: true };
-            self.ask(node, &call, &[], 4 * STAGE_CALL_TIME)?;
+            self.ask(node, &call, &[], part_time(true))?;
         }
         for piece in pieces {
             for frame in piece.chunks(self.peers.frame_len()) {
                 let is_last = offset + frame.len() == total;
                 let call = StageCall::AppendPart { part: part.to_owned(), offset: offset as u64, is_last };
-                self.ask(node, &call, frame, 4 * STAGE_CALL_TIME)?;
+                self.ask(node, &call, frame, part_time(is_last))?;
                 offset += frame.len();
             }
         }
@@ -364,11 +337,16 @@ impl StageShared {
                 holder.read_part(part, offset, (len - offset).min(self.peers.frame_len() as u64))?;
             let is_last = offset + bytes.len() as u64 == len;
             let call = StageCall::AppendPart { part: part.to_owned(), offset, is_last };
-            self.ask(to, &call, &bytes, 4 * STAGE_CALL_TIME)?;
+            self.ask(to, &call, &bytes, part_time(is_last))?;
             offset += bytes.len() as u64;
         }
         Ok(StageReply::Done.into())
     }
+}
+
+/// The time of a call with bytes of a part: the disk is synced with the last ones.
+fn part_time(is_last: bool) -> Duration {
+    if is_last { 2 * STAGE_CALL_TIME } else { STAGE_CALL_TIME }
 }
 
 /// The etag in an answer.
@@ -385,11 +363,6 @@ pub fn text_of(reply: Reply) -> Answer<String> {
 /// The failure of a call whose thread has ended.
 pub fn thread_ended() -> RequestFailure {
     RequestFailure::transient(ErrorKind::Unavailable, "the thread of a call ended".to_owned())
-}
-
-/// The failure of a read that no node answers.
-pub fn no_holder() -> RequestFailure {
-    RequestFailure::transient(ErrorKind::Unavailable, "no node has the bytes".to_owned())
 }
 
 /// The failure of a condition.

@@ -35,6 +35,7 @@ struct StagedLoad {
 
 /// A coordinator, nodes of three failure domains, and mounts of these. Dropped in this order.
 struct StagedRig {
+    registry: String,
     staged: MountUnderTest,
     direct: MountUnderTest,
     nodes: Vec<NodeUnderTest>,
@@ -45,7 +46,7 @@ struct StagedRig {
 pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     let mut notes = vec![
         "The disk is written with two copies of each file, which are synced. Server, nodes, mount and writer share this machine's \
-         processors."
+         processors. The uploads of earlier files have ended before each measurement."
             .into(),
     ];
     let rig = &StagedRig::start(suite)?;
@@ -63,6 +64,7 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
             [("staged", "mount --stage", &rig.staged, load.floor), ("direct", "mount --rw", &rig.direct, None)]
         {
             let case = BenchCase::new(load.group, variant, label, load.unit, move || {
+                rig.await_uploads(suite)?;
                 write_files(suite, load, mount.at(), &rig.roles(mount))
             });
             cases.push(case.against("of the disk", &["disk"], floor));
@@ -135,7 +137,25 @@ impl StagedRig {
             }
         });
         let staged = staged.map_err(|error| last.unwrap_or(error))?;
-        Ok(StagedRig { staged, direct, nodes, _coordinator: coordinator, server })
+        Ok(StagedRig { registry, staged, direct, nodes, _coordinator: coordinator, server })
+    }
+
+    /// Programs compute between two checkpoints: the uploads of the files before have ended.
+    fn await_uploads(&self, suite: &BenchSuite) -> Result<()> {
+        stop::wait_until("the uploads of staged files", STAGE_TIMEOUT, Duration::from_millis(200), || {
+            let mut command = child::command_in(suite.memory.spurline()?, None);
+            command.args([
+                "status",
+                "--unsaved",
+                "--json",
+                "--cache-group",
+                STAGED_GROUP,
+                "--registry",
+                &self.registry,
+            ]);
+            let listed = child::run_to_end(command, STAGE_TIMEOUT)?;
+            Ok(listed.out.contains("\"count\":0,").then_some(()))
+        })
     }
 
     fn roles<'a>(&'a self, mount: &'a MountUnderTest) -> Vec<CpuRole<'a>> {

@@ -89,7 +89,7 @@ impl StageService {
         let mut left = self.known_nodes();
         let start = spurline_sys::random() as usize % left.len().max(1);
         left.rotate_left(start);
-        left.sort_by_key(|(node, _)| *node != self.shared().name);
+        left.sort_by_key(|(node, _)| (self.has_refused_part(node), *node != self.shared().name));
         let mut holders: Vec<String> = Vec::new();
         let mut domains: BTreeSet<String> = BTreeSet::new();
         let mut last = None;
@@ -105,7 +105,10 @@ impl StageService {
                         holders.push(node);
                         domains.insert(domain);
                     }
-                    Err(failure) => last = Some(failure),
+                    Err(failure) => {
+                        self.note_refused_part(&node);
+                        last = Some(failure);
+                    }
                 }
             }
             if domains.len() >= wanted {

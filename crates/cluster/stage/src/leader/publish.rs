@@ -4,7 +4,8 @@
 use super::{Leader, is_mark_of};
 use crate::manifest::{BucketKey, Manifest, Phase, Piece, StoreBase, staged_mark};
 use crate::message::{Answer, NewObject, StageCall};
-use crate::shared::{no_holder, text_of, thread_ended};
+use crate::peers::no_holder;
+use crate::shared::{text_of, thread_ended};
 use spurline_object_store::{
     AnswerProgress, BucketSides, ObjectAttributes, RequestFailure, RetryHint, UploadedPart, WriteCondition,
     assembly_time, mark_in, transfer_time,
