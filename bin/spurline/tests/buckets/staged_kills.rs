@@ -110,10 +110,10 @@ fn staged_checkpoints_are_whole_while_each_node_is_killed() {
 
 /// Run by `make test-all` only.
 mod test_all {
-    /// `SPURLINE_TEST_ROUNDS=n` runs n rounds.
+    /// `SPURLINE_TEST_KILLS=n` runs n rounds.
     #[test]
     fn staged_checkpoints_are_whole_while_a_node_is_killed_in_each_of_many_rounds() {
-        let rounds = std::env::var("SPURLINE_TEST_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
+        let rounds = std::env::var(super::KILLS_VARIABLE).ok().and_then(|rounds| rounds.parse().ok());
         super::run_rounds(rounds.unwrap_or(30));
     }
 }
