@@ -121,9 +121,7 @@ fn long_files_removals_and_scratch_need_no_store() {
     let two = rig.mount("two", &["--attr-cache", "0s", "--entry-cache", "0s"]);
     let scratch = format!("s3://{BUCKET}/p/scratch");
     said(&rig.ask(&["limit", &scratch, "--scratch", "--ttl", "2s"]));
-    for name in ["old", "uploaded"] {
-        fs::write(one.path(name), name).unwrap();
-    }
+    fs::write(one.path("uploaded"), "uploaded").unwrap();
     // The rule is known when a file of the folder is not uploaded.
     fs::create_dir(one.path("scratch")).unwrap();
     rig.await_uploads();
@@ -135,13 +133,19 @@ fn long_files_removals_and_scratch_need_no_store() {
         is_known
     });
     let mut long = File::create(one.path("long")).unwrap();
-    assert!(two.path("old").exists() && two.path("uploaded").exists());
+    let mut uploaded = File::options().append(true).open(one.path("uploaded")).unwrap();
     rig.proxy.refuse_connections(true);
     // More than the mount's memory for changed bytes.
     let content = bytes(7, 80 * MIB);
     long.write_all(&content).unwrap();
     drop(long);
     assert!(two.read("long") == content);
+    uploaded.write_all(b" and changed").unwrap();
+    drop(uploaded);
+    assert_eq!(two.read("uploaded"), b"uploaded and changed");
+    // Both names wait for their uploads.
+    fs::rename(one.path("long"), one.path("uploaded")).unwrap();
+    assert!(two.read("uploaded") == content);
     fs::write(one.path("scratch/cached"), &content[..MIB]).unwrap();
     fs::rename(one.path("scratch/cached"), one.path("scratch/block")).unwrap();
     assert!(two.read("scratch/block") == content[..MIB]);
@@ -151,7 +155,8 @@ fn long_files_removals_and_scratch_need_no_store() {
     assert_eq!(listed["scratch_count"], 2, "{listed}");
     rig.proxy.refuse_connections(false);
     rig.await_uploads();
-    assert!(rig.server.bytes(BUCKET, "p/long").as_deref() == Some(&content));
+    eventually("the old name to go", || !two.path("long").exists());
+    assert!(rig.server.bytes(BUCKET, "p/uploaded").as_deref() == Some(&content));
     eventually("the end of scratch data", || !two.path("scratch/block").exists());
     assert!(two.path("scratch").is_dir(), "the folder stays");
     let hidden = |key: &String| key.contains(".spurline-part-") || key.contains("scratch/") && !key.ends_with('/');

@@ -34,6 +34,9 @@ impl BucketFile {
         let file = BucketFile { files: Arc::clone(files), object, flags, lock_owners: Mutex::default() };
         if file.writes() {
             file.object.add_writer();
+            if files.options.stage {
+                file.object.learn_attributes()?;
+            }
             if flags & libc::O_TRUNC as u32 != 0 {
                 file.object.set_len(0)?;
             }
