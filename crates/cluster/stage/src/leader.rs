@@ -27,6 +27,8 @@ pub use recovery::take_over;
 const CHANGE_TIME: Duration = Duration::from_secs(20);
 /// A leader without a confirmation for this long answers nothing.
 pub const VALID_TIME: Duration = Duration::from_secs(3);
+/// The time of a look at all nodes, of which the next comes a second later: a node that hangs must not make the leader invalid.
+const LOOK_TIME: Duration = Duration::from_secs(1);
 /// An upload is late after this time.
 const UPLOAD_DEADLINE: Duration = Duration::from_secs(60);
 /// Nodes that are called at once, each by a thread.
@@ -436,8 +438,8 @@ impl Leader {
         if self.is_over() {
             return Err(no_leader());
         }
-        let reply =
-            self.shared.call(node, call, bytes, STAGE_CALL_TIME).inspect_err(|_| self.nodes.note_silent(node))?;
+        let time = if matches!(call, StageCall::Describe { .. }) { LOOK_TIME } else { STAGE_CALL_TIME };
+        let reply = self.shared.call(node, call, bytes, time).inspect_err(|_| self.nodes.note_silent(node))?;
         if let StageReply::OldTerm(term) = reply.reply {
             self.step_down(&format!("node {node} follows term {term}"));
         }

@@ -215,8 +215,9 @@ impl Leader {
 
     /// Has the first holder that can be reached send bytes to the store; the etag.
     fn ask_holder(self: &Arc<Self>, holders: &[String], call: &StageCall, size: u64) -> Answer<String> {
+        let (silent, answering): (Vec<_>, Vec<_>) = holders.iter().partition(|node| self.nodes.is_silent(node));
         let mut last = None;
-        for node in holders {
+        for node in answering.into_iter().chain(silent) {
             match self.shared.call(node, call, &[], UPLOAD_TIME + transfer_time(size)) {
                 Ok(reply) => match crate::peers::succeeded(reply) {
                     // The store's answer.
