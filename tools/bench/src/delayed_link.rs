@@ -41,15 +41,15 @@ struct DelayedPiece {
 }
 
 impl DelayedLink {
-    /// Listens on a free port of loopback, and relays connections to `target`, with half of `round_trip` each way, and answers of
-    /// all connections together at `bytes_per_second`.
+    /// Listens on a free port of loopback, and relays connections to `target`, with half of `round_trip` each way, and the bytes of
+    /// all connections together at `bytes_per_second` each way.
     pub fn start(target: SocketAddr, round_trip: Duration, bytes_per_second: Option<u64>) -> Result<DelayedLink> {
         let failed = |error: std::io::Error| BenchError::io("can't start the relay of the delayed link", &error);
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let stopping = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stopping);
-        let ways = [None, bytes_per_second].map(|rate| Arc::new(LinkWay::new(round_trip / 2, rate)));
+        let ways = [(); 2].map(|()| Arc::new(LinkWay::new(round_trip / 2, bytes_per_second)));
         let accept = move || accept_connections(&listener, target, &ways, &told);
         std::thread::Builder::new().name("delayed-link".to_owned()).spawn(accept).map_err(failed)?;
         Ok(DelayedLink { address, stopping })

@@ -19,6 +19,8 @@ pub(super) struct Peer<'a> {
     pub(super) label: &'static str,
     /// The server of the names, and its URL.
     names: Option<(ServerProcess, String)>,
+    /// More flags of the mount.
+    flags: &'static [&'static str],
 }
 
 /// A mount of a file system of others.
@@ -49,28 +51,35 @@ impl<'a> Peer<'a> {
         notes: &mut Vec<String>,
     ) -> Result<Vec<Peer<'a>>> {
         let s3fs = child::require_program("s3fs", "s3fs");
-        let s3fs = s3fs.map(|_| Peer { suite, server, variant: "s3fs", label: "s3fs", names: None });
-        let juicefs = optional(notes, "JuiceFS", Peer::format_juicefs(suite, server))?;
+        let s3fs = s3fs.map(|_| Peer { suite, server, variant: "s3fs", label: "s3fs", names: None, flags: &[] });
+        let juicefs = optional(notes, "JuiceFS", Peer::format_juicefs(suite, server, "juicefs"))?;
         Ok(juicefs.into_iter().chain(optional(notes, "s3fs", s3fs)?).collect())
     }
 
     /// JuiceFS with an empty Redis, in a folder of the bucket.
-    fn format_juicefs(suite: &'a BenchSuite, server: &'a S3Process) -> Result<Peer<'a>> {
+    fn format_juicefs(suite: &'a BenchSuite, server: &'a S3Process, folder: &str) -> Result<Peer<'a>> {
         let redis = child::require_program("redis-server", "redis-server")?;
         let juicefs = child::find_program("juicefs");
         let juicefs = juicefs.ok_or_else(|| BenchError::Missing("juicefs is not installed".into()))?;
         let port = child::free_port().map_err(|e| BenchError::io("no free port", &e))?;
         let mut command = Command::new(redis);
         command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
-        let mut redis = ServerProcess::start(command, "redis-server", &suite.memory.log("redis")?)?;
+        let mut redis = ServerProcess::start(command, "redis-server", &suite.memory.log(&format!("redis-{folder}"))?)?;
         redis.wait_for_listener(&format!("127.0.0.1:{port}"))?;
         let url = format!("redis://127.0.0.1:{port}/1");
         let [(_, key), (_, secret), (_, endpoint), _] = server.env();
         let mut command = Command::new(juicefs);
         command.args(["format", "--storage", "s3", "--bucket", &format!("{endpoint}/{S3_BUCKET}")]);
-        command.args(["--access-key", key, "--secret-key", secret, &url, "juicefs"]);
+        command.args(["--access-key", key, "--secret-key", secret, &url, folder]);
         child::run_to_end(command, FORMAT_TIMEOUT)?;
-        Ok(Peer { suite, server, variant: "juicefs", label: "JuiceFS, names in Redis", names: Some((redis, url)) })
+        let names = Some((redis, url));
+        Ok(Peer { suite, server, variant: "juicefs", label: "JuiceFS, names in Redis", names, flags: &[] })
+    }
+
+    /// JuiceFS that answers a close when the bytes are in the cache of the mount's machine, where it is installed.
+    pub(super) fn open_writeback(suite: &'a BenchSuite, server: &'a S3Process) -> Result<Peer<'a>> {
+        let peer = Peer::format_juicefs(suite, server, "writeback")?;
+        Ok(Peer { variant: "writeback", label: "JuiceFS --writeback, one copy", flags: &["--writeback"], ..peer })
     }
 
     /// A mount with an empty cache.
@@ -81,7 +90,8 @@ impl<'a> Peer<'a> {
         let mut command;
         if let Some((_, url)) = &self.names {
             command = Command::new("juicefs");
-            command.args(["mount", "--no-usage-report", "--backup-meta", "0", "--cache-dir", &cache, url]).arg(&at);
+            command.args(["mount", "--no-usage-report", "--backup-meta", "0", "--cache-dir", &cache]);
+            command.args(self.flags).arg(url).arg(&at);
         } else {
             command = Command::new("s3fs");
             command.arg(S3_BUCKET).arg(&at).args(["-f", "-o", "use_path_request_style"]);

@@ -51,7 +51,8 @@ pub(super) fn run(suite: &BenchSuite) -> Result<SuiteSection> {
     ];
     let rig = &StagedRig::start(suite)?;
     let mut peers = Vec::new();
-    for peer in Peer::open_all(suite, &rig.server, &mut notes)? {
+    let writeback = optional(&mut notes, "JuiceFS --writeback", Peer::open_writeback(suite, &rig.server))?;
+    for peer in Peer::open_all(suite, &rig.server, &mut notes)?.into_iter().chain(writeback) {
         let mounted = peer.mount();
         peers.extend(optional(&mut notes, peer.label, mounted)?.map(|mount| (mount, peer)));
     }
