@@ -1,27 +1,24 @@
 //! Staged objects on the disks of a node. [`FolderDisk`] is the real one. Everything that a call has returned is there
 //! after a loss of power.
 //!
-//! A part is a file: the bytes, a CRC32C of each chunk, and a footer. Manifests, with the bytes of small objects, are records of a
-//! database; all changes that wait are written by a single transaction.
+//! A part is a file (`part_file.rs`). Manifests, with the bytes of small objects, are records of a database; all changes that wait are
+//! written by a single transaction.
+
+mod part_file;
 
 use crate::manifest::Manifest;
+
 use parking_lot::{Condvar, Mutex};
+use part_file::{NewPart, OpenPart, PART_CHUNK, TransferBuffers};
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
 use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
-use std::io::Write as _;
-use std::os::unix::fs::FileExt as _;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Bytes with a checksum of their own.
-const PART_CHUNK: u64 = 256 << 10;
-const PART_MAGIC: &[u8; 8] = b"SPLSTG01";
-/// Length of the bytes, checksum of the table and the length, magic.
-const FOOTER: u64 = 8 + 4 + 8;
 /// The folder below a cache directory, and the database there.
 const STAGE_FOLDER: &str = "stage";
 const RECORDS_FILE: &str = "records.redb";
@@ -148,6 +145,7 @@ pub struct FolderDisk {
     database: Database,
     queue: Mutex<ChangeQueue>,
     written: Condvar,
+    buffers: Arc<TransferBuffers>,
 }
 
 fn disk_error(path: &Path, error: &std::io::Error) -> Error {
@@ -211,7 +209,7 @@ impl FolderDisk {
         }
         transaction.commit().map_err(database_error)?;
         sync_folder(first)?;
-        Ok(FolderDisk { folders, database, queue: Mutex::default(), written: Condvar::new() })
+        Ok(FolderDisk { folders, database, queue: Mutex::default(), written: Condvar::new(), buffers: Arc::default() })
     }
 
     /// The file of a part: its name decides the folder.
@@ -221,24 +219,7 @@ impl FolderDisk {
     }
 
     fn open_part(&self, name: &str) -> Result<OpenPart> {
-        let path = self.path_of(name);
-        let read = File::open(&path).and_then(|file| {
-            let size = file.metadata()?.len();
-            let mut footer = [0; FOOTER as usize];
-            file.read_exact_at(&mut footer, size.saturating_sub(FOOTER))?;
-            let (len, rest) = footer.split_at(8);
-            let len = u64::from_le_bytes(len.try_into().unwrap_or_default());
-            let table_len = len.div_ceil(PART_CHUNK) * 4;
-            if rest[4..] != *PART_MAGIC || len + table_len + FOOTER != size {
-                return Ok(None);
-            }
-            let mut table = vec![0; table_len as usize];
-            file.read_exact_at(&mut table, len)?;
-            let sum = crc32c::crc32c_append(crc32c::crc32c(&table), &footer[..8]);
-            Ok((rest[..4] == sum.to_le_bytes()).then_some(OpenPart { file, len, table }))
-        });
-        read.map_err(|error| disk_error(&path, &error))?
-            .ok_or_else(|| Error::new(ErrorKind::Corrupt, format!("{}: its checksums are damaged", path.display())))
+        OpenPart::open(&self.path_of(name), &self.buffers)
     }
 
     fn write_changes(&self, waiting: &[WaitingChange]) -> Result<()> {
@@ -286,111 +267,13 @@ fn inline_of(record: &[u8]) -> &[u8] {
     split_record(record).1
 }
 
-struct OpenPart {
-    file: File,
-    len: u64,
-    table: Vec<u8>,
-}
-
-impl OpenPart {
-    /// Reads the chunks around these bytes.
-    fn read(&self, name: &str, from: u64, out: &mut [u8]) -> Result<()> {
-        let end = from + out.len() as u64;
-        if end > self.len {
-            let why = format!("part {name} has {} bytes, and {from} to {end} were asked for", self.len);
-            return Err(Error::new(ErrorKind::Invalid, why));
-        }
-        let mut chunk = vec![0; PART_CHUNK as usize];
-        let mut at = from;
-        while at < end {
-            let index = at / PART_CHUNK;
-            let start = index * PART_CHUNK;
-            let chunk = &mut chunk[..(self.len - start).min(PART_CHUNK) as usize];
-            self.file.read_exact_at(chunk, start).map_err(|error| disk_error(Path::new(name), &error))?;
-            let sum = self.table.get(index as usize * 4..index as usize * 4 + 4);
-            if sum != Some(&crc32c::crc32c(chunk).to_le_bytes()[..]) {
-                let why =
-                    format!("part {name}: the bytes from {start} have another checksum than they were written with");
-                return Err(Error::new(ErrorKind::Corrupt, why));
-            }
-            let until = end.min(start + PART_CHUNK);
-            out[(at - from) as usize..(until - from) as usize]
-                .copy_from_slice(&chunk[(at - start) as usize..(until - start) as usize]);
-            at = until;
-        }
-        Ok(())
-    }
-}
-
-/// A part file that is being written, under another name.
-struct FolderPart {
-    file: File,
-    new: PathBuf,
-    path: PathBuf,
-    len: u64,
-    table: Vec<u8>,
-    /// Checksum of the chunk that is not full.
-    sum: u32,
-}
-
-impl FolderPart {
-    fn write(&mut self, mut bytes: &[u8]) -> std::io::Result<()> {
-        self.file.write_all(bytes)?;
-        while !bytes.is_empty() {
-            let room = (PART_CHUNK - self.len % PART_CHUNK) as usize;
-            let (now, later) = bytes.split_at(room.min(bytes.len()));
-            self.sum = crc32c::crc32c_append(self.sum, now);
-            self.len += now.len() as u64;
-            if self.len.is_multiple_of(PART_CHUNK) {
-                self.table.extend_from_slice(&std::mem::take(&mut self.sum).to_le_bytes());
-            }
-            bytes = later;
-        }
-        Ok(())
-    }
-
-    fn close(&mut self) -> std::io::Result<()> {
-        if !self.len.is_multiple_of(PART_CHUNK) {
-            self.table.extend_from_slice(&self.sum.to_le_bytes());
-        }
-        let len = self.len.to_le_bytes();
-        let sum = crc32c::crc32c_append(crc32c::crc32c(&self.table), &len);
-        let footer = [&self.table[..], &len, &sum.to_le_bytes(), PART_MAGIC].concat();
-        self.file.write_all(&footer)?;
-        self.file.sync_all()?;
-        std::fs::rename(&self.new, &self.path)
-    }
-}
-
-impl PartWriter for FolderPart {
-    fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        self.write(bytes).map_err(|error| disk_error(&self.new, &error))
-    }
-
-    fn finish(mut self: Box<Self>) -> Result<()> {
-        self.close().map_err(|error| disk_error(&self.path, &error))?;
-        self.path.parent().map_or(Ok(()), sync_folder)
-    }
-}
-
-impl Drop for FolderPart {
-    fn drop(&mut self) {
-        // Absent after the end.
-        let _ = std::fs::remove_file(&self.new);
-    }
-}
-
 impl StageDisk for FolderDisk {
     fn begin_part(&self, name: &str) -> Result<Box<dyn PartWriter>> {
-        let path = self.path_of(name);
-        let new = path.with_extension("new");
-        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&new);
-        let file = file.map_err(|error| disk_error(&new, &error))?;
-        Ok(Box::new(FolderPart { file, new, path, len: 0, table: Vec::new(), sum: 0 }))
+        Ok(Box::new(NewPart::create(self.path_of(name), &self.buffers)?))
     }
 
     fn read_part(&self, name: &str, from: u64, out: &mut [u8]) -> Result<()> {
-        self.open_part(name)?.read(name, from, out)
+        self.open_part(name)?.read(from, out)
     }
 
     fn part_len(&self, name: &str) -> Result<u64> {
@@ -510,7 +393,7 @@ impl FolderDisk {
         let mut bytes = vec![0; PART_CHUNK as usize];
         while at < part.len {
             let bytes = &mut bytes[..(part.len - at).min(PART_CHUNK) as usize];
-            part.read(old, at, bytes)?;
+            part.read(at, bytes)?;
             copy.append(bytes)?;
             at += bytes.len() as u64;
         }

@@ -3,7 +3,9 @@
 use super::*;
 use crate::manifest::Phase;
 use crate::manifest_samples::sample;
+use std::fs::OpenOptions;
 use std::io::{Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::FileExt as _;
 
 struct DiskFolders {
     _dir: tempfile::TempDir,
@@ -43,7 +45,8 @@ fn a_part_is_read_back_over_the_borders_of_chunks() {
     let folders = DiskFolders::new();
     let disk = folders.open();
     let chunk = PART_CHUNK as usize;
-    for (number, len) in [0, 1, chunk - 1, chunk, chunk + 1, 3 * chunk + 17].into_iter().enumerate() {
+    let lengths = [0, 1, chunk - 1, chunk, chunk + 1, 3 * chunk + 17, 4 * chunk, 9 * chunk + 4097];
+    for (number, len) in lengths.into_iter().enumerate() {
         let bytes = bytes_of(len);
         let name = format!("part-{number}");
         write_part(&disk, &name, &bytes, chunk / 3 + 5);
@@ -55,7 +58,7 @@ fn a_part_is_read_back_over_the_borders_of_chunks() {
         }
         assert_eq!(read_part(&disk, &name, len, 1).unwrap_err().kind(), ErrorKind::Invalid, "{len}");
     }
-    assert_eq!(disk.parts().unwrap().len(), 6);
+    assert_eq!(disk.parts().unwrap().len(), lengths.len());
     disk.remove_part("part-1").unwrap();
     disk.remove_part("part-1").unwrap();
     assert_eq!(read_part(&disk, "part-1", 0, 1).unwrap_err().kind(), ErrorKind::NotFound);
