@@ -9,13 +9,12 @@ mod part_file;
 use crate::manifest::Manifest;
 
 use parking_lot::{Condvar, Mutex};
-use part_file::{NewPart, OpenPart, PART_CHUNK, TransferBuffers};
+use part_file::{NewPart, OpenPart, PART_CHUNK, TransferBuffers, disk_error, sync_folder};
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
 use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result};
 use std::collections::HashMap;
-use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -148,25 +147,12 @@ pub struct FolderDisk {
     buffers: Arc<TransferBuffers>,
 }
 
-fn disk_error(path: &Path, error: &std::io::Error) -> Error {
-    let kind = match error.kind() {
-        std::io::ErrorKind::NotFound => ErrorKind::NotFound,
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::NoSpace,
-        _ => ErrorKind::Io(error.raw_os_error().unwrap_or(5)),
-    };
-    Error::new(kind, format!("{}: {error}", path.display()))
-}
-
 fn database_error(error: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Io(5), format!("the records of staged files: {error}"))
 }
 
 fn no_record(record: &str) -> Error {
     Error::new(ErrorKind::NotFound, format!("no record of staged file {record}"))
-}
-
-fn sync_folder(folder: &Path) -> Result<()> {
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| disk_error(folder, &error))
 }
 
 impl FolderDisk {
@@ -265,6 +251,16 @@ fn split_record(record: &[u8]) -> (&[u8], &[u8]) {
 
 fn inline_of(record: &[u8]) -> &[u8] {
     split_record(record).1
+}
+
+impl PartWriter for NewPart {
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.add(bytes)
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.end()
+    }
 }
 
 impl StageDisk for FolderDisk {

@@ -1,6 +1,6 @@
 //! An open file of a bucket, as the interface of writable volumes has it. The bytes are those of [`OpenObject`].
 
-use crate::object::OpenObject;
+use crate::object::{OpenObject, learn_attributes};
 use crate::volume::BucketFiles;
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
@@ -35,7 +35,7 @@ impl BucketFile {
         if file.writes() {
             file.object.add_writer();
             if files.options.stage {
-                file.object.learn_attributes()?;
+                learn_attributes(&file.object)?;
             }
             if flags & libc::O_TRUNC as u32 != 0 {
                 file.object.set_len(0)?;

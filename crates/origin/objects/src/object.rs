@@ -21,6 +21,7 @@ mod spill;
 mod state;
 mod upload;
 
+pub(crate) use attrs::learn_attributes;
 use facts::{ObjectFacts, ReportedFailure};
 pub(crate) use kept::KeptFile;
 use kept::{KeptBeginning, KeptObject};

@@ -1,7 +1,6 @@
 //! The file of a part: the bytes, a CRC32C of each chunk, and a footer. Bytes go past the page cache where the file system permits that:
 //! most of the time of a write is the first touch of memory there, and no byte is read twice. Knows no records.
 
-use super::{PartWriter, disk_error, sync_folder};
 use parking_lot::Mutex;
 use spurline_types::{Error, ErrorKind, Result};
 use std::fs::{File, OpenOptions};
@@ -21,6 +20,21 @@ const TRANSFER_LEN: usize = 1 << 20;
 const DIRECT_ALIGN: usize = 4096;
 /// Buffers that are kept for later parts.
 const BUFFERS_KEPT: usize = 16;
+
+/// The failure of a call to the disk.
+pub(super) fn disk_error(path: &Path, error: &std::io::Error) -> Error {
+    let kind = match error.kind() {
+        std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::NoSpace,
+        _ => ErrorKind::Io(error.raw_os_error().unwrap_or(5)),
+    };
+    Error::new(kind, format!("{}: {error}", path.display()))
+}
+
+/// Makes the names of a folder durable.
+pub(super) fn sync_folder(folder: &Path) -> Result<()> {
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| disk_error(folder, &error))
+}
 
 /// Aligned memory for a read or a write.
 struct TransferBuffer {
@@ -244,6 +258,18 @@ impl NewPart {
         Ok(())
     }
 
+    /// Adds bytes.
+    pub fn add(&mut self, bytes: &[u8]) -> Result<()> {
+        self.note_sums(bytes);
+        self.put(bytes).map_err(|error| disk_error(&self.new, &error))
+    }
+
+    /// The part is complete, and durable when this returns.
+    pub fn end(mut self) -> Result<()> {
+        self.close().map_err(|error| disk_error(&self.path, &error))?;
+        self.path.parent().map_or(Ok(()), sync_folder)
+    }
+
     fn close(&mut self) -> io::Result<()> {
         if !self.len.is_multiple_of(PART_CHUNK) {
             self.table.extend_from_slice(&self.sum.to_le_bytes());
@@ -260,18 +286,6 @@ impl NewPart {
         }
         self.file.sync_all()?;
         std::fs::rename(&self.new, &self.path)
-    }
-}
-
-impl PartWriter for NewPart {
-    fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        self.note_sums(bytes);
-        self.put(bytes).map_err(|error| disk_error(&self.new, &error))
-    }
-
-    fn finish(mut self: Box<Self>) -> Result<()> {
-        self.close().map_err(|error| disk_error(&self.path, &error))?;
-        self.path.parent().map_or(Ok(()), sync_folder)
     }
 }
 

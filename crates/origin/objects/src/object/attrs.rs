@@ -72,17 +72,6 @@ impl OpenObject {
         Ok(changes.attributes.insert(found).clone())
     }
 
-    /// Asks for the attributes of the object, where a close must not need the store: an object of the store keeps these.
-    ///
-    /// # Errors
-    /// The store's.
-    pub fn learn_attributes(&self) -> Result<()> {
-        let mut changes = self.changes.lock();
-        let key = self.key()?;
-        let learnt = self.context.requests.run(self.last_attributes(&mut changes, &key));
-        learnt.map(drop)
-    }
-
     /// The attributes of an object with the bytes as they are now: those of the last one, those of the file, and the mark of a
     /// change.
     pub(super) async fn next_attributes(&self, changes: &mut ObjectChanges, key: &str) -> Result<ObjectAttributes> {
@@ -177,4 +166,15 @@ impl OpenObject {
         }
         Ok(())
     }
+}
+
+/// Asks for the attributes of an object, where a close must not need the store: the next object of the name keeps these.
+///
+/// # Errors
+/// The store's.
+pub(crate) fn learn_attributes(object: &OpenObject) -> Result<()> {
+    let mut changes = object.changes.lock();
+    let key = object.key()?;
+    let learnt = object.context.requests.run(object.last_attributes(&mut changes, &key));
+    learnt.map(drop)
 }
