@@ -100,6 +100,11 @@ impl EndedRecords {
         by_phase
     }
 
+    /// The nodes that know the end of a record; `None` for a record that all have forgotten.
+    pub fn told(&self, record: &str) -> Option<&BTreeSet<String>> {
+        self.records.get(record).map(|ended| &ended.told)
+    }
+
     /// Whether a later object of the name is done.
     pub fn is_replaced(&self, at: &BucketKey, place: (u64, u64)) -> bool {
         let places = self.by_name.get(at).into_iter().flatten();

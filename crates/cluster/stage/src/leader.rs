@@ -491,10 +491,24 @@ impl Leader {
                 _ => failure,
             }
         })?;
+        self.check_settled(at)?;
         self.ledger.lock().forget_saved(at);
         let condition = WriteCondition::from(&condition);
         let delete = async |sides: BucketSides<'_>| sides.writes.delete(&at.key, &condition).await;
         self.change_at_store(at, Duration::ZERO, delete)
+    }
+
+    /// Checks that two failure domains know of the last upload of a name, before the store's object is changed without a record.
+    fn check_settled(&self, at: &BucketKey) -> Answer<()> {
+        let mut ledger = self.ledger.lock();
+        let Some(record) = ledger.unsettled.get(at) else { return Ok(()) };
+        let told = ledger.ended.told(record);
+        if told.is_some_and(|told| self.nodes.count_domains(told) < DOMAINS) {
+            let why = format!("a single failure domain knows that '{}' is uploaded; the others are told", at.key);
+            return Err(RequestFailure::transient(ErrorKind::Unavailable, why));
+        }
+        ledger.unsettled.remove(at);
+        Ok(())
     }
 
     /// Sends a change to the store. The name stays locked: no other change comes in between.
@@ -583,6 +597,7 @@ impl Leader {
         };
         let condition = WriteCondition::from(&self.real_condition(&copy.to, &copy.condition)?);
         let attributes = copy.attributes.as_ref().map(ObjectAttributes::from);
+        self.check_settled(&copy.to)?;
         self.ledger.lock().forget_saved(&copy.to);
         let copied = self.change_at_store(&copy.to, copy.work_time, async |sides: BucketSides<'_>| {
             let from = CopySource { key: &copy.from.key, etag: source.as_deref() };

@@ -113,6 +113,9 @@ pub struct Ledger {
     scratch: HashMap<u64, AgedObjects>,
     /// Objects that were closed until then were said to be late.
     late_until: Option<Instant>,
+    /// Records of uploaded names, whose end may be known to a single failure domain: by the loss of that, the next leader would upload the
+    /// object again, after a removal too.
+    pub unsettled: HashMap<BucketKey, String>,
     /// Entries may lack a copy.
     pub has_missing: bool,
     saved: BTreeMap<BucketKey, SavedName>,
@@ -268,6 +271,12 @@ impl Ledger {
         let Some(entry) = self.entries.get_mut(at).filter(|entry| entry.is_confirmed()) else { return };
         let replaced = std::mem::take(&mut entry.replaced);
         replaced.iter().for_each(|replaced| self.end(replaced, Phase::Done, []));
+    }
+
+    /// Forgets the names of uploads whose end all nodes know.
+    pub fn forget_settled(&mut self) {
+        let Ledger { unsettled, ended, .. } = self;
+        unsettled.retain(|_, record| ended.told(record).is_some());
     }
 
     /// Whether an object of this name with this mark was taken.

@@ -86,6 +86,12 @@ impl NodeTable {
         self.0.lock().get(node).map(|known| known.facts.domain.clone())
     }
 
+    /// The number of failure domains of these nodes.
+    pub fn count_domains(&self, nodes: &BTreeSet<String>) -> usize {
+        let domains: BTreeSet<String> = nodes.iter().filter_map(|node| self.domain_of(node)).collect();
+        domains.len()
+    }
+
     /// The usable node with the most space whose domain is none of these.
     fn pick(&self, domains: &BTreeSet<String>, without: &BTreeSet<String>) -> Option<String> {
         let table = self.0.lock();

@@ -126,7 +126,13 @@ impl Leader {
     fn end_upload(self: &Arc<Self>, manifest: &Manifest, real: &str) -> Answer<()> {
         let _lock = self.lock_name(&manifest.at, Instant::now() + UPLOAD_TIME)?;
         let told = self.settle_saved(manifest);
-        self.ledger.lock().note_saved(manifest, real, &told, Instant::now());
+        {
+            let mut ledger = self.ledger.lock();
+            ledger.note_saved(manifest, real, &told, Instant::now());
+            if self.nodes.count_domains(&told) < super::DOMAINS {
+                ledger.unsettled.insert(manifest.at.clone(), manifest.record.clone());
+            }
+        }
         let stats = &self.shared.stats.stage;
         stats.uploaded_objects.add(1);
         stats.uploaded_bytes.add(manifest.size);
@@ -361,7 +367,12 @@ impl Leader {
                 }
             }
         }
-        let by_node = self.ledger.lock().ended.take_told();
+        let by_node = {
+            let mut ledger = self.ledger.lock();
+            let by_node = ledger.ended.take_told();
+            ledger.forget_settled();
+            by_node
+        };
         // A node that does not hear this keeps a record without bytes until the next leader asks.
         for (node, records) in by_node {
             for records in records.chunks(RECORDS_AT_ONCE) {

@@ -207,6 +207,7 @@ fn build_ledger(found: Vec<FoundRecord>, told: &BTreeSet<String>) -> Ledger {
             continue;
         }
         if manifest.phase == Phase::Done {
+            ledger.unsettled.insert(manifest.at.clone(), manifest.record.clone());
             let last = ended.entry(manifest.at.clone()).or_default();
             *last = manifest.place().max(*last);
         }
