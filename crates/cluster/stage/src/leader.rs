@@ -504,7 +504,7 @@ impl Leader {
         let Some(record) = ledger.unsettled.get(at) else { return Ok(()) };
         let told = ledger.ended.told(record);
         if told.is_some_and(|told| self.nodes.count_domains(told) < DOMAINS) {
-            let why = format!("a single failure domain knows that '{}' is uploaded; the others are told", at.key);
+            let why = format!("a single failure domain knows that '{}' is uploaded yet", at.key);
             return Err(RequestFailure::transient(ErrorKind::Unavailable, why));
         }
         ledger.unsettled.remove(at);
