@@ -35,7 +35,7 @@ impl StagingGroup {
         let words = ["node", "--writable", "--source", &self.source, "--endpoint-url", &self.endpoint, "--name", &name];
         let mut command = world.command(&words);
         command.args(["--registry", &self.registry, "--group-port", &port.to_string()]);
-        command.args(["--log-filter", "info,spurline_stage=debug", "--stage-size", "500M"]);
+        command.args(["--log-filter", "info,spurline_stage=debug", "--object-attrs", "--stage-size", "500M"]);
         command.args(["--failure-domain", &format!("rack-{number}"), "--cache-dir"]);
         command.arg(world.dir(&format!("node-cache-{number}")));
         world.node_with(with_credentials(&mut command))
