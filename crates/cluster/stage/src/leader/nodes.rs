@@ -421,8 +421,7 @@ impl Leader {
                 return;
             }
             ledger.has_missing = ledger.entries.values().any(|entry| !entry.missing.is_empty());
-            let waiting = ledger.entries.values().filter(|entry| entry.manifest.phase == Phase::Waiting);
-            let lacking = waiting.filter_map(|entry| {
+            let lacking = ledger.entries.values().filter_map(|entry| {
                 let lost = lost.iter().filter(|node| entry.manifest.is_at(node));
                 let lacking: BTreeSet<String> = lost.chain(&entry.missing).cloned().collect();
                 (!lacking.is_empty()).then(|| (entry.manifest.clone(), lacking))
@@ -452,7 +451,27 @@ impl Leader {
             let ledger = self.ledger.lock();
             ledger.entries.get(&manifest.at).is_some_and(|entry| entry.manifest == *manifest)
         };
-        if is_same { self.heal_locked(manifest, lacking) } else { Ok(()) }
+        match manifest.phase {
+            _ if !is_same => Ok(()),
+            Phase::Waiting => self.heal_locked(manifest, lacking),
+            Phase::Removing | Phase::Done | Phase::Withdrawn => self.heal_removal(manifest),
+        }
+    }
+
+    /// Has nodes of two domains know a removal again, of which some were lost. No bytes are needed any more.
+    fn heal_removal(self: &Arc<Self>, manifest: &Manifest) -> Answer<()> {
+        let told = self.settle(manifest, Phase::Removing)?;
+        let mut ledger = self.ledger.lock();
+        let entry = ledger.entries.get_mut(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
+        let Some(entry) = entry else { return Ok(()) };
+        let before: BTreeSet<String> = entry.manifest.nodes().map(str::to_owned).collect();
+        entry.manifest.former.extend(before.difference(&told).cloned());
+        entry.manifest.former.retain(|node| !told.contains(node));
+        entry.manifest.pieces.clear();
+        entry.manifest.holders = told.into_iter().collect();
+        entry.missing.clear();
+        entry.unheard.clear();
+        Ok(())
     }
 
     /// Gives an object further holders in the place of those that lack it; the caller has locked the name.
