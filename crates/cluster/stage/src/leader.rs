@@ -401,7 +401,9 @@ impl Leader {
         let mut ledger = self.ledger.lock();
         let entry = ledger.entries.get_mut(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
         if let Some(entry) = entry {
-            let others: Vec<String> = tried.into_iter().filter(|node| !entry.manifest.is_at(node)).collect();
+            let former = &entry.manifest.former;
+            let others = tried.into_iter().filter(|node| !entry.manifest.is_at(node) && !former.contains(node));
+            let others: Vec<String> = others.collect();
             entry.manifest.former.extend(others);
             entry.manifest.revision = entry.manifest.revision.max(manifest.revision + 1);
         } else {

@@ -388,6 +388,9 @@ impl Leader {
         let in_flight = std::mem::take(&mut ledger.in_flight);
         for entry in ledger.entries.values_mut().filter(|entry| entry.manifest.is_at(node)) {
             entry.unheard.remove(node);
+            if found.contains(&entry.manifest.record) {
+                entry.missing.remove(node);
+            }
             if !found.contains(&entry.manifest.record) && !in_flight.contains(&entry.manifest.record) {
                 entry.missing.insert(node.to_owned());
             }
@@ -440,6 +443,10 @@ impl Leader {
                     ledger.remove(&manifest.at, []);
                 } else {
                     entry.error = Some(failure.error.message().to_owned());
+                    // A node that comes back meanwhile may not be compared: the record was on its way.
+                    let lacking = lacking.into_iter().filter(|node| manifest.is_at(node));
+                    entry.missing.extend(lacking);
+                    ledger.has_missing = true;
                 }
             }
         }
