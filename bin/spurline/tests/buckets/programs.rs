@@ -163,8 +163,8 @@ mod test_all {
         run_programs(&python, &mount, &rig.world);
         compare_trees(mount, rig.mount("other", &[]));
         rig.await_uploads();
-        let conflicts = |key: &String| key.contains(".conflict-");
-        assert!(!rig.server.keys(BUCKET).iter().any(conflicts), "{:?}", rig.server.keys(BUCKET));
+        let keys = rig.server.keys(BUCKET);
+        assert!(!keys.iter().any(|key| key.contains(".conflict-")), "{keys:?}");
         assert_eq!(rig.server.open_uploads(), 0);
     }
 }

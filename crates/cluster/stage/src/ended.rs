@@ -41,8 +41,8 @@ impl EndedRecords {
         let place = (manifest.place(), record.clone());
         if !self.records.contains_key(record) {
             self.by_name.entry(manifest.at.clone()).or_default().insert(place.clone());
-            let (holders, told) = (BTreeSet::new(), BTreeSet::new());
-            let ended = EndedRecord { at: manifest.at.clone(), place, phase, holders, told };
+            let ended =
+                EndedRecord { at: manifest.at.clone(), place, phase, holders: BTreeSet::new(), told: BTreeSet::new() };
             self.records.insert(record.clone(), ended);
         }
         for node in manifest.nodes().chain(manifest.former.iter().map(String::as_str)) {

@@ -113,8 +113,8 @@ pub struct Ledger {
     scratch: HashMap<u64, AgedObjects>,
     /// Objects that were closed until then were said to be late.
     late_until: Option<Instant>,
-    /// Records of uploaded names, whose end may be known to a single failure domain: by the loss of that, the next leader would upload the
-    /// object again, after a removal too.
+    /// The record of each uploaded name that fewer than two failure domains may know to be done. A leader that does not know that
+    /// uploads the object again, also after a removal at the store.
     pub unsettled: HashMap<BucketKey, String>,
     /// Entries may lack a copy.
     pub has_missing: bool,
@@ -273,7 +273,7 @@ impl Ledger {
         replaced.iter().for_each(|replaced| self.end(replaced, Phase::Done, []));
     }
 
-    /// Forgets the names of uploads whose end all nodes know.
+    /// Drops the records from `unsettled` that all nodes know to be done.
     pub fn forget_settled(&mut self) {
         let Ledger { unsettled, ended, .. } = self;
         unsettled.retain(|_, record| ended.told(record).is_some());
