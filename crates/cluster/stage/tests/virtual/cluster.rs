@@ -2,14 +2,14 @@
 
 use crate::bucket::store::{SimStore, StoreAccess, StoreFaults, hash_of};
 use crate::disk::MemDisk;
-use crate::model::{KEYS, StageModel};
+use crate::model::KEYS;
 use crate::network::{Network, group_of, name_of};
 use crate::programs::Shared;
 use parking_lot::Mutex;
 use spurline_object_store::{HeldBucket, OriginOptions, SourceLocation, SourceRequests};
 use spurline_stage::{Manifest, StageParts, StageService, StageSlot, StageSpace, StagedBackend};
 use spurline_types::Stats;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -200,13 +200,13 @@ impl StageCluster {
         single.map(|(key, manifest)| (key, manifest.record)).collect()
     }
 
-    /// Has the model know the objects of a key that the store has shown.
-    pub fn note_shown(&self, model: &StageModel, key: usize) {
+    /// The contents that the store has had of a key, also as conflicts.
+    pub fn shown_contents(&self, key: usize) -> HashSet<u64> {
         let name = KEYS[key];
         let conflicts = self.store.keys().into_iter().filter(|other| other.starts_with(&format!("{name}.conflict-")));
         let names = conflicts.chain([name.to_owned()]);
         let versions = names.flat_map(|name| self.store.versions(&name)).flatten();
-        model.note_shown(key, &versions.map(|version| hash_of(&version.bytes)).collect());
+        versions.map(|version| hash_of(&version.bytes)).collect()
     }
 
     /// Ends all processes.

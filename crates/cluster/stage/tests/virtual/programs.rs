@@ -88,6 +88,7 @@ struct ChosenCondition {
 /// An object for a change.
 struct NewVersion {
     key: usize,
+    content: u64,
     mark: String,
     attributes: ObjectAttributes,
     condition: WriteCondition,
@@ -242,7 +243,7 @@ impl<'a> StageProgram<'a> {
         let change = self.model.begin(key, &mark, Some(content));
         let ChosenCondition { condition, calm, chosen } = condition;
         self.model.note_condition(&mark, &condition);
-        NewVersion { key, mark, attributes, condition, calm, chosen, change, lost_disks: self.cluster.lost_disks() }
+        NewVersion { key, content, mark, attributes, condition, calm, chosen, change, lost_disks: self.cluster.lost_disks() }
     }
 
     /// The outcome of a change that makes an object, as the table of the real writer has it.
@@ -279,16 +280,15 @@ impl<'a> StageProgram<'a> {
     /// What is acknowledged is on the disks of two failure domains, or at the store.
     fn check_domains(&self, new: &NewVersion, etag: &str) {
         let domains = self.cluster.domains_with(&new.mark);
-        let versions = self.cluster.store.versions(KEYS[new.key]);
         let is_elsewhere = !etag.starts_with("staged-")
             || self.cluster.lost_disks() != new.lost_disks
-            || versions.iter().flatten().any(|version| version.mark() == Some(&new.mark));
+            || self.cluster.shown_contents(new.key).contains(&new.content);
         let is_safe = domains.len() >= 2 || is_elsewhere || self.model.is_replaced_since(new.change);
         assert!(is_safe, "{:.8} of {} was acknowledged, and only {domains:?} have it", new.mark, KEYS[new.key]);
     }
 
     fn acknowledge(&self, new: &NewVersion) {
-        self.cluster.note_shown(self.model, new.key);
+        self.model.note_shown(new.key, &self.cluster.shown_contents(new.key));
         match new.chosen {
             Some(chosen) if self.cluster.may_doubt(chosen) => self.model.acknowledge_since(new.change, chosen),
             _ => self.model.acknowledge(new.change),
@@ -434,7 +434,7 @@ impl<'a> StageProgram<'a> {
         });
         match removed {
             Ok(()) => {
-                self.cluster.note_shown(self.model, key);
+                self.model.note_shown(key, &self.cluster.shown_contents(key));
                 self.model.acknowledge(change);
             }
             Err(ChangeFailure { failure, maybe_executed: false }) => {
