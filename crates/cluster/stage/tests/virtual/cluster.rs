@@ -6,7 +6,7 @@ use crate::model::KEYS;
 use crate::network::{Network, group_of, name_of};
 use crate::programs::Shared;
 use parking_lot::Mutex;
-use spurline_object_store::{HeldBucket, OriginOptions, SourceLocation, SourceRequests};
+use spurline_object_store::{OriginOptions, SourceLocation, SourceRequests};
 use spurline_stage::{Manifest, StageParts, StageService, StageSlot, StageSpace, StagedBackend};
 use spurline_types::Stats;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -24,7 +24,6 @@ pub struct NodeProcess {
     pub backend: StagedBackend,
     pub runtime: tokio::runtime::Runtime,
     store_process: u64,
-    _held: HeldBucket,
 }
 
 pub struct StageNode {
@@ -130,7 +129,11 @@ impl StageCluster {
             space: Some(StageSpace { domain: domain.clone(), size: STAGE_SIZE, disk: disk.open(process) }),
             peers: Arc::clone(&link) as _,
             record: link,
-            open_store: Box::new(move |bucket| SourceRequests::open(bucket, &options, Arc::clone(&of_requests))),
+            // Threads that outlive the process for a while reach no other store.
+            open_store: Box::new(move |bucket| {
+                let _store = &held;
+                SourceRequests::open(bucket, &options, Arc::clone(&of_requests))
+            }),
             stats: Arc::clone(&stats),
             uploads: 2,
             upload_memory: 64 << 20,
@@ -141,7 +144,7 @@ impl StageCluster {
         slot.set(Arc::clone(&service));
         let backend = StagedBackend::new(Box::new(access()), slot, BUCKET_URL, Arc::new(|_: &str| None));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build();
-        NodeProcess { service, backend, runtime: runtime.expect("threads"), store_process, _held: held }
+        NodeProcess { service, backend, runtime: runtime.expect("threads"), store_process }
     }
 
     /// Kills the process of a node. Nothing of the process reaches anything later.
