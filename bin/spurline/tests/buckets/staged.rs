@@ -200,3 +200,33 @@ fn check_commands(rig: &StagedRig, mount: &Path, content: &[u8]) {
     refused(&rig.ask(&["stage", "export", "/etc/passwd", "x"]), 2, &["names no object of a bucket"]);
     assert_eq!(rig.unsaved()["count"], 1);
 }
+
+mod test_all {
+    use super::*;
+
+    #[test]
+    fn scratch_data_is_gone_and_comes_back_with_its_node() {
+        let Some(mut rig) = StagedRig::start() else { return };
+        let one = rig.mount("one", &["--attr-cache", "0s", "--entry-cache", "0s", "--peer-silence", "1s"]);
+        let scratch = format!("s3://{BUCKET}/p/scratch");
+        said(&rig.ask(&["limit", &scratch, "--scratch"]));
+        fs::create_dir(one.path("scratch")).unwrap();
+        eventually("the rule", || {
+            fs::write(one.path("scratch/block"), b"block").unwrap();
+            rig.unsaved()["scratch_count"] != 0
+        });
+        let listed = rig.unsaved();
+        let files = listed["unsaved"].as_array().unwrap();
+        let block = files.iter().find(|file| file["path"] == "p/scratch/block").unwrap();
+        let node = usize::from(block["nodes"] == serde_json::json!(["node-1"]));
+        assert_eq!(block["nodes"].as_array().unwrap().len(), 1, "{listed}");
+        rig.group.nodes[node].process.kill();
+        eventually("the end of the block", || {
+            let read = fs::read(one.path("scratch/block"));
+            read.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+        });
+        rig.group.restart(&rig.world, node);
+        eventually("the block", || fs::read(one.path("scratch/block")).is_ok_and(|content| content == b"block"));
+        one.unmount();
+    }
+}

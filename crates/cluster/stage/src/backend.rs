@@ -24,7 +24,7 @@ use futures::future::BoxFuture;
 use parts::StagedUpload;
 use spurline_object_store::{
     AnswerProgress, CopySource, HIDDEN_NAME, ObjectAttributes, ObjectBackend, ObjectBody, ObjectWriteBackend, RawBody,
-    RawObject, RawPage, RequestFailure, StoredObject, UploadedPart, WriteCondition, mark_in, marked_as,
+    RawObject, RawPage, RequestFailure, StoredObject, UploadedPart, WriteCondition, bare_etag, mark_in, marked_as,
 };
 use spurline_types::ErrorKind;
 use std::ops::Range;
@@ -92,7 +92,7 @@ impl StagedBackend {
 
     async fn locate(&self, key: &str, etag: &str) -> Answer<Located> {
         let at = self.at(key);
-        let etag = etag.trim_matches('"').to_owned();
+        let etag = bare_etag(etag).to_owned();
         self.run_apart(move |service| service.locate(&at, &etag)).await
     }
 
@@ -108,7 +108,7 @@ impl StagedBackend {
                 })?;
                 let is_same = mark_in(&found.attributes).is_some_and(|mark| staged_mark(etag) == Some(mark));
                 let real = found.raw.etag.filter(|_| is_same).ok_or_else(|| stale(&self.at(key)))?;
-                Ok(Some(real.trim_matches('"').to_owned()))
+                Ok(Some(bare_etag(&real).to_owned()))
             }
         }
     }
@@ -165,7 +165,7 @@ fn raw_of(manifest: &Manifest) -> RawObject {
 
 /// The object under the version that readers know.
 fn known_as(mut object: RawObject, saved: &SavedName) -> RawObject {
-    if object.etag.as_deref().map(|etag| etag.trim_matches('"')) == Some(&saved.real) {
+    if object.etag.as_deref().map(bare_etag) == Some(&saved.real) {
         object.etag = Some(saved.etag.clone());
         object.mtime = saved.closed_s.map_or(object.mtime, time_at);
     }
@@ -264,7 +264,7 @@ impl StagedBackend {
     /// Bytes of an object of the store, under the version that readers know.
     async fn get_saved(&self, key: &str, from: u64, to: u64, real: &str, etag: &str) -> Answer<RawBody> {
         let mut body = self.inner.get(key, from, to, Some(real)).await?;
-        body.etag = body.etag.map(|found| if found.trim_matches('"') == real { etag.to_owned() } else { found });
+        body.etag = body.etag.map(|found| if bare_etag(&found) == real { etag.to_owned() } else { found });
         Ok(body)
     }
 }
@@ -306,7 +306,7 @@ impl ObjectWriteBackend for StagedBackend {
                 KnownName::Removing => return Err(not_found(key)),
                 KnownName::Saved(saved) => {
                     let (bytes, etag) = self.store()?.read_all(key).await?;
-                    let is_same = etag.trim_matches('"') == saved.real;
+                    let is_same = bare_etag(&etag) == saved.real;
                     return Ok((bytes, if is_same { saved.etag } else { etag }));
                 }
                 KnownName::Unknown | KnownName::Folder => return self.store()?.read_all(key).await,
@@ -456,7 +456,7 @@ impl ObjectWriteBackend for StagedBackend {
             let kept = attributes.map(|attributes| KeptAttributes::from(&marked(attributes)));
             let call = StageCall::Copy(CopyCall {
                 from: self.at(from.key),
-                etag: from.etag.map(|etag| etag.trim_matches('"').to_owned()),
+                etag: from.etag.map(|etag| bare_etag(etag).to_owned()),
                 to: self.at(to),
                 attributes: kept,
                 mark: new_name(),

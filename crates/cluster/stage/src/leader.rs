@@ -13,7 +13,8 @@ use crate::shared::{STAGE_CALL_TIME, StageShared, new_name, stale, thread_ended}
 use nodes::NodeTable;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use spurline_object_store::{
-    AnswerProgress, BucketSides, CopySource, ObjectAttributes, RequestFailure, StoredObject, WriteCondition, mark_in,
+    AnswerProgress, BucketSides, CopySource, ObjectAttributes, RequestFailure, StoredObject, WriteCondition, bare_etag,
+    mark_in,
 };
 use spurline_types::ErrorKind;
 use std::collections::{BTreeSet, HashMap};
@@ -279,7 +280,7 @@ impl Leader {
                 _ => Ok(condition.clone().into()),
             };
         };
-        let etag = found.raw.etag.as_deref().unwrap_or_default().trim_matches('"').to_owned();
+        let etag = bare_etag(found.raw.etag.as_deref().unwrap_or_default()).to_owned();
         let found_mark = mark_in(&found.attributes);
         if found_mark == Some(mark) {
             return Ok(Admitted::Known(etag));
@@ -399,8 +400,7 @@ impl Leader {
             }
         };
         let mut ledger = self.ledger.lock();
-        let entry = ledger.entries.get_mut(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
-        if let Some(entry) = entry {
+        if let Some(entry) = ledger.entry_of_mut(manifest) {
             let former = &entry.manifest.former;
             let others = tried.into_iter().filter(|node| !entry.manifest.is_at(node) && !former.contains(node));
             let others: Vec<String> = others.collect();
@@ -457,7 +457,7 @@ impl Leader {
             self.remove_saved(at, condition)?;
             return Ok(StageReply::Done);
         };
-        let is_gone = entry.manifest.phase != Phase::Waiting;
+        let is_gone = entry.is_absent();
         let holds = match condition {
             StoreBase::Any => true,
             StoreBase::Absent => false,
@@ -527,8 +527,7 @@ impl Leader {
     /// The removal goes on, whatever the answer: a node may know.
     fn note_removing(&self, manifest: &Manifest) {
         let mut ledger = self.ledger.lock();
-        let entry = ledger.entries.get_mut(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
-        if let Some(entry) = entry {
+        if let Some(entry) = ledger.entry_of_mut(manifest) {
             entry.manifest.phase = entry.manifest.phase.max(Phase::Removing);
         }
     }
@@ -551,7 +550,7 @@ impl Leader {
         let found = self.shared.head_at_store(at)?.ok_or_else(|| stale(at))?;
         let is_same = mark_in(&found.attributes).is_some() && mark_in(&found.attributes) == staged_mark(etag);
         let real = found.raw.etag.filter(|_| is_same).ok_or_else(|| stale(at))?;
-        Ok(real.trim_matches('"').to_owned())
+        Ok(bare_etag(&real).to_owned())
     }
 
     /// Copies an object.
@@ -574,9 +573,9 @@ impl Leader {
     /// The source of a copy, if it is staged.
     fn staged_source(&self, copy: &CopyCall) -> Option<Manifest> {
         let ledger = self.ledger.lock();
-        let source = ledger.entries.get(&copy.from).map(|entry| &entry.manifest)?;
-        let is_wanted = copy.etag.as_ref().is_none_or(|etag| *etag == source.etag());
-        (source.phase == Phase::Waiting && is_wanted).then(|| source.clone())
+        let entry = ledger.entries.get(&copy.from).filter(|entry| !entry.is_absent())?;
+        let is_wanted = copy.etag.as_ref().is_none_or(|etag| *etag == entry.manifest.etag());
+        is_wanted.then(|| entry.manifest.clone())
     }
 
     /// Copies a staged object.
@@ -606,7 +605,7 @@ impl Leader {
             sides.writes.copy(from, &copy.to.key, attributes.as_ref(), &condition, copy.work_time).await
         });
         let etag = copied.or_else(|failure| self.find_copied(copy).ok_or(failure))?;
-        self.ledger.lock().note_copied(&copy.to, etag.trim_matches('"'));
+        self.ledger.lock().note_copied(&copy.to, bare_etag(&etag));
         Ok(etag)
     }
 

@@ -42,12 +42,19 @@ pub struct Entry {
     pub unheard: BTreeSet<String>,
     /// Earlier objects of the name, which stay until this object is at two failure domains.
     pub replaced: Vec<Manifest>,
+    /// Scratch data whose node gives no answer: readers find nothing until the node is back.
+    pub is_away: bool,
 }
 
 impl Entry {
     /// Whether all nodes of the manifest are known to have the object.
     pub fn is_confirmed(&self) -> bool {
         self.missing.is_empty() && self.unheard.is_empty()
+    }
+
+    /// Whether readers find no object of the name.
+    pub fn is_absent(&self) -> bool {
+        self.manifest.phase != Phase::Waiting || self.is_away
     }
 }
 
@@ -137,6 +144,16 @@ pub struct Ledger {
 }
 
 impl Ledger {
+    /// The entry of this record, if no other record has the name.
+    pub fn entry_of(&self, manifest: &Manifest) -> Option<&Entry> {
+        self.entries.get(&manifest.at).filter(|entry| entry.manifest.record == manifest.record)
+    }
+
+    /// The same, to change that.
+    pub fn entry_of_mut(&mut self, manifest: &Manifest) -> Option<&mut Entry> {
+        self.entries.get_mut(&manifest.at).filter(|entry| entry.manifest.record == manifest.record)
+    }
+
     /// Compares a writer's condition with the entry of the name.
     ///
     /// # Errors
@@ -150,7 +167,7 @@ impl Ledger {
         if manifest.mark == mark {
             return Ok(Admitted::Known(manifest.etag()));
         }
-        let is_gone = manifest.phase != Phase::Waiting;
+        let is_gone = entry.is_absent();
         let holds = match condition {
             StoreBase::Any => true,
             StoreBase::Absent => is_gone,
@@ -160,7 +177,7 @@ impl Ledger {
             return Err(stale(at));
         }
         // The removal takes any object of the store, and a new one must not: another writer may have made that.
-        if is_gone && manifest.base == StoreBase::Any && *condition == StoreBase::Absent {
+        if is_gone && !entry.is_away && manifest.base == StoreBase::Any && *condition == StoreBase::Absent {
             let why = format!("'{}' is being removed at the store", at.key);
             return Err(RequestFailure::transient(ErrorKind::Unavailable, why));
         }
@@ -202,6 +219,7 @@ impl Ledger {
             missing: BTreeSet::new(),
             unheard: BTreeSet::new(),
             replaced: Vec::new(),
+            is_away: false,
         };
         let before = self.take_entry(&at);
         if let Some(aged) = self.aged(entry.manifest.class) {
@@ -296,8 +314,9 @@ impl Ledger {
         }
     }
 
-    /// Takes an object that a node has brought back, unless a later object has the name.
-    pub fn adopt(&mut self, mut manifest: Manifest, node: &str) {
+    /// Takes an object that a node has brought back, unless a later object has the name. `has_told`: nodes that have listed their objects
+    /// before, without this one.
+    pub fn adopt(&mut self, mut manifest: Manifest, node: &str, has_told: impl Fn(&str) -> bool) {
         let is_old = self.ended.is_replaced(&manifest.at, manifest.place());
         if !manifest.is_at(node) {
             manifest.former.push(node.to_owned());
@@ -305,7 +324,7 @@ impl Ledger {
         let at = manifest.at.clone();
         let before = self.entries.get(&at).map(|entry| entry.manifest.clone());
         match before {
-            Some(before) if before.place() > manifest.place() => return self.end(&manifest, Phase::Done, []),
+            Some(before) if before.place() > manifest.place() => return self.note_replaced(&manifest),
             None if is_old => return self.end(&manifest, Phase::Done, []),
             Some(before) => {
                 manifest.begun.extend(before.begun);
@@ -313,11 +332,34 @@ impl Ledger {
             }
             None => {}
         }
-        let lacking = manifest.nodes().filter(|holder| *holder != node).map(str::to_owned).collect();
+        let others: Vec<String> = manifest.nodes().filter(|holder| *holder != node).map(str::to_owned).collect();
         self.enter(manifest, Instant::now(), true);
         if let Some(entry) = self.entries.get_mut(&at) {
-            entry.unheard = lacking;
+            (entry.missing, entry.unheard) = others.into_iter().partition(|other| has_told(other));
+            self.has_missing = true;
         }
+    }
+
+    /// Ends an object that a node has brought back, and that a later object of the name has replaced without this leader's knowledge.
+    fn note_replaced(&mut self, manifest: &Manifest) {
+        if let Some(entry) = self.entries.get_mut(&manifest.at) {
+            let newest = &mut entry.manifest;
+            newest.begun.extend(manifest.begun.iter().cloned());
+            newest.begun.push(manifest.mark.clone());
+            if newest.base == StoreBase::Version(manifest.etag()) {
+                newest.base = manifest.base.clone();
+                newest.may_be_absent |= manifest.may_be_absent;
+            }
+        }
+        self.end(manifest, Phase::Done, []);
+    }
+
+    /// The nodes that lack an object.
+    pub fn lacking_nodes(&self) -> BTreeSet<String> {
+        if !self.has_missing {
+            return BTreeSet::new();
+        }
+        self.entries.values().flat_map(|entry| &entry.missing).cloned().collect()
     }
 
     /// All nodes that may have this record are to forget it; these know already that the record is done.
@@ -416,8 +458,7 @@ impl Ledger {
         if let Some(replaced) = self.uploading.remove(&manifest.at).and_then(|job| job.replaced) {
             return JobEnd::Replaced(Box::new(replaced));
         }
-        let entry = self.entries.get(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
-        entry.map_or(JobEnd::Gone, |entry| JobEnd::Newest(entry.manifest.phase))
+        self.entry_of(manifest).map_or(JobEnd::Gone, |entry| JobEnd::Newest(entry.manifest.phase))
     }
 
     fn enter_saved(&mut self, at: &BucketKey, saved: SavedName) {
@@ -493,7 +534,7 @@ impl Ledger {
         let has_more = until.is_some() || names.len() > STAGED_NAMES_MAX;
         let object = prefix.key.strip_suffix('/').map(|key| BucketKey::new(&prefix.bucket, key));
         let entry = object.and_then(|object| self.entries.get(&object));
-        let is_object = entry.is_some_and(|entry| entry.manifest.phase == Phase::Waiting);
+        let is_object = entry.is_some_and(|entry| !entry.is_absent());
         NamesBelow { names: names.into_iter().take(STAGED_NAMES_MAX).collect(), has_more, is_object }
     }
 
@@ -538,22 +579,17 @@ impl Ledger {
 
 /// An object as a listing needs it.
 fn listed_entry(entry: &Entry) -> KnownName {
-    match entry.manifest.phase {
-        Phase::Waiting => {
-            let pieces = Vec::new();
-            let attributes = KeptAttributes::default();
-            let manifest = Manifest { pieces, attributes, begun: Vec::new(), ..entry.manifest.clone() };
-            KnownName::Object(Box::new(manifest))
-        }
-        Phase::Removing | Phase::Done | Phase::Withdrawn => KnownName::Removing,
+    if entry.is_absent() {
+        return KnownName::Removing;
     }
+    let pieces = Vec::new();
+    let attributes = KeptAttributes::default();
+    let manifest = Manifest { pieces, attributes, begun: Vec::new(), ..entry.manifest.clone() };
+    KnownName::Object(Box::new(manifest))
 }
 
 fn known_entry(entry: &Entry) -> KnownName {
-    match entry.manifest.phase {
-        Phase::Waiting => KnownName::Object(Box::new(entry.manifest.clone())),
-        Phase::Removing | Phase::Done | Phase::Withdrawn => KnownName::Removing,
-    }
+    if entry.is_absent() { KnownName::Removing } else { KnownName::Object(Box::new(entry.manifest.clone())) }
 }
 
 /// The names of a table with this prefix behind `after`, one more than fit into an answer.

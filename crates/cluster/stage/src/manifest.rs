@@ -1,7 +1,7 @@
 //! What a group keeps of a staged object: the place of the bytes, the object of the store, and the order. Knows no disk and no node.
 
 use serde::{Deserialize, Serialize};
-use spurline_object_store::{ObjectAttributes, WriteCondition, mark_in, marked_as};
+use spurline_object_store::{ObjectAttributes, WriteCondition, bare_etag, mark_in, marked_as};
 use spurline_types::{CONTENT_HEADERS, STAGED_ETAG};
 
 /// A key of a bucket.
@@ -249,5 +249,5 @@ pub fn staged_etag(mark: &str) -> String {
 
 /// The mark in a version; `None` for a version of the store.
 pub fn staged_mark(etag: &str) -> Option<&str> {
-    etag.trim_matches('"').strip_prefix(STAGED_ETAG)
+    bare_etag(etag).strip_prefix(STAGED_ETAG)
 }

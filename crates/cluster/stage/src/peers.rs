@@ -4,7 +4,7 @@ use crate::message::{Answer, Reply, SentFailure, StageCall, StageReply};
 use serde::{Deserialize, Serialize};
 use spurline_object_store::{RequestFailure, RetryHint};
 use spurline_types::{Error, ErrorKind, Result, RetryAdvice};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 /// Longer calls go as bytes.
@@ -172,6 +172,9 @@ pub struct TermFacts {
     /// one as long as all these answer, but for a failure domain.
     #[serde(default)]
     pub current: BTreeMap<String, u64>,
+    /// Those of the nodes that lack objects of a disk they had before: what such a node does not have may be staged all the same.
+    #[serde(default)]
+    pub lacking: BTreeSet<String>,
 }
 
 /// The record of the registry.

@@ -8,7 +8,7 @@ use crate::shared::{STAGE_CALL_TIME, new_name, thread_ended};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use serde::{Deserialize, Serialize};
-use spurline_object_store::{CopySource, ObjectBackend as _, ObjectBody, RawBody, RequestFailure};
+use spurline_object_store::{CopySource, ObjectBackend as _, ObjectBody, RawBody, RequestFailure, bare_etag};
 use spurline_types::{ErrorKind, STAGED_UPLOAD};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -227,7 +227,7 @@ impl StagedBackend {
     /// The source of a copy, if it is staged.
     async fn staged_source(&self, from: CopySource<'_>) -> Answer<Option<Manifest>> {
         let known = self.find(from.key).await?;
-        let wanted = from.etag.map(|etag| etag.trim_matches('"').to_owned());
+        let wanted = from.etag.map(|etag| bare_etag(etag).to_owned());
         Ok(match known {
             KnownName::Object(manifest) if wanted.is_none_or(|etag| etag == manifest.etag()) => Some(*manifest),
             _ => None,

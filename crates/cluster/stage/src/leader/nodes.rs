@@ -42,6 +42,10 @@ impl StageNode {
     fn is_lost(&self) -> bool {
         self.is_silent && self.heard.elapsed() >= LOST_AFTER
     }
+
+    fn is_gone(&self) -> bool {
+        self.is_silent && self.heard.elapsed() >= GONE_AFTER
+    }
 }
 
 /// All nodes.
@@ -75,7 +79,7 @@ impl NodeTable {
 
     /// Whether the node is not expected back any more.
     pub fn is_gone(&self, node: &str) -> bool {
-        self.0.lock().get(node).is_none_or(|known| known.is_silent && known.heard.elapsed() >= GONE_AFTER)
+        self.0.lock().get(node).is_none_or(StageNode::is_gone)
     }
 
     fn forget(&self, node: &str) {
@@ -312,6 +316,7 @@ impl Leader {
         let gone: Vec<String> = gone.cloned().collect();
         let gone: Vec<String> = gone.into_iter().filter(|node| !self.has_objects(node)).collect();
         changed.nodes.retain(|node, _| !gone.contains(node));
+        changed.lacking = self.lacking_nodes(&facts, &welcomed);
         let has_told = |node: &str| self.nodes.has_told(node) || is_welcomed(node);
         let is_complete = missing_domains(&changed, has_told).len() < DOMAINS;
         let mut current = self.nodes.disks();
@@ -337,6 +342,22 @@ impl Leader {
         gone.iter().for_each(|node| self.nodes.forget(node));
         self.facts.lock().clone_from(&changed);
         changed
+    }
+
+    /// The nodes that lack objects of a disk they had before. A leader that does not know all objects does not know which these are.
+    fn lacking_nodes(&self, facts: &TermFacts, welcomed: &[(&String, &NodeFacts)]) -> BTreeSet<String> {
+        let mut lacking = facts.lacking.clone();
+        if self.is_complete.load(Ordering::Acquire) {
+            lacking.retain(|node| !self.nodes.has_told(node));
+        } else {
+            let replaced = welcomed
+                .iter()
+                .filter(|(node, node_facts)| facts.current.get(*node).is_some_and(|disk| *disk != node_facts.disk));
+            lacking.extend(replaced.map(|(node, _)| (*node).clone()));
+        }
+        lacking.retain(|node| facts.nodes.contains_key(node));
+        lacking.extend(self.ledger.lock().lacking_nodes());
+        lacking
     }
 
     fn replace_record(&self, version: u64, changed: &TermFacts) -> bool {
@@ -365,8 +386,7 @@ impl Leader {
             if ledger.in_flight.contains(&manifest.record) {
                 continue;
             }
-            let entry = ledger.entries.get_mut(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
-            if let Some(entry) = entry {
+            if let Some(entry) = ledger.entry_of_mut(&manifest) {
                 if entry.manifest.is_at(node) {
                     continue;
                 }
@@ -379,24 +399,25 @@ impl Leader {
             if ledger.ended.add_holder(&manifest.record, node) {
                 continue;
             }
-            if entry_is_absent(&ledger, &manifest) && !self.is_complete.load(Ordering::Acquire) && manifest.is_live() {
-                ledger.adopt(manifest, node);
+            // A single node has scratch data: no other could tell this leader of these.
+            let may_be_unknown = manifest.class.domains() < DOMAINS || !self.is_complete.load(Ordering::Acquire);
+            if ledger.entry_of(&manifest).is_none() && may_be_unknown && manifest.is_live() {
+                ledger.adopt(manifest, node, |other| self.nodes.has_told(other));
             } else {
                 old.push(manifest.record);
             }
         }
-        let in_flight = std::mem::take(&mut ledger.in_flight);
         for entry in ledger.entries.values_mut().filter(|entry| entry.manifest.is_at(node)) {
             entry.unheard.remove(node);
+            entry.is_away = false;
+            // A call that is under way may bring the object.
             if found.contains(&entry.manifest.record) {
                 entry.missing.remove(node);
-            }
-            if !found.contains(&entry.manifest.record) && !in_flight.contains(&entry.manifest.record) {
+            } else {
                 entry.missing.insert(node.to_owned());
             }
         }
         ledger.has_missing = true;
-        ledger.in_flight = in_flight;
         let names: Vec<BucketKey> = ledger.entries.keys().cloned().collect();
         names.iter().for_each(|at| ledger.end_replaced(at));
         drop(ledger);
@@ -418,13 +439,15 @@ impl Leader {
         let table = self.nodes.all();
         let lost: BTreeSet<String> =
             table.iter().filter(|(_, node)| node.is_lost()).map(|(name, _)| name.clone()).collect();
+        let is_gone = |node: &str| table.get(node).is_none_or(StageNode::is_gone);
         let wounded: Vec<(Manifest, BTreeSet<String>)> = {
             let mut ledger = self.ledger.lock();
             if lost.is_empty() && !ledger.has_missing {
                 return;
             }
             ledger.has_missing = ledger.entries.values().any(|entry| !entry.missing.is_empty());
-            let lacking = ledger.entries.values().filter_map(|entry| {
+            let entries = ledger.entries.values().filter(|entry| !entry.is_away || entry.manifest.nodes().any(is_gone));
+            let lacking = entries.filter_map(|entry| {
                 let lost = lost.iter().filter(|node| entry.manifest.is_at(node));
                 let lacking: BTreeSet<String> = lost.chain(&entry.missing).cloned().collect();
                 (!lacking.is_empty()).then(|| (entry.manifest.clone(), lacking))
@@ -437,18 +460,23 @@ impl Leader {
             }
             if let Err(failure) = self.heal_object(&manifest, &lacking) {
                 tracing::debug!("'{}' has no further copy yet: {}", manifest.at.key, failure.error);
-                let mut ledger = self.ledger.lock();
-                let Some(entry) = ledger.entries.get_mut(&manifest.at) else { continue };
-                if manifest.class != StageClass::Staged && failure.error.kind() == ErrorKind::Io(5) {
-                    ledger.remove(&manifest.at, []);
-                } else {
-                    entry.error = Some(failure.error.message().to_owned());
-                    // A node that comes back meanwhile may not be compared: the record was on its way.
-                    let lacking = lacking.into_iter().filter(|node| manifest.is_at(node));
-                    entry.missing.extend(lacking);
-                    ledger.has_missing = true;
-                }
+                self.note_unhealed(&manifest, &failure);
             }
+        }
+    }
+
+    /// Notes that an object has no further copy. Scratch data and parts that no node has any more are lost.
+    fn note_unhealed(&self, manifest: &Manifest, failure: &RequestFailure) {
+        let mut ledger = self.ledger.lock();
+        let Some(entry) = ledger.entry_of_mut(manifest) else { return };
+        entry.error = Some(failure.error.message().to_owned());
+        if manifest.class == StageClass::Staged || failure.error.kind() != ErrorKind::Io(5) {
+            return;
+        }
+        if manifest.nodes().all(|node| entry.missing.contains(node) || self.nodes.is_gone(node)) {
+            ledger.remove(&manifest.at, []);
+        } else {
+            entry.is_away = matches!(manifest.class, StageClass::Scratch { .. });
         }
     }
 
@@ -456,7 +484,7 @@ impl Leader {
         let _lock = self.lock_name(&manifest.at, Instant::now() + STAGE_CALL_TIME)?;
         let is_same = {
             let ledger = self.ledger.lock();
-            ledger.entries.get(&manifest.at).is_some_and(|entry| entry.manifest == *manifest)
+            ledger.entry_of(manifest).is_some_and(|entry| entry.manifest == *manifest)
         };
         match manifest.phase {
             _ if !is_same => Ok(()),
@@ -469,8 +497,7 @@ impl Leader {
     fn heal_removal(self: &Arc<Self>, manifest: &Manifest) -> Answer<()> {
         let told = self.settle(manifest, Phase::Removing)?;
         let mut ledger = self.ledger.lock();
-        let entry = ledger.entries.get_mut(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
-        let Some(entry) = entry else { return Ok(()) };
+        let Some(entry) = ledger.entry_of_mut(manifest) else { return Ok(()) };
         let before: BTreeSet<String> = entry.manifest.nodes().map(str::to_owned).collect();
         entry.manifest.former.extend(before.difference(&told).cloned());
         entry.manifest.former.retain(|node| !told.contains(node));
@@ -491,12 +518,15 @@ impl Leader {
             if manifest.pieces.is_empty() { self.shared.read_manifest(manifest)?.to_vec() } else { Vec::new() };
         let call = StageCall::Hold { term: self.term, manifest: Box::new(healed.clone()) };
         let mut failed = None;
-        for (_, result) in self.call_all(&healed.holders, &call, &inline) {
-            failed = failed.or(result.err());
+        let mut told = Vec::new();
+        for (node, result) in self.call_all(&healed.holders, &call, &inline) {
+            match result {
+                Ok(_) => told.push(node),
+                Err(failure) => failed = Some(failure),
+            }
         }
         let mut ledger = self.ledger.lock();
-        let entry = ledger.entries.get_mut(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
-        let Some(entry) = entry else {
+        let Some(entry) = ledger.entry_of_mut(manifest) else {
             // The object has ended meanwhile: the new holders are to know that too.
             ledger.end(&healed, Phase::Done, []);
             return Ok(());
@@ -507,6 +537,7 @@ impl Leader {
             let others = healed.nodes().filter(|node| !manifest.is_at(node)).map(str::to_owned);
             entry.manifest.former = former.into_iter().chain(others).collect::<BTreeSet<_>>().into_iter().collect();
             entry.manifest.revision = entry.manifest.revision.max(healed.revision);
+            entry.missing.retain(|node| !told.contains(node));
             return Err(failed);
         }
         healed.phase = entry.manifest.phase.max(healed.phase);
@@ -524,8 +555,4 @@ impl Leader {
 /// Whether the registry has the node as one whose objects are known.
 fn is_recorded(facts: &TermFacts, node: &str, node_facts: &NodeFacts) -> bool {
     facts.current.get(node) == Some(&node_facts.disk) && facts.nodes.get(node) == Some(&node_facts.domain)
-}
-
-fn entry_is_absent(ledger: &crate::ledger::Ledger, manifest: &Manifest) -> bool {
-    ledger.entries.get(&manifest.at).is_none_or(|entry| entry.manifest.record != manifest.record)
 }

@@ -8,7 +8,7 @@ use crate::peers::no_holder;
 use crate::shared::{text_of, thread_ended};
 use spurline_object_store::{
     AnswerProgress, BucketSides, ObjectAttributes, RequestFailure, RetryHint, UploadedPart, WriteCondition,
-    assembly_time, mark_in, transfer_time,
+    assembly_time, bare_etag, mark_in, transfer_time,
 };
 use spurline_types::ErrorKind;
 use std::collections::BTreeSet;
@@ -77,7 +77,7 @@ impl Leader {
         // Another object that has the name since replaces the store's.
         let found = found.filter(|_| self.is_newest(manifest));
         if let Some(found) = found
-            && let Some(etag) = found.raw.etag.as_deref().map(|etag| etag.trim_matches('"').to_owned())
+            && let Some(etag) = found.raw.etag.as_deref().map(|etag| bare_etag(etag).to_owned())
         {
             let is_ours = mark_in(&found.attributes).is_some_and(|mark| is_mark_of(manifest, mark));
             let is_base = match &manifest.base {
@@ -100,8 +100,7 @@ impl Leader {
     }
 
     fn is_newest(&self, manifest: &Manifest) -> bool {
-        let ledger = self.ledger.lock();
-        ledger.entries.get(&manifest.at).is_some_and(|entry| entry.manifest.record == manifest.record)
+        self.ledger.lock().entry_of(manifest).is_some()
     }
 
     fn upload(self: &Arc<Self>, manifest: &Manifest) {
@@ -144,8 +143,7 @@ impl Leader {
     fn settle_saved(self: &Arc<Self>, manifest: &Manifest) -> BTreeSet<String> {
         let newest = {
             let ledger = self.ledger.lock();
-            let entry = ledger.entries.get(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
-            let waiting = entry.filter(|entry| entry.manifest.phase == Phase::Waiting);
+            let waiting = ledger.entry_of(manifest).filter(|entry| entry.manifest.phase == Phase::Waiting);
             waiting.map(|entry| entry.manifest.clone())
         };
         let settled = newest.map(|newest| self.settle(&newest, Phase::Done));
@@ -169,7 +167,7 @@ impl Leader {
         let Some(found) = self.shared.head_at_store(&manifest.at)? else {
             return Ok((is_any || manifest.may_be_absent).then_some(Ok(StoreBase::Absent)));
         };
-        let etag = found.raw.etag.as_deref().unwrap_or_default().trim_matches('"').to_owned();
+        let etag = bare_etag(found.raw.etag.as_deref().unwrap_or_default()).to_owned();
         Ok(match mark_in(&found.attributes) {
             Some(mark) if mark == manifest.mark => Some(Err(etag)),
             Some(mark) if is_mark_of(manifest, mark) => Some(Ok(StoreBase::Version(etag))),
@@ -198,10 +196,20 @@ impl Leader {
                     let why = "the object at the store changes again and again".to_owned();
                     return Err(RequestFailure::transient(ErrorKind::Unavailable, why));
                 }
+                None if self.may_nodes_know_more(manifest) => {
+                    let why = "nodes that may know the object at the store give no answer".to_owned();
+                    return Err(RequestFailure::transient(ErrorKind::Unavailable, why));
+                }
                 None => break,
             }
         }
         Ok(Published::Conflict)
+    }
+
+    /// Whether the writer has seen a version of the group that a node may bring back.
+    fn may_nodes_know_more(&self, manifest: &Manifest) -> bool {
+        let is_of_group = matches!(&manifest.base, StoreBase::Version(etag) if staged_mark(etag).is_some());
+        is_of_group && !self.is_complete.load(Ordering::Acquire)
     }
 
     /// Writes the object to the store.
@@ -313,8 +321,7 @@ impl Leader {
         let _lock = self.lock_name(&manifest.at, deadline)?;
         let is_wanted = {
             let ledger = self.ledger.lock();
-            let entry = ledger.entries.get(&manifest.at).filter(|entry| entry.manifest.record == manifest.record);
-            entry.is_some_and(|entry| entry.manifest.phase == Phase::Waiting)
+            ledger.entry_of(manifest).is_some_and(|entry| entry.manifest.phase == Phase::Waiting)
         };
         if !is_wanted {
             // Another content has the name since, or none.

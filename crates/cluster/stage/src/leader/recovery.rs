@@ -109,9 +109,11 @@ fn fence_all(shared: &Arc<StageShared>, facts: &TermFacts, is_last_resort: bool)
     }
 }
 
-/// The failure domains of nodes that have not told what they keep.
+/// The failure domains of nodes that have not told what they keep; and, as long as there is such a node, of those that lack objects.
 pub fn missing_domains(facts: &TermFacts, has_told: impl Fn(&str) -> bool) -> BTreeSet<&String> {
-    let missing = facts.nodes.iter().filter(|(node, _)| !has_told(node));
+    let is_any_away = facts.nodes.keys().any(|node| !has_told(node));
+    let lacks = |node: &String| is_any_away && facts.lacking.contains(node);
+    let missing = facts.nodes.iter().filter(|(node, _)| !has_told(node) || lacks(node));
     missing.map(|(_, domain)| domain).collect()
 }
 

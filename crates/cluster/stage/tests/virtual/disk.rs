@@ -248,6 +248,8 @@ impl StageDisk for DiskHandle {
     fn remove_part(&self, name: &str) -> Result<()> {
         self.run(false, |state| {
             state.parts.remove(name);
+            // A copy that comes late is one of an upload that never ends.
+            state.named.remove(name);
             Ok(())
         })
     }

@@ -81,6 +81,12 @@ fn content_of_etag(etag: &str) -> Option<u64> {
     u64::from_str_radix(etag.trim_matches('"').get(..16)?, 16).ok()
 }
 
+/// Whether a change with this condition knew the object with this content.
+fn knows(condition: &WriteCondition, content: u64) -> bool {
+    let WriteCondition::Version(etag) = condition else { return false };
+    matches!(found_by_etag(etag), FoundObject::Content(known) if known == content)
+}
+
 /// What an etag says of an object.
 pub fn found_by_etag(etag: &str) -> FoundObject {
     let etag = etag.trim_matches('"');
@@ -209,7 +215,8 @@ impl StageModel {
         loop {
             let known = match state.conditions.get(&mark) {
                 Some(WriteCondition::Version(etag)) => found_by_etag(etag),
-                Some(WriteCondition::Absent) => return false,
+                // The object of a change that knew the content was removed before the upload.
+                Some(WriteCondition::Absent) => return state.conditions.values().any(|other| knows(other, content)),
                 // A part of a rename, or no condition.
                 Some(WriteCondition::None) | None => return true,
             };

@@ -243,7 +243,17 @@ impl<'a> StageProgram<'a> {
         let change = self.model.begin(key, &mark, Some(content));
         let ChosenCondition { condition, calm, chosen } = condition;
         self.model.note_condition(&mark, &condition);
-        NewVersion { key, content, mark, attributes, condition, calm, chosen, change, lost_disks: self.cluster.lost_disks() }
+        NewVersion {
+            key,
+            content,
+            mark,
+            attributes,
+            condition,
+            calm,
+            chosen,
+            change,
+            lost_disks: self.cluster.lost_disks(),
+        }
     }
 
     /// The outcome of a change that makes an object, as the table of the real writer has it.
