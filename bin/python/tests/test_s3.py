@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import time
 import traceback
 
 import pytest
@@ -90,16 +91,27 @@ def test_a_fork_in_the_middle_of_a_read_is_refused_in_the_child(bucket):
     assert len(list(reads)) == 19
 
 
-@pytest.fixture(params=["alone", "group"])
+@pytest.fixture(params=["alone", "group", "staged"])
 def written(request, tmp_path):
     if request.param == "group":
         settings = {"registry": os.environ["SPURLINE_TEST_REGISTRY"]}
+    elif request.param == "staged":
+        settings = {"registry": os.environ["SPURLINE_TEST_REGISTRY"], "stage": True}
     else:
         settings = {"endpoint_url": ENDPOINT, "region": "us-east-1", "cache_dir": tmp_path / "cache", "memory": "64M"}
     with spurline.open("s3://bucket/data", writable=True, **settings) as client:
         client.folder = f"written-{request.param}-{request.function.__name__}"
         client.makedirs(client.folder)
+        client.is_staged = request.param == "staged"
         yield client
+
+
+def await_object(bucket, name):
+    """Waits for an upload by the nodes."""
+    end = time.monotonic() + 60
+    while not bucket.exists(name):
+        assert time.monotonic() < end, f"{name} is not uploaded"
+        time.sleep(0.1)
 
 
 def test_an_object_is_written_whole(written, bucket):
@@ -107,7 +119,11 @@ def test_an_object_is_written_whole(written, bucket):
     data = bytes(range(256)) * (1 << 16)
     with written.open(name, "wb") as file:
         assert file.write(data[: 9 << 20]) == 9 << 20 and file.write(data[9 << 20 :]) == 7 << 20
-    assert written.read_bytes(name) == data and bucket.read_bytes(name) == data
+    assert written.read_bytes(name) == data
+    if written.is_staged:
+        assert not bucket.exists(name), "the nodes upload later"
+        await_object(bucket, name)
+    assert bucket.read_bytes(name) == data
     written.put_many({name: b"small", f"{written.folder}/other": b"", f"{written.folder}/third": data[:1000]})
     assert written.read_bytes(name) == b"small" and sorted(written.listdir(written.folder)) == ["file", "other", "third"]
     with pytest.raises(FileExistsError):

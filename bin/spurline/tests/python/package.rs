@@ -1,6 +1,7 @@
 //! Puts the package together, and runs its tests.
 
 use spurline_rig::python_packages::installed_packages;
+use spurline_rig::staging_group::StagingGroup;
 use spurline_rig::world::*;
 use spurline_testkit::S3Server;
 use std::path::{Path, PathBuf};
@@ -137,15 +138,11 @@ fn reads_and_writes_a_bucket() {
     }
     let endpoint = server.endpoint();
     let source = world.dir("source");
-    let words = ["node", "--writable", "--source", "s3://bucket/data", "--endpoint-url", &endpoint];
-    let mut command = world.command(&words);
-    command.arg("--cache-dir").arg(world.dir("node-cache"));
-    let node = world.node_with(with_credentials(&mut command));
-    let registry = format!("static:{}", node.address);
+    let group = StagingGroup::start(&world, 2, "s3://bucket/data", &endpoint);
     let variables = [
         ("SPURLINE_TEST_SOURCE", source.to_str().unwrap()),
         ("SPURLINE_TEST_ENDPOINT", endpoint.as_str()),
-        ("SPURLINE_TEST_REGISTRY", registry.as_str()),
+        ("SPURLINE_TEST_REGISTRY", group.registry.as_str()),
     ];
     run_pytest(&world, &python, &["test_s3.py"], &variables);
 }
