@@ -97,9 +97,15 @@ fn what_was_acknowledged_is_there_whatever_happens() {
         return run_here(seed);
     }
     let one = number("SPURLINE_TEST_SEED");
+    let seeds = one.map_or_else(|| seeds(STAGED.seeds), |seed| seed..=seed);
+    run_seeds(seeds, one.is_some());
+}
+
+/// Runs seeds, and prints the sums of their counts.
+fn run_seeds(seeds: std::ops::RangeInclusive<u64>, shown: bool) {
     let mut total = RunCounts::default();
-    for seed in one.map_or_else(|| seeds(STAGED.seeds), |seed| seed..=seed) {
-        let ran = run_in_process(STAGED, seed, one.is_some());
+    for seed in seeds {
+        let ran = run_in_process(STAGED, seed, shown);
         total.runs += 1;
         total.calls += ran.calls;
         total.outages += ran.outages;
@@ -115,4 +121,15 @@ fn a_seed_runs_the_same_way_again() {
     }
     let first = run_in_process(STAGED, 9551, false);
     assert_eq!(run_in_process(STAGED, 9551, false), first);
+}
+
+mod test_all {
+    /// The first 300 seeds, two at a time.
+    #[test]
+    fn many_seeds_lose_nothing() {
+        std::thread::scope(|scope| {
+            scope.spawn(|| super::run_seeds(1..=150, false));
+            super::run_seeds(151..=300, false);
+        });
+    }
 }
