@@ -266,7 +266,14 @@ impl Leader {
         if !(needs_store || is_saved && *condition == StoreBase::Absent) {
             return self.ledger.lock().admit(at, condition, mark);
         }
-        let Some(found) = self.try_head(at) else { return self.ledger.lock().admit(at, condition, mark) };
+        let Some(found) = self.try_head(at) else {
+            // The writer has seen another version than the last upload: an older one, or that of a stranger.
+            if is_saved && needs_store {
+                let why = format!("the store does not say which version of '{}' is the newest", at.key);
+                return Err(RequestFailure::transient(ErrorKind::Unavailable, why));
+            }
+            return self.ledger.lock().admit(at, condition, mark);
+        };
         if is_saved && *condition == StoreBase::Absent {
             // A stranger may have removed the object since.
             if found.is_none() {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use spurline_object_store::{ObjectAttributes, WriteCondition, bare_etag, mark_in, marked_as};
 use spurline_types::{CONTENT_HEADERS, STAGED_ETAG};
+use std::collections::HashSet;
 
 /// A key of a bucket.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -233,6 +234,22 @@ impl Manifest {
     pub fn nodes(&self) -> impl Iterator<Item = &str> {
         let slices = self.pieces.iter().flat_map(|piece| &piece.slices);
         self.holders.iter().chain(slices.flat_map(|slice| &slice.holders)).map(String::as_str)
+    }
+
+    /// Names a node that has told an earlier state of this record, and that still has the bytes: a further copy that was under way has a
+    /// state without the node.
+    pub fn note_holder(&mut self, told: &Manifest, node: &str) {
+        if self.is_at(node) || !told.is_at(node) {
+            return;
+        }
+        self.holders.push(node.to_owned());
+        let parts: HashSet<&str> = told.parts_at(node).map(|slice| slice.part.as_str()).collect();
+        for slice in self.pieces.iter_mut().flat_map(|piece| &mut piece.slices) {
+            if parts.contains(slice.part.as_str()) {
+                slice.holders.push(node.to_owned());
+            }
+        }
+        self.former.retain(|other| other != node);
     }
 
     /// The parts that a node has.

@@ -390,6 +390,11 @@ impl Leader {
                 if entry.manifest.is_at(node) {
                     continue;
                 }
+                // The nodes in the place of this node may not have the object.
+                if entry.manifest.phase == Phase::Waiting && !entry.is_confirmed() {
+                    entry.manifest.note_holder(&manifest, node);
+                    continue;
+                }
                 // An earlier leader has told the node of the removal: the node is to hear of the end, too.
                 if entry.manifest.phase == Phase::Removing && manifest.phase == Phase::Removing {
                     entry.manifest.former.push(node.to_owned());

@@ -59,7 +59,8 @@ pub fn take_over(
     let begun = Instant::now();
     let mut fenced = fence_all(shared, &facts, is_last_resort);
     let has_told = |node: &str| fenced.get(node).is_some_and(|known| is_current(&facts, node, known));
-    if !is_last_resort && before.term > 0 && missing_domains(&facts, has_told).len() >= DOMAINS {
+    let is_any_silent = !facts.nodes.keys().all(|node| fenced.contains_key(node));
+    if !is_last_resort && before.term > 0 && is_any_silent && missing_domains(&facts, has_told).len() >= DOMAINS {
         tracing::info!("another node is to keep the order of staged files: too few nodes are reached from here");
         // The one before keeps the name: the next leader waits until that one is not valid any more.
         let (version, now) = record.read()?;
@@ -70,7 +71,7 @@ pub fn take_over(
     }
     if before.term == 0 {
         std::thread::sleep(FIRST_WAIT);
-    } else if !before.leader.is_empty() && !facts.nodes.keys().all(|node| fenced.contains_key(node)) {
+    } else if !before.leader.is_empty() && is_any_silent {
         // A leader before may not know of this term: the registry and the nodes have confirmed that one before they were asked here.
         // That leader is the one of the registry, or an earlier one if that one never began.
         std::thread::sleep((VALID_TIME + FENCE_PAUSE).saturating_sub(begun.elapsed()));
@@ -121,12 +122,24 @@ pub fn missing_domains(facts: &TermFacts, has_told: impl Fn(&str) -> bool) -> BT
 struct FoundRecord {
     manifest: Manifest,
     nodes: BTreeSet<String>,
+    /// The states that the nodes have told.
+    told: Vec<(String, Manifest)>,
 }
 
 impl FoundRecord {
+    /// Names all nodes that have the bytes.
+    fn name_holders(mut self) -> FoundRecord {
+        for (node, told) in std::mem::take(&mut self.told) {
+            if self.manifest.phase == Phase::Waiting {
+                self.manifest.note_holder(&told, &node);
+            }
+        }
+        self
+    }
+
     /// The manifest with all nodes: one that got the record in the place of another may not be named.
     fn into_manifest(self) -> Manifest {
-        let FoundRecord { mut manifest, nodes } = self;
+        let FoundRecord { mut manifest, nodes, .. } = self;
         let unnamed: Vec<String> = nodes.into_iter().filter(|node| !manifest.is_at(node)).collect();
         manifest.former.extend(unnamed);
         manifest
@@ -185,16 +198,21 @@ fn merge_records(fenced: HashMap<String, FencedNode>) -> Vec<FoundRecord> {
     for (node, known) in fenced {
         for manifest in known.manifests {
             let merged = found.entry(manifest.record.clone());
-            let merged = merged.or_insert_with(|| FoundRecord { manifest: manifest.clone(), nodes: BTreeSet::new() });
+            let merged = merged.or_insert_with(|| FoundRecord {
+                manifest: manifest.clone(),
+                nodes: BTreeSet::new(),
+                told: Vec::new(),
+            });
             merged.nodes.insert(node.clone());
             let phase = merged.manifest.phase.max(manifest.phase);
             if manifest.revision > merged.manifest.revision {
-                merged.manifest = manifest;
+                merged.manifest = manifest.clone();
             }
             merged.manifest.phase = phase;
+            merged.told.push((node.clone(), manifest));
         }
     }
-    found.into_values().collect()
+    found.into_values().map(FoundRecord::name_holders).collect()
 }
 
 /// The table of what nodes keep; `told`: the nodes that have told.

@@ -289,7 +289,10 @@ impl<'a> StageProgram<'a> {
 
     /// What is acknowledged is on the disks of two failure domains, or at the store.
     fn check_domains(&self, new: &NewVersion, etag: &str) {
-        let domains = self.cluster.domains_with(&new.mark);
+        let mut domains = self.cluster.domains_with(&new.mark);
+        // The mark of a conflict.
+        let reversed: String = new.mark.chars().rev().collect();
+        domains.extend(self.cluster.domains_with(&reversed));
         let is_elsewhere = !etag.starts_with("staged-")
             || self.cluster.lost_disks() != new.lost_disks
             || self.cluster.shown_contents(new.key).contains(&new.content);
