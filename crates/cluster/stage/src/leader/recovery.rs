@@ -6,6 +6,7 @@
 //! | in phase `Done` or `Withdrawn` at any node | is done |
 //! | with a later record of the same name, unless the latter was withdrawn | was replaced |
 //! | at a node only that no leader has compared with others since, while these answer | is not taken |
+//! | at a node that a newer state of the record does not name, for a further copy was under way | is at that node, too |
 //! | any other | is staged, also if a single node has the record: the writer got no answer, or two domains are away |
 
 use super::nodes::NodeTable;
@@ -269,4 +270,30 @@ fn closed_at(closed_s: u64) -> Instant {
     let now_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let age = Duration::from_secs(now_s.saturating_sub(closed_s));
     Instant::now().checked_sub(age).unwrap_or_else(Instant::now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest_samples::sample;
+
+    fn told(node: &str, manifest: &Manifest) -> (String, FencedNode) {
+        let facts = NodeFacts { domain: node.to_owned(), size: 1, used: 0, process: 1, disk: 1 };
+        (node.to_owned(), FencedNode { facts, manifests: vec![manifest.clone()] })
+    }
+
+    #[test]
+    fn a_node_whose_copy_was_to_be_replaced_keeps_being_a_holder() {
+        let before = sample("a", "first", 1);
+        assert_eq!(before.holders, ["node-0", "node-1"]);
+        // The heal ended before node-2 had the object.
+        let holders = vec!["node-0".to_owned(), "node-2".to_owned()];
+        let after = Manifest { holders, former: vec!["node-1".to_owned()], revision: 1, ..before.clone() };
+        let found = merge_records(HashMap::from([told("node-0", &after), told("node-1", &before)]));
+        let nodes = ["node-0", "node-1", "node-2"].map(str::to_owned);
+        let ledger = build_ledger(found, &nodes.clone().into());
+        let entry = &ledger.entries[&before.at];
+        assert_eq!(entry.manifest.nodes().collect::<Vec<_>>(), ["node-0", "node-2", "node-1"]);
+        assert!(entry.manifest.former.is_empty() && entry.missing == [nodes[2].clone()].into());
+    }
 }
