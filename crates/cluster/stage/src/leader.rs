@@ -464,7 +464,7 @@ impl Leader {
             self.remove_saved(at, condition)?;
             return Ok(StageReply::Done);
         };
-        let is_gone = entry.is_absent();
+        let is_gone = entry.manifest.phase != Phase::Waiting;
         let holds = match condition {
             StoreBase::Any => true,
             StoreBase::Absent => false,
@@ -501,7 +501,6 @@ impl Leader {
             }
         })?;
         self.check_settled(at)?;
-        self.ledger.lock().forget_saved(at);
         let condition = WriteCondition::from(&condition);
         let delete = async |sides: BucketSides<'_>| sides.writes.delete(&at.key, &condition).await;
         self.change_at_store(at, Duration::ZERO, delete)
@@ -528,7 +527,12 @@ impl Leader {
         request: impl AsyncFnOnce(BucketSides<'_>) -> Answer<T>,
     ) -> Answer<T> {
         self.check_valid()?;
-        self.shared.store(&at.bucket)?.send(CHANGE_TIME + work_time, &AnswerProgress::default(), request)
+        let changed = self.shared.store(&at.bucket)?.send(CHANGE_TIME + work_time, &AnswerProgress::default(), request);
+        // A refused change leaves the last upload there.
+        if !matches!(&changed, Err(failure) if failure.error.kind() == ErrorKind::Stale) {
+            self.ledger.lock().forget_saved(at);
+        }
+        changed
     }
 
     /// The removal goes on, whatever the answer: a node may know.
@@ -606,7 +610,6 @@ impl Leader {
         let condition = WriteCondition::from(&self.real_condition(&copy.to, &copy.condition)?);
         let attributes = copy.attributes.as_ref().map(ObjectAttributes::from);
         self.check_settled(&copy.to)?;
-        self.ledger.lock().forget_saved(&copy.to);
         let copied = self.change_at_store(&copy.to, copy.work_time, async |sides: BucketSides<'_>| {
             let from = CopySource { key: &copy.from.key, etag: source.as_deref() };
             sides.writes.copy(from, &copy.to.key, attributes.as_ref(), &condition, copy.work_time).await

@@ -9,7 +9,7 @@ use spurline_object_store::RequestFailure;
 use spurline_types::ErrorKind;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Bound;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Uploaded objects whose readers keep the version of the group.
 const SAVED_MAX: usize = 100_000;
@@ -123,6 +123,8 @@ pub struct Ledger {
     /// The record of each uploaded name that fewer than two failure domains may know to be done. A leader that does not know that
     /// uploads the object again, also after a removal at the store.
     pub unsettled: HashMap<BucketKey, String>,
+    /// Nodes that have not told in this term what they keep.
+    pub unheard_nodes: BTreeSet<String>,
     /// Entries may lack a copy.
     pub has_missing: bool,
     saved: BTreeMap<BucketKey, SavedName>,
@@ -333,7 +335,8 @@ impl Ledger {
             None => {}
         }
         let others: Vec<String> = manifest.nodes().filter(|holder| *holder != node).map(str::to_owned).collect();
-        self.enter(manifest, Instant::now(), true);
+        let closed = closed_at(manifest.closed_s);
+        self.enter(manifest, closed, true);
         if let Some(entry) = self.entries.get_mut(&at) {
             (entry.missing, entry.unheard) = others.into_iter().partition(|other| has_told(other));
             self.has_missing = true;
@@ -359,12 +362,27 @@ impl Ledger {
         if !self.has_missing {
             return BTreeSet::new();
         }
-        self.entries.values().flat_map(|entry| &entry.missing).cloned().collect()
+        // The loss of scratch data is no reason to wait for a node.
+        let entries = self.entries.values().filter(|entry| entry.manifest.class.domains() > 1);
+        let names: BTreeSet<&String> = entries.flat_map(|entry| &entry.missing).collect();
+        names.into_iter().cloned().collect()
+    }
+
+    /// A node answers again: readers find the scratch data there.
+    pub fn note_back(&mut self, node: &str) {
+        let of_node = self.entries.values_mut().filter(|entry| entry.is_away && entry.manifest.is_at(node));
+        of_node.for_each(|entry| entry.is_away = false);
     }
 
     /// All nodes that may have this record are to forget it; these know already that the record is done.
     pub fn end<'a>(&mut self, manifest: &Manifest, phase: Phase, told: impl IntoIterator<Item = &'a String>) {
         self.ended.add(manifest, phase, told);
+        if manifest.class.domains() == 1 {
+            // A node that comes back may have earlier scratch data of the name.
+            for node in &self.unheard_nodes {
+                self.ended.add_holder(&manifest.record, node);
+            }
+        }
     }
 
     /// Whether the store's object decides about a condition: nothing is known of the name.
@@ -575,6 +593,13 @@ impl Ledger {
         });
         shown.collect()
     }
+}
+
+/// The time of a close by this process's clock, from seconds since 1970.
+pub fn closed_at(closed_s: u64) -> Instant {
+    let now_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let age = Duration::from_secs(now_s.saturating_sub(closed_s));
+    Instant::now().checked_sub(age).unwrap_or_else(Instant::now)
 }
 
 /// An object as a listing needs it.

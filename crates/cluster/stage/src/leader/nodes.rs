@@ -331,6 +331,7 @@ impl Leader {
         for (node, node_facts) in welcomed {
             if is_changed || is_recorded(&facts, node, node_facts) {
                 self.nodes.note(node, node_facts.clone());
+                self.ledger.lock().note_back(node);
             }
         }
         if !is_changed {
@@ -344,18 +345,19 @@ impl Leader {
         changed
     }
 
-    /// The nodes that lack objects of a disk they had before. A leader that does not know all objects does not know which these are.
+    /// The nodes that may lack objects that were staged there: those that this leader has not heard, and those with lost objects. A leader
+    /// that does not know all objects does not know which nodes these are.
     fn lacking_nodes(&self, facts: &TermFacts, welcomed: &[(&String, &NodeFacts)]) -> BTreeSet<String> {
-        let mut lacking = facts.lacking.clone();
-        if self.is_complete.load(Ordering::Acquire) {
-            lacking.retain(|node| !self.nodes.has_told(node));
+        let mut lacking = if self.is_complete.load(Ordering::Acquire) {
+            facts.nodes.keys().filter(|node| !self.nodes.has_told(node)).cloned().collect()
         } else {
-            let replaced = welcomed
-                .iter()
-                .filter(|(node, node_facts)| facts.current.get(*node).is_some_and(|disk| *disk != node_facts.disk));
+            let is_replaced = |node: &str, disk: u64| facts.current.get(node).is_some_and(|known| *known != disk);
+            let replaced = welcomed.iter().filter(|(node, node_facts)| is_replaced(node, node_facts.disk));
+            let mut lacking = facts.lacking.clone();
             lacking.extend(replaced.map(|(node, _)| (*node).clone()));
-        }
-        lacking.retain(|node| facts.nodes.contains_key(node));
+            lacking.retain(|node| facts.nodes.contains_key(node));
+            lacking
+        };
         lacking.extend(self.ledger.lock().lacking_nodes());
         lacking
     }
@@ -381,6 +383,12 @@ impl Leader {
         let mut ledger = self.ledger.lock();
         let mut found: BTreeSet<String> = BTreeSet::new();
         for manifest in manifests {
+            // An earlier leader has withdrawn the object there, and this leader has found that at other nodes.
+            let is_waiting = ledger.entry_of(&manifest).is_some_and(|entry| entry.manifest.phase == Phase::Waiting);
+            if is_waiting && !manifest.is_live() {
+                old.push(manifest.record);
+                continue;
+            }
             found.insert(manifest.record.clone());
             // A call that is under way decides.
             if ledger.in_flight.contains(&manifest.record) {
@@ -405,7 +413,8 @@ impl Leader {
                 continue;
             }
             // A single node has scratch data: no other could tell this leader of these.
-            let may_be_unknown = manifest.class.domains() < DOMAINS || !self.is_complete.load(Ordering::Acquire);
+            let is_scratch = manifest.class.domains() < DOMAINS && ledger.unheard_nodes.contains(node);
+            let may_be_unknown = is_scratch || !self.is_complete.load(Ordering::Acquire);
             if ledger.entry_of(&manifest).is_none() && may_be_unknown && manifest.is_live() {
                 ledger.adopt(manifest, node, |other| self.nodes.has_told(other));
             } else {
@@ -414,7 +423,6 @@ impl Leader {
         }
         for entry in ledger.entries.values_mut().filter(|entry| entry.manifest.is_at(node)) {
             entry.unheard.remove(node);
-            entry.is_away = false;
             // A call that is under way may bring the object.
             if found.contains(&entry.manifest.record) {
                 entry.missing.remove(node);
@@ -423,6 +431,7 @@ impl Leader {
             }
         }
         ledger.has_missing = true;
+        ledger.unheard_nodes.remove(node);
         let names: Vec<BucketKey> = ledger.entries.keys().cloned().collect();
         names.iter().for_each(|at| ledger.end_replaced(at));
         drop(ledger);
@@ -478,10 +487,14 @@ impl Leader {
         if manifest.class == StageClass::Staged || failure.error.kind() != ErrorKind::Io(5) {
             return;
         }
-        if manifest.nodes().all(|node| entry.missing.contains(node) || self.nodes.is_gone(node)) {
+        let is_lost = |node: &String| entry.missing.contains(node) || self.nodes.is_gone(node);
+        let slices = manifest.pieces.iter().flat_map(|piece| &piece.slices);
+        let is_slice_lost = slices.map(|slice| &slice.holders).any(|holders| holders.iter().all(is_lost));
+        if is_slice_lost || manifest.holders.iter().all(is_lost) {
             ledger.remove(&manifest.at, []);
         } else {
-            entry.is_away = matches!(manifest.class, StageClass::Scratch { .. });
+            let is_silent = manifest.nodes().any(|node| self.nodes.is_silent(node));
+            entry.is_away = is_silent && matches!(manifest.class, StageClass::Scratch { .. });
         }
     }
 

@@ -321,10 +321,11 @@ impl Leader {
         let _lock = self.lock_name(&manifest.at, deadline)?;
         let is_wanted = {
             let ledger = self.ledger.lock();
-            ledger.entry_of(manifest).is_some_and(|entry| entry.manifest.phase == Phase::Waiting)
+            let entry = ledger.entry_of(manifest).filter(|entry| entry.manifest.phase == Phase::Waiting);
+            entry.is_some_and(|entry| entry.manifest.base == manifest.base && entry.manifest.begun == manifest.begun)
         };
         if !is_wanted {
-            // Another content has the name since, or none.
+            // Another content has the name since, or none, or a node has told more of the object at the store.
             self.ledger.lock().note_failed(manifest, "a conflict at the store", Instant::now());
             return Ok(());
         }

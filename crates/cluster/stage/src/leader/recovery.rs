@@ -11,7 +11,7 @@
 
 use super::nodes::NodeTable;
 use super::{DOMAINS, Leader, VALID_TIME};
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, closed_at};
 use crate::manifest::{BucketKey, Manifest, Phase};
 use crate::message::NodeFacts;
 use crate::peers::{TermFacts, TermRecord};
@@ -21,7 +21,7 @@ use spurline_types::Result;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// A node that does not answer at the begin of a term is asked for this long.
 const FENCE_TIME: Duration = Duration::from_secs(3);
@@ -171,7 +171,8 @@ fn build_leader(
         }
     }
     let told: BTreeSet<String> = fenced.keys().cloned().collect();
-    let ledger = build_ledger(merge_records(fenced), &told);
+    let mut ledger = build_ledger(merge_records(fenced), &told);
+    ledger.unheard_nodes = facts.nodes.keys().filter(|node| !told.contains(*node)).cloned().collect();
     let staged = ledger.entries.len();
     if staged > 0 {
         tracing::info!("{staged} staged files wait for their upload");
@@ -221,6 +222,7 @@ fn build_ledger(found: Vec<FoundRecord>, told: &BTreeSet<String>) -> Ledger {
     let mut ledger = Ledger::default();
     let mut by_name: BTreeMap<BucketKey, Vec<FoundRecord>> = BTreeMap::new();
     let mut ended: BTreeMap<BucketKey, (u64, u64)> = BTreeMap::new();
+    let mut uploaded: BTreeMap<BucketKey, Vec<String>> = BTreeMap::new();
     for record in found {
         let manifest = &record.manifest;
         if manifest.is_live() {
@@ -231,6 +233,7 @@ fn build_ledger(found: Vec<FoundRecord>, told: &BTreeSet<String>) -> Ledger {
             ledger.unsettled.insert(manifest.at.clone(), manifest.record.clone());
             let last = ended.entry(manifest.at.clone()).or_default();
             *last = manifest.place().max(*last);
+            uploaded.entry(manifest.at.clone()).or_default().push(manifest.mark.clone());
         }
         let manifest = record.into_manifest();
         ledger.end(&manifest, manifest.phase, []);
@@ -246,6 +249,8 @@ fn build_ledger(found: Vec<FoundRecord>, told: &BTreeSet<String>) -> Ledger {
             replaced.iter().chain([&manifest]).for_each(|manifest| ledger.end(manifest, Phase::Done, []));
             continue;
         }
+        // An object that was taken by one node only does not name those that were uploaded since.
+        manifest.begun.extend(uploaded.remove(&at).into_iter().flatten());
         for replaced in &replaced {
             manifest.begun.extend(replaced.begun.iter().cloned());
             manifest.begun.push(replaced.mark.clone());
@@ -263,13 +268,6 @@ fn build_ledger(found: Vec<FoundRecord>, told: &BTreeSet<String>) -> Ledger {
         ledger.end_replaced(&at);
     }
     ledger
-}
-
-/// The time of a close by this process's clock, from seconds since 1970.
-fn closed_at(closed_s: u64) -> Instant {
-    let now_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let age = Duration::from_secs(now_s.saturating_sub(closed_s));
-    Instant::now().checked_sub(age).unwrap_or_else(Instant::now)
 }
 
 #[cfg(test)]
