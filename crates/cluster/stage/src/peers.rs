@@ -172,7 +172,7 @@ pub struct TermFacts {
     /// one as long as all these answer, but for a failure domain.
     #[serde(default)]
     pub current: BTreeMap<String, u64>,
-    /// Those of the nodes that lack objects of a disk they had before: what such a node does not have may be staged all the same.
+    /// Those of the nodes that may lack objects that were staged there: nodes that the leader has not heard, and those with lost objects.
     #[serde(default)]
     pub lacking: BTreeSet<String>,
 }
