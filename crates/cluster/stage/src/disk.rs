@@ -7,14 +7,15 @@
 mod part_file;
 
 use crate::manifest::Manifest;
-
 use parking_lot::{Condvar, Mutex};
-use part_file::{NewPart, OpenPart, PART_CHUNK, TransferBuffers, disk_error, sync_folder};
-use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use part_file::{NewPart, OpenPart, TransferBuffers, disk_error, sync_folder};
+use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition, WriteTransaction};
 use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result};
-use std::collections::HashMap;
-use std::path::PathBuf;
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -24,11 +25,16 @@ const RECORDS_FILE: &str = "records.redb";
 /// Memory of the database's pages.
 const RECORD_PAGES: usize = 8 << 20;
 
-/// By record: the length of the manifest in four bytes, the manifest, and the bytes of a small object.
+/// In each folder: tells whether the disk of the folder is still the same.
+const FOLDER_FILE: &str = "folder-id";
+/// By record: the length of the manifest and the checksum of all that follows in four bytes each, the manifest, and the bytes of a small
+/// object.
 const OBJECTS_TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("objects");
 /// The key of the disk's identity among the facts.
 const IDENTITY: &str = "identity";
-/// The newest term by "term", and the identity.
+/// The begin of the keys of folders among the facts.
+const FOLDER: &str = "folder ";
+/// The newest term by "term", the identity, and the folders.
 const FACTS_TABLE: TableDefinition<'_, &str, u64> = TableDefinition::new("facts");
 
 /// A change of the records of a disk.
@@ -114,7 +120,7 @@ pub trait StageDisk: Send + Sync {
     /// # Errors
     /// `NotFound`, the disk's.
     fn read_inline(&self, record: &str) -> Result<Vec<u8>>;
-    /// A number that was drawn when the disk was empty: another one tells that everything was lost.
+    /// A number that was drawn when the disks were empty: another one tells that at least one disk was lost.
     ///
     /// # Errors
     /// The disk's.
@@ -155,13 +161,17 @@ fn no_record(record: &str) -> Error {
     Error::new(ErrorKind::NotFound, format!("no record of staged file {record}"))
 }
 
+fn damaged_record(record: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, format!("the record of staged file {record} has another checksum than was written"))
+}
+
 impl FolderDisk {
     /// Whether there are records of staged files below these folders.
     pub fn has_records(below: &[PathBuf]) -> bool {
-        below.first().is_some_and(|first| first.join(STAGE_FOLDER).join(RECORDS_FILE).exists())
+        below.iter().any(|folder| has_records(&folder.join(STAGE_FOLDER)))
     }
 
-    /// Opens or makes the folders `stage` below these folders. The records lie in the first.
+    /// Opens or makes the folders `stage` below these folders. The records lie in that one which was the first at the begin.
     ///
     /// # Errors
     /// The disk's; another process has the records open.
@@ -177,31 +187,35 @@ impl FolderDisk {
                 }
             }
         }
-        let Some(first) = folders.first() else {
+        let Some(place) = folders.iter().find(|folder| has_records(folder)).or(folders.first()) else {
             return Err(Error::new(ErrorKind::Invalid, "staged files need a cache disk"));
         };
-        let path = first.join(RECORDS_FILE);
+        let path = place.join(RECORDS_FILE);
         let database = Database::builder().set_cache_size(RECORD_PAGES).create(&path);
         let database =
             database.map_err(|error| Error::new(ErrorKind::Invalid, format!("{}: {error}", path.display())))?;
         let transaction = database.begin_write().map_err(database_error)?;
         transaction.open_table(OBJECTS_TABLE).map_err(database_error)?;
-        {
-            let mut facts = transaction.open_table(FACTS_TABLE).map_err(database_error)?;
-            let is_new = facts.get(IDENTITY).map_err(database_error)?.is_none();
-            if is_new {
-                facts.insert(IDENTITY, random()).map_err(database_error)?;
-            }
-        }
+        note_folders(&transaction, &folders)?;
         transaction.commit().map_err(database_error)?;
-        sync_folder(first)?;
+        sync_folder(place)?;
         Ok(FolderDisk { folders, database, queue: Mutex::default(), written: Condvar::new(), buffers: Arc::default() })
     }
 
-    /// The file of a part: its name decides the folder.
-    fn path_of(&self, part: &str) -> PathBuf {
+    /// The file of a new part: its name decides the folder.
+    fn new_path(&self, part: &str) -> PathBuf {
         let folder = crc32c::crc32c(part.as_bytes()) as usize % self.folders.len();
-        self.folders[folder].join(format!("{part}.part"))
+        part_path(&self.folders[folder], part)
+    }
+
+    /// The file of a part: a further name lies beside the first one, and there may be more folders than when the part was made.
+    fn path_of(&self, part: &str) -> PathBuf {
+        let path = self.new_path(part);
+        if self.folders.len() == 1 || path.exists() {
+            return path;
+        }
+        let mut others = self.folders.iter().map(|folder| part_path(folder, part));
+        others.find(|other| other.exists()).unwrap_or(path)
     }
 
     fn open_part(&self, name: &str) -> Result<OpenPart> {
@@ -220,9 +234,11 @@ impl FolderDisk {
                     RecordChange::Put(manifest, bytes) => {
                         let kept = match bytes {
                             Some(bytes) => bytes.clone(),
+                            // Readers find damaged bytes by the length.
                             None => {
                                 let found = objects.get(manifest.record.as_str()).map_err(database_error)?;
-                                found.map(|found| inline_of(found.value()).to_vec()).unwrap_or_default()
+                                let found = found.and_then(|found| Some(split_record(found.value())?.1.to_vec()));
+                                found.unwrap_or_default()
                             }
                         };
                         let record = record_of(manifest, &kept)?;
@@ -235,22 +251,71 @@ impl FolderDisk {
     }
 }
 
+fn has_records(folder: &Path) -> bool {
+    folder.join(RECORDS_FILE).exists()
+}
+
+fn part_path(folder: &Path, part: &str) -> PathBuf {
+    folder.join(format!("{part}.part"))
+}
+
+/// Compares the folders with those of the records: if one is lost, the disks have another identity.
+fn note_folders(transaction: &WriteTransaction, folders: &[PathBuf]) -> Result<()> {
+    let found: BTreeSet<String> = folders.iter().map(|folder| folder_key(folder)).collect::<Result<_>>()?;
+    let mut facts = transaction.open_table(FACTS_TABLE).map_err(database_error)?;
+    let mut lost = BTreeSet::new();
+    for fact in facts.iter().map_err(database_error)? {
+        let (key, _) = fact.map_err(database_error)?;
+        if key.value().starts_with(FOLDER) && !found.contains(key.value()) {
+            lost.insert(key.value().to_owned());
+        }
+    }
+    let is_new = facts.get(IDENTITY).map_err(database_error)?.is_none();
+    if is_new || !lost.is_empty() {
+        facts.insert(IDENTITY, random()).map_err(database_error)?;
+    }
+    if !lost.is_empty() {
+        tracing::warn!("{} folders with staged files are lost: other nodes send their files again", lost.len());
+    }
+    for key in &lost {
+        facts.remove(key.as_str()).map_err(database_error)?;
+    }
+    for key in &found {
+        facts.insert(key.as_str(), 0).map_err(database_error)?;
+    }
+    Ok(())
+}
+
+/// The key of a folder among the facts; a new folder gets one.
+fn folder_key(folder: &Path) -> Result<String> {
+    let path = folder.join(FOLDER_FILE);
+    let kept = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u64>().ok());
+    let id = kept.unwrap_or_else(random);
+    if kept.is_none() {
+        let written = File::create(&path).and_then(|mut file| {
+            writeln!(file, "{id}")?;
+            file.sync_all()
+        });
+        written.map_err(|error| disk_error(&path, &error))?;
+        sync_folder(folder)?;
+    }
+    Ok(format!("{FOLDER}{id}"))
+}
+
 fn record_of(manifest: &Manifest, bytes: &[u8]) -> Result<Vec<u8>> {
     let text = serde_json::to_vec(manifest).map_err(database_error)?;
-    let mut record = (text.len() as u32).to_le_bytes().to_vec();
-    record.extend_from_slice(&text);
-    record.extend_from_slice(bytes);
-    Ok(record)
+    let sum = crc32c::crc32c_append(crc32c::crc32c(&text), bytes);
+    Ok([&(text.len() as u32).to_le_bytes(), &sum.to_le_bytes(), &text[..], bytes].concat())
 }
 
-/// The two halves of a record.
-fn split_record(record: &[u8]) -> (&[u8], &[u8]) {
-    let Some((len, rest)) = record.split_first_chunk::<4>() else { return (&[], &[]) };
-    rest.split_at_checked(u32::from_le_bytes(*len) as usize).unwrap_or((rest, &[]))
-}
-
-fn inline_of(record: &[u8]) -> &[u8] {
-    split_record(record).1
+/// The two halves of a record; `None` if a byte is damaged.
+fn split_record(record: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = record.split_first_chunk::<4>()?;
+    let (sum, rest) = rest.split_first_chunk::<4>()?;
+    if crc32c::crc32c(rest).to_le_bytes() != *sum {
+        return None;
+    }
+    rest.split_at_checked(u32::from_le_bytes(*len) as usize)
 }
 
 impl PartWriter for NewPart {
@@ -265,7 +330,7 @@ impl PartWriter for NewPart {
 
 impl StageDisk for FolderDisk {
     fn begin_part(&self, name: &str) -> Result<Box<dyn PartWriter>> {
-        Ok(Box::new(NewPart::create(self.path_of(name), &self.buffers)?))
+        Ok(Box::new(NewPart::create(self.new_path(name), &self.buffers)?))
     }
 
     fn read_part(&self, name: &str, from: u64, out: &mut [u8]) -> Result<()> {
@@ -277,28 +342,28 @@ impl StageDisk for FolderDisk {
     }
 
     fn link_parts(&self, names: &[(String, String)]) -> Result<()> {
-        let mut touched: Vec<PathBuf> = Vec::new();
+        let mut touched: BTreeSet<PathBuf> = BTreeSet::new();
         for (old, new) in names {
             let from = self.path_of(old);
-            let to = self.path_of(new);
-            match std::fs::hard_link(&from, &to) {
+            let Some(folder) = from.parent() else { continue };
+            match std::fs::hard_link(&from, part_path(folder, new)) {
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-                // On another disk.
-                Err(error) if error.kind() == std::io::ErrorKind::CrossesDevices => self.copy_part(old, new)?,
                 linked => linked.map_err(|error| disk_error(&from, &error))?,
             }
-            touched
-                .extend(to.parent().filter(|parent| !touched.iter().any(|known| known == parent)).map(PathBuf::from));
+            touched.insert(folder.to_owned());
         }
         touched.iter().try_for_each(|folder| sync_folder(folder))
     }
 
     fn remove_part(&self, name: &str) -> Result<()> {
-        let path = self.path_of(name);
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(disk_error(&path, &error)),
-            _ => Ok(()),
+        for folder in &self.folders {
+            let path = part_path(folder, name);
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(disk_error(&path, &error)),
+                _ => {}
+            }
         }
+        Ok(())
     }
 
     fn parts(&self) -> Result<Vec<KeptPart>> {
@@ -348,7 +413,10 @@ impl StageDisk for FolderDisk {
         let mut found = HashMap::new();
         for record in objects.iter().map_err(database_error)? {
             let (mark, record) = record.map_err(database_error)?;
-            let (text, inline) = split_record(record.value());
+            let Some((text, inline)) = split_record(record.value()) else {
+                tracing::error!("the record of staged file {} is damaged: another node has to send that", mark.value());
+                continue;
+            };
             let manifest: Manifest = serde_json::from_slice(text).map_err(|error| {
                 let why = format!(
                     "the record of staged file {}: {error}; a newer release may have written this",
@@ -365,7 +433,9 @@ impl StageDisk for FolderDisk {
         let transaction = self.database.begin_read().map_err(database_error)?;
         let objects = transaction.open_table(OBJECTS_TABLE).map_err(database_error)?;
         let found = objects.get(record).map_err(database_error)?;
-        Ok(inline_of(found.ok_or_else(|| no_record(record))?.value()).to_vec())
+        let found = found.ok_or_else(|| no_record(record))?;
+        let (_, inline) = split_record(found.value()).ok_or_else(|| damaged_record(record))?;
+        Ok(inline.to_vec())
     }
 
     fn identity(&self) -> Result<u64> {
@@ -378,22 +448,6 @@ impl StageDisk for FolderDisk {
         let transaction = self.database.begin_read().map_err(database_error)?;
         let facts = transaction.open_table(FACTS_TABLE).map_err(database_error)?;
         Ok(facts.get("term").map_err(database_error)?.map_or(0, |term| term.value()))
-    }
-}
-
-impl FolderDisk {
-    fn copy_part(&self, old: &str, new: &str) -> Result<()> {
-        let part = self.open_part(old)?;
-        let mut copy = self.begin_part(new)?;
-        let mut at = 0;
-        let mut bytes = vec![0; PART_CHUNK as usize];
-        while at < part.len {
-            let bytes = &mut bytes[..(part.len - at).min(PART_CHUNK) as usize];
-            part.read(at, bytes)?;
-            copy.append(bytes)?;
-            at += bytes.len() as u64;
-        }
-        copy.finish()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Parts and records on a disk, also after a loss of power and with flipped bits.
 
+use super::part_file::PART_CHUNK;
 use super::*;
 use crate::manifest::Phase;
 use crate::manifest_samples::sample;
@@ -100,7 +101,8 @@ fn a_part_that_was_not_finished_is_gone() {
     let disk = folders.open();
     assert!(disk.parts().unwrap().is_empty());
     let left = folders.folders.iter().flat_map(|folder| std::fs::read_dir(folder.join("stage")).unwrap());
-    let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).filter(|name| name != "records.redb").collect();
+    let left = left.map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = left.filter(|name| name != RECORDS_FILE && name != FOLDER_FILE).collect();
     assert!(left.is_empty(), "{left:?}");
 }
 
@@ -140,7 +142,7 @@ fn a_further_name_outlives_the_first_one() {
     let folders = DiskFolders::new();
     let disk = folders.open();
     write_part(&disk, "old", b"bytes", 2);
-    // Other names may lie in the other folder.
+    // The usual folder of some names is the other one.
     let names: Vec<_> = (0..8).map(|number| ("old".to_owned(), format!("new-{number}"))).collect();
     disk.link_parts(&names).unwrap();
     disk.link_parts(&names).unwrap();
@@ -149,4 +151,60 @@ fn a_further_name_outlives_the_first_one() {
         assert_eq!(read_part(&disk, new, 0, 5).unwrap(), b"bytes");
     }
     assert_eq!(disk.link_parts(&names).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn parts_are_found_with_more_folders_and_in_another_order() {
+    let mut folders = DiskFolders::new();
+    let disk = folders.open();
+    let identity = disk.identity().unwrap();
+    let names: Vec<String> = (0..8).map(|number| format!("part-{number}")).collect();
+    names.iter().for_each(|name| write_part(&disk, name, b"bytes", 5));
+    let one = sample("a/one", "1", 1);
+    disk.change_records(vec![RecordChange::Put(Box::new(one.clone()), Some(b"one".to_vec()))]).unwrap();
+    drop(disk);
+    let further = folders.folders[0].with_file_name("three");
+    folders.folders.insert(0, further);
+    folders.folders.swap(1, 2);
+    assert!(FolderDisk::has_records(&folders.folders));
+    let disk = folders.open();
+    assert_eq!(disk.identity().unwrap(), identity, "no disk is lost");
+    assert_eq!(disk.manifests().unwrap(), [(one, 3)]);
+    for name in &names {
+        assert_eq!(read_part(&disk, name, 0, 5).unwrap(), b"bytes");
+        disk.remove_part(name).unwrap();
+    }
+    assert!(disk.parts().unwrap().is_empty());
+}
+
+#[test]
+fn a_lost_disk_is_told_by_another_identity() {
+    let folders = DiskFolders::new();
+    let identity = folders.open().identity().unwrap();
+    assert_eq!(folders.open().identity().unwrap(), identity);
+    std::fs::remove_dir_all(&folders.folders[1]).unwrap();
+    let other = folders.open().identity().unwrap();
+    assert_ne!(other, identity);
+    assert_eq!(folders.open().identity().unwrap(), other);
+}
+
+#[test]
+fn a_damaged_record_is_told_and_comes_again_from_another_node() {
+    let folders = DiskFolders::new();
+    let disk = folders.open();
+    let one = sample("a/one", "1", 1);
+    let put = RecordChange::Put(Box::new(one.clone()), Some(b"one".to_vec()));
+    disk.change_records(vec![put.clone()]).unwrap();
+    let transaction = disk.database.begin_write().unwrap();
+    {
+        let mut objects = transaction.open_table(OBJECTS_TABLE).unwrap();
+        let mut record = objects.get(one.record.as_str()).unwrap().unwrap().value().to_vec();
+        *record.last_mut().unwrap() ^= 1;
+        objects.insert(one.record.as_str(), record.as_slice()).unwrap();
+    }
+    transaction.commit().unwrap();
+    assert_eq!(disk.read_inline(&one.record).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert!(disk.manifests().unwrap().is_empty());
+    disk.change_records(vec![put]).unwrap();
+    assert_eq!(disk.read_inline(&one.record).unwrap(), b"one");
 }
