@@ -344,9 +344,16 @@ impl ObjectWriteBackend for StagedBackend {
             if size <= INLINE_MAX {
                 return self.commit(new, body.bytes()).await;
             }
-            let upload = StagedUpload::new(new.attributes.clone(), class);
-            new.pieces.push(self.place(&upload, body.pieces().to_vec()).await?);
-            self.commit(new, Bytes::new()).await
+            let upload = StagedUpload::of_call(new.attributes.clone(), class);
+            let committed = async {
+                new.pieces.push(self.place(&upload, body.pieces().to_vec()).await?);
+                self.commit(new, Bytes::new()).await
+            };
+            let committed = committed.await;
+            if committed.is_err() {
+                let _ = self.drop_upload(upload.id).await;
+            }
+            committed
         }
         .boxed()
     }
@@ -419,20 +426,7 @@ impl ObjectWriteBackend for StagedBackend {
     fn abort<'a>(&'a self, key: &'a str, upload: &'a str) -> BoxFuture<'a, Answer<()>> {
         async move {
             let Some(staged) = StagedUpload::from_id(upload)? else { return self.store()?.abort(key, upload).await };
-            self.run_apart(move |service| {
-                let shared = service.shared();
-                for node in service.holders() {
-                    // What stays is removed by its age.
-                    let _ = shared.ask(
-                        &node,
-                        &StageCall::DropUpload(staged.id.clone()),
-                        &[],
-                        crate::shared::STAGE_CALL_TIME,
-                    );
-                }
-                Ok(())
-            })
-            .await
+            self.drop_upload(staged.id).await
         }
         .boxed()
     }

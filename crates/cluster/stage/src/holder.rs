@@ -11,6 +11,7 @@ use crate::kept::KeptObjects;
 use crate::manifest::{Manifest, Phase};
 use crate::message::{Answer, NodeFacts, Reply, StageReply};
 use crate::peers::failure_of;
+use crate::shared::CALL_PART;
 use parking_lot::{Condvar, Mutex};
 use spurline_object_store::RequestFailure;
 use spurline_sys::random;
@@ -26,7 +27,7 @@ const ORPHAN_AGE: Duration = Duration::from_secs(24 * 3600);
 const PART_IDLE: Duration = Duration::from_secs(120);
 /// Manifests and their pieces in an answer.
 const LISTED_PIECES: usize = 2000;
-/// The parts of an object that was refused stay for this long.
+/// The parts of an object that was refused, and those of a call that has not named them, stay for this long.
 const LAPSE_TIME: Duration = Duration::from_secs(600);
 /// A call that was sent before a record ended may come this much later.
 const LATE_TIME: Duration = Duration::from_secs(3600);
@@ -47,7 +48,7 @@ struct HolderState {
     busy: HashMap<String, Vec<String>>,
     /// Records that are done and were not here: a call that was under way when they ended comes too late.
     ended: HashMap<String, Instant>,
-    /// Parts of objects that were refused.
+    /// Parts of objects that were refused, and of calls that have not named these yet.
     lapsing: HashMap<String, Instant>,
 }
 
@@ -59,6 +60,14 @@ impl HolderState {
     /// Whether a live manifest names the part, or one that is being written.
     fn is_named(&self, part: &String) -> bool {
         self.kept.is_named(part) || self.busy.values().any(|parts| parts.contains(part))
+    }
+
+    /// A part is here.
+    fn note_part(&mut self, part: &str, len: u64) {
+        self.kept.insert_part(part, len);
+        if part.starts_with(CALL_PART) && !self.kept.is_named(part) {
+            self.lapsing.insert(part.to_owned(), Instant::now());
+        }
     }
 
     /// Whether the holder keeps a later state of the record.
@@ -129,11 +138,9 @@ impl Holder {
         for (manifest, inline_bytes) in disk.manifests()? {
             kept.insert(manifest, inline_bytes);
         }
-        for part in disk.parts()? {
-            kept.insert_part(&part.name, part.len);
-        }
+        let parts = disk.parts()?;
         let identity = disk.identity()?;
-        let state = HolderState {
+        let mut state = HolderState {
             term: disk.term()?,
             kept,
             arriving: HashMap::new(),
@@ -141,6 +148,7 @@ impl Holder {
             ended: HashMap::new(),
             lapsing: HashMap::new(),
         };
+        parts.iter().for_each(|part| state.note_part(&part.name, part.len));
         Ok(Holder {
             name: name.to_owned(),
             domain: domain.to_owned(),
@@ -282,6 +290,11 @@ impl Holder {
                 let kept = state.kept.inline_bytes(&record);
                 let bytes = if brings_bytes { inline.len() as u64 } else { kept };
                 let bytes = if manifest.is_live() { bytes } else { 0 };
+                if manifest.is_live() {
+                    for part in state.kept.parts_of(&manifest) {
+                        state.lapsing.remove(&part);
+                    }
+                }
                 state.kept.insert(manifest, bytes);
                 drop(state);
                 self.end_parts(phase, old_parts)?;
@@ -408,7 +421,7 @@ impl Holder {
         Ok(())
     }
 
-    /// Removes the parts of objects that were refused, and not sent again.
+    /// Removes the parts of objects that were refused, and not sent again, and of calls that have ended.
     pub fn remove_lapsed(&self) {
         let now = Instant::now();
         let mut lapsed = Vec::new();
@@ -477,7 +490,7 @@ impl Holder {
         }
         let len = open.len;
         open.writer.finish().map_err(disk_failure)?;
-        self.state.lock().kept.insert_part(part, len);
+        self.state.lock().note_part(part, len);
         Ok(StageReply::Done.into())
     }
 
@@ -505,7 +518,7 @@ impl Holder {
         let mut state = self.state.lock();
         for (old, new) in names {
             let len = state.kept.part_len(old);
-            state.kept.insert_part(new, len);
+            state.note_part(new, len);
         }
         Ok(StageReply::Done.into())
     }
@@ -514,8 +527,12 @@ impl Holder {
     pub fn sweep(&self) {
         let Ok(parts) = self.disk.parts() else { return };
         let old = parts.into_iter().filter(|part| part.age >= ORPHAN_AGE).map(|part| part.name);
-        // Those that a manifest names stay.
-        let orphans: Vec<String> = old.filter(|part| !self.state.lock().is_named(part)).collect();
+        // Those that a manifest names stay, and those that a call may name.
+        let is_kept = |part: &String| {
+            let state = self.state.lock();
+            state.is_named(part) || state.lapsing.contains_key(part)
+        };
+        let orphans: Vec<String> = old.filter(|part| !is_kept(part)).collect();
         if !orphans.is_empty() {
             tracing::info!("{} parts of uploads that never ended are removed", orphans.len());
             let _ = self.remove_parts(&orphans);

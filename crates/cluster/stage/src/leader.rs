@@ -9,7 +9,7 @@ use crate::ledger::{Admitted, Ledger, UploadBase};
 use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, Piece, StageClass, StoreBase, staged_mark};
 use crate::message::{Answer, CopyCall, KnownName, NewObject, Reply, StageCall, StageReply, UnsavedList};
 use crate::peers::{TermFacts, TermRecord, no_leader, reply_of};
-use crate::shared::{STAGE_CALL_TIME, StageShared, new_name, stale, thread_ended};
+use crate::shared::{STAGE_CALL_TIME, StageShared, new_call_upload, new_name, stale, thread_ended};
 use nodes::NodeTable;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use spurline_object_store::{
@@ -194,11 +194,11 @@ impl Leader {
         let mark = new.attributes.mark().unwrap_or_else(new_name);
         let admitted = self.admit(&new.at, &new.condition, &mark, new.class)?;
         let UploadBase { base, begun, may_be_absent } = match admitted {
-            Admitted::Known(etag) => {
-                self.confirm(&new.at, &mark)?;
-                return Ok(etag);
-            }
             Admitted::New(base) => base,
+            Admitted::Known(etag) => match self.doubtful_base(&new.at, &mark) {
+                Some(base) => base,
+                None => return Ok(etag),
+            },
         };
         let holders = if new.pieces.is_empty() { self.choose_holders(new.class)? } else { holders_of(&new.pieces) };
         let order = self.next_order();
@@ -323,16 +323,17 @@ impl Leader {
         }
     }
 
-    /// A writer asks again for an object that an earlier leader has taken: only two failure domains make that an acknowledged one.
-    fn confirm(self: &Arc<Self>, at: &BucketKey, mark: &str) -> Answer<()> {
-        let doubtful = {
-            let ledger = self.ledger.lock();
-            let entry = ledger.entries.get(at).filter(|entry| entry.manifest.mark == mark && !entry.is_confirmed());
-            entry.map(|entry| (entry.manifest.clone(), entry.missing.union(&entry.unheard).cloned().collect()))
-        };
-        let Some((manifest, lacking)) = doubtful else { return Ok(()) };
-        let lacking: BTreeSet<String> = lacking;
-        self.heal_locked(&manifest, &lacking)
+    /// What the store may have under an object that a writer asks for again, and that an earlier leader has taken: `None` if two failure
+    /// domains are known to have that. Otherwise the object becomes a new record: a node that gives no answer may know that the earlier
+    /// record was withdrawn.
+    fn doubtful_base(&self, at: &BucketKey, mark: &str) -> Option<UploadBase> {
+        let ledger = self.ledger.lock();
+        let entry = ledger.entries.get(at).filter(|entry| entry.manifest.mark == mark && !entry.is_confirmed())?;
+        let Manifest { base, mut begun, may_be_absent, mark, .. } = entry.manifest.clone();
+        if entry.begun {
+            begun.push(mark);
+        }
+        Some(UploadBase { base, begun, may_be_absent })
     }
 
     fn next_order(&self) -> u64 {
@@ -652,25 +653,44 @@ impl Leader {
     ) -> Answer<String> {
         let mark = attributes.mark().unwrap_or_else(new_name);
         let admitted = self.admit(to, &condition, &mark, source.class)?;
-        if let Admitted::Known(etag) = admitted {
-            self.confirm(to, &mark)?;
+        if let Admitted::Known(etag) = admitted
+            && self.doubtful_base(to, &mark).is_none()
+        {
             return Ok(etag);
         }
-        let inline = if source.pieces.is_empty() { self.shared.read_manifest(source)?.to_vec() } else { Vec::new() };
-        let pieces = self.link_pieces(&source.pieces)?;
-        let class = source.class;
         let attributes = attributes.marked(&mark);
-        let new = NewObject { at: to.clone(), attributes, condition, class, size: source.size, pieces };
-        self.commit_locked(new, inline)
+        self.commit_copy(source, to.clone(), attributes, condition)
     }
 
-    /// The same bytes as other parts, at those holders that answer.
-    fn link_pieces(self: &Arc<Self>, pieces: &[Piece]) -> Answer<Vec<Piece>> {
+    /// Takes an object with the bytes of a staged one; the caller has locked the name.
+    fn commit_copy(
+        self: &Arc<Self>,
+        source: &Manifest,
+        at: BucketKey,
+        attributes: KeptAttributes,
+        condition: StoreBase,
+    ) -> Answer<String> {
+        let inline = if source.pieces.is_empty() { self.shared.read_manifest(source)?.to_vec() } else { Vec::new() };
+        let upload = new_call_upload();
+        let committed = self.link_pieces(&source.pieces, &upload).and_then(|pieces| {
+            let new = NewObject { at, attributes, condition, class: source.class, size: source.size, pieces };
+            self.commit_locked(new, inline)
+        });
+        if committed.is_err() {
+            // What stays at a node without an answer is removed by its age.
+            let call = StageCall::DropUpload(upload);
+            self.call_all(&holders_of(&source.pieces), &call, &[]);
+        }
+        committed
+    }
+
+    /// The same bytes as parts of another upload, at those holders that answer.
+    fn link_pieces(self: &Arc<Self>, pieces: &[Piece], upload: &str) -> Answer<Vec<Piece>> {
         let mut linked = pieces.to_vec();
         let mut names: HashMap<String, String> = HashMap::new();
         let mut at_nodes: HashMap<String, BTreeSet<(String, String)>> = HashMap::new();
         for slice in linked.iter_mut().flat_map(|piece| &mut piece.slices) {
-            let new = names.entry(slice.part.clone()).or_insert_with(new_name).clone();
+            let new = names.entry(slice.part.clone()).or_insert_with(|| format!("{upload}-{}", new_name())).clone();
             for node in &slice.holders {
                 at_nodes.entry(node.clone()).or_default().insert((slice.part.clone(), new.clone()));
             }

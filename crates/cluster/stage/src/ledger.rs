@@ -40,8 +40,10 @@ pub struct Entry {
     pub missing: BTreeSet<String>,
     /// Nodes of the manifest that have given no answer since the begin of the term.
     pub unheard: BTreeSet<String>,
-    /// Earlier objects of the name, which stay until this object is at two failure domains.
+    /// Earlier objects of the name, which stay until this object is at two failure domains with what the leader knows of these.
     pub replaced: Vec<Manifest>,
+    /// The nodes have the object without what the leader knows of earlier ones.
+    pub is_untold: bool,
     /// Scratch data whose node gives no answer: readers find nothing until the node is back.
     pub is_away: bool,
 }
@@ -50,6 +52,11 @@ impl Entry {
     /// Whether all nodes of the manifest are known to have the object.
     pub fn is_confirmed(&self) -> bool {
         self.missing.is_empty() && self.unheard.is_empty()
+    }
+
+    /// Whether nodes are to get the object, or more knowledge of earlier ones.
+    pub fn is_wounded(&self) -> bool {
+        !self.missing.is_empty() || self.is_untold && self.unheard.is_empty()
     }
 
     /// Whether readers find no object of the name.
@@ -125,7 +132,7 @@ pub struct Ledger {
     pub unsettled: HashMap<BucketKey, String>,
     /// Nodes that have not told in this term what they keep.
     pub unheard_nodes: BTreeSet<String>,
-    /// Entries may lack a copy.
+    /// Entries may be wounded.
     pub has_missing: bool,
     saved: BTreeMap<BucketKey, SavedName>,
     saved_order: VecDeque<(BucketKey, String)>,
@@ -207,6 +214,13 @@ impl Ledger {
 
     /// Takes an object; the object before is done unless its upload is under way.
     pub fn enter(&mut self, manifest: Manifest, closed: Instant, begun: bool) {
+        let Some(before) = self.put_entry(manifest, closed, begun) else { return };
+        let before = self.leave_to_job(before);
+        before.iter().for_each(|before| self.end(before, Phase::Done, []));
+    }
+
+    /// Gives an object the name; the entry before.
+    fn put_entry(&mut self, manifest: Manifest, closed: Instant, begun: bool) -> Option<Entry> {
         let at = manifest.at.clone();
         self.saved.remove(&at);
         if manifest.class == StageClass::Staged {
@@ -221,19 +235,25 @@ impl Ledger {
             missing: BTreeSet::new(),
             unheard: BTreeSet::new(),
             replaced: Vec::new(),
+            is_untold: false,
             is_away: false,
         };
         let before = self.take_entry(&at);
         if let Some(aged) = self.aged(entry.manifest.class) {
             aged.add(entry.closed, &at, entry.manifest.size);
         }
-        self.entries.insert(at.clone(), entry);
-        let Some(before) = before else { return };
-        before.replaced.iter().for_each(|replaced| self.end(replaced, Phase::Done, []));
-        match self.uploading.get_mut(&at).filter(|job| job.record == before.manifest.record) {
-            Some(job) => job.replaced = Some(before.manifest),
-            None => self.end(&before.manifest, Phase::Done, []),
+        self.entries.insert(at, entry);
+        before
+    }
+
+    /// The objects of an entry that has lost its name, without the one whose upload is under way: that one ends with the upload.
+    fn leave_to_job(&mut self, before: Entry) -> Vec<Manifest> {
+        let Entry { manifest, mut replaced, .. } = before;
+        match self.uploading.get_mut(&manifest.at).filter(|job| job.record == manifest.record) {
+            Some(job) => job.replaced = Some(manifest),
+            None => replaced.push(manifest),
         }
+        replaced
     }
 
     fn aged(&mut self, class: StageClass) -> Option<&mut AgedObjects> {
@@ -286,9 +306,10 @@ impl Ledger {
         late
     }
 
-    /// Earlier objects of the name are done, if two failure domains have the newest.
+    /// Earlier objects of the name are done, if two failure domains have the newest, with what the leader knows of these.
     pub fn end_replaced(&mut self, at: &BucketKey) {
-        let Some(entry) = self.entries.get_mut(at).filter(|entry| entry.is_confirmed()) else { return };
+        let is_kept = |entry: &&mut Entry| entry.is_confirmed() && !entry.is_untold;
+        let Some(entry) = self.entries.get_mut(at).filter(is_kept) else { return };
         let replaced = std::mem::take(&mut entry.replaced);
         replaced.iter().for_each(|replaced| self.end(replaced, Phase::Done, []));
     }
@@ -324,37 +345,33 @@ impl Ledger {
             manifest.former.push(node.to_owned());
         }
         let at = manifest.at.clone();
-        let before = self.entries.get(&at).map(|entry| entry.manifest.clone());
-        match before {
-            Some(before) if before.place() > manifest.place() => return self.note_replaced(&manifest),
+        match self.entries.get(&at).map(|entry| &entry.manifest) {
+            Some(newer) if newer.place() > manifest.place() => return self.note_replaced(manifest),
             None if is_old => return self.end(&manifest, Phase::Done, []),
-            Some(before) => {
-                manifest.begun.extend(before.begun);
-                manifest.begun.push(before.mark);
-            }
+            Some(before) => manifest.absorb(before),
             None => {}
         }
         let others: Vec<String> = manifest.nodes().filter(|holder| *holder != node).map(str::to_owned).collect();
         let closed = closed_at(manifest.closed_s);
-        self.enter(manifest, closed, true);
+        let before = self.put_entry(manifest, closed, true);
+        let is_untold = before.is_some();
+        let replaced = before.map(|before| self.leave_to_job(before)).unwrap_or_default();
         if let Some(entry) = self.entries.get_mut(&at) {
             (entry.missing, entry.unheard) = others.into_iter().partition(|other| has_told(other));
+            entry.is_untold = is_untold;
+            entry.replaced = replaced;
             self.has_missing = true;
         }
     }
 
-    /// Ends an object that a node has brought back, and that a later object of the name has replaced without this leader's knowledge.
-    fn note_replaced(&mut self, manifest: &Manifest) {
+    /// Notes an object that a node has brought back, and that a later object of the name has replaced without this leader's knowledge.
+    fn note_replaced(&mut self, manifest: Manifest) {
         if let Some(entry) = self.entries.get_mut(&manifest.at) {
-            let newest = &mut entry.manifest;
-            newest.begun.extend(manifest.begun.iter().cloned());
-            newest.begun.push(manifest.mark.clone());
-            if newest.base == StoreBase::Version(manifest.etag()) {
-                newest.base = manifest.base.clone();
-                newest.may_be_absent |= manifest.may_be_absent;
-            }
+            entry.manifest.absorb(&manifest);
+            entry.replaced.push(manifest);
+            entry.is_untold = true;
+            self.has_missing = true;
         }
-        self.end(manifest, Phase::Done, []);
     }
 
     /// The nodes that lack an object.

@@ -252,6 +252,19 @@ impl Manifest {
         self.former.retain(|other| other != node);
     }
 
+    /// Takes over the knowledge of an earlier object of the name: the store may have that, or what that was to replace.
+    pub fn absorb(&mut self, earlier: &Manifest) {
+        for mark in earlier.begun.iter().chain([&earlier.mark]) {
+            if !self.begun.contains(mark) {
+                self.begun.push(mark.clone());
+            }
+        }
+        if self.base == StoreBase::Version(earlier.etag()) {
+            self.base = earlier.base.clone();
+            self.may_be_absent |= earlier.may_be_absent;
+        }
+    }
+
     /// The parts that a node has.
     pub fn parts_at<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Slice> {
         let slices = self.pieces.iter().flat_map(|piece| &piece.slices);

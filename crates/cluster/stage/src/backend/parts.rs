@@ -4,7 +4,7 @@ use super::{StagedBackend, time_at};
 use crate::manifest::{KeptAttributes, Manifest, Piece, Slice, StageClass, staged_mark};
 use crate::message::{Answer, KnownName, StageCall};
 use crate::service::StageService;
-use crate::shared::{STAGE_CALL_TIME, new_name, thread_ended};
+use crate::shared::{STAGE_CALL_TIME, new_call_upload, new_name, thread_ended};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,11 @@ impl StagedUpload {
     /// A new upload.
     pub fn new(attributes: KeptAttributes, class: StageClass) -> StagedUpload {
         StagedUpload { id: new_name(), attributes, class }
+    }
+
+    /// The upload of a single call.
+    pub fn of_call(attributes: KeptAttributes, class: StageClass) -> StagedUpload {
+        StagedUpload { id: new_call_upload(), attributes, class }
     }
 
     /// The id by which the writer names the upload.
@@ -158,6 +163,19 @@ impl StagedBackend {
     pub(super) async fn place(&self, upload: &StagedUpload, pieces: Vec<Bytes>) -> Answer<Piece> {
         let upload = upload.clone();
         self.run_apart(move |service| service.place_part(&upload, &pieces)).await
+    }
+
+    /// Removes the parts of an upload that no manifest names.
+    pub(super) async fn drop_upload(&self, id: String) -> Answer<()> {
+        self.run_apart(move |service| {
+            let call = StageCall::DropUpload(id);
+            for node in service.holders() {
+                // What stays is removed by its age.
+                let _ = service.shared().ask(&node, &call, &[], STAGE_CALL_TIME);
+            }
+            Ok(())
+        })
+        .await
     }
 
     /// Bytes of a staged object, read as they are asked for.

@@ -3,7 +3,8 @@
 
 use super::recovery::missing_domains;
 use super::{DOMAINS, Leader, VALID_TIME, holders_of};
-use crate::manifest::{BucketKey, Manifest, Phase, StageClass};
+use crate::ledger::Entry;
+use crate::manifest::{Manifest, Phase, StageClass};
 use crate::message::{Answer, NodeFacts, Reply, StageCall, StageReply};
 use crate::peers::TermFacts;
 use crate::shared::STAGE_CALL_TIME;
@@ -432,8 +433,6 @@ impl Leader {
         }
         ledger.has_missing = true;
         ledger.unheard_nodes.remove(node);
-        let names: Vec<BucketKey> = ledger.entries.keys().cloned().collect();
-        names.iter().for_each(|at| ledger.end_replaced(at));
         drop(ledger);
         if !old.is_empty() {
             self.order(node, &StageCall::Forget { term: self.term, records: old }, &[])?;
@@ -459,12 +458,12 @@ impl Leader {
             if lost.is_empty() && !ledger.has_missing {
                 return;
             }
-            ledger.has_missing = ledger.entries.values().any(|entry| !entry.missing.is_empty());
+            ledger.has_missing = ledger.entries.values().any(Entry::is_wounded);
             let entries = ledger.entries.values().filter(|entry| !entry.is_away || entry.manifest.nodes().any(is_gone));
             let lacking = entries.filter_map(|entry| {
                 let lost = lost.iter().filter(|node| entry.manifest.is_at(node));
                 let lacking: BTreeSet<String> = lost.chain(&entry.missing).cloned().collect();
-                (!lacking.is_empty()).then(|| (entry.manifest.clone(), lacking))
+                (!lacking.is_empty() || entry.is_wounded()).then(|| (entry.manifest.clone(), lacking))
             });
             lacking.collect()
         };
@@ -523,6 +522,8 @@ impl Leader {
         entry.manifest.holders = told.into_iter().collect();
         entry.missing.clear();
         entry.unheard.clear();
+        entry.is_untold = false;
+        ledger.end_replaced(&manifest.at);
         Ok(())
     }
 
@@ -561,6 +562,12 @@ impl Leader {
         healed.phase = entry.manifest.phase.max(healed.phase);
         healed.former =
             healed.former.iter().chain(&entry.manifest.former).cloned().collect::<BTreeSet<_>>().into_iter().collect();
+        // A node may have told of earlier objects meanwhile.
+        let now = &entry.manifest;
+        entry.is_untold = now.base != healed.base || now.begun != healed.begun;
+        healed.base = now.base.clone();
+        healed.begun.clone_from(&now.begun);
+        healed.may_be_absent = now.may_be_absent;
         entry.manifest = healed;
         entry.missing.clear();
         entry.unheard.retain(|node| entry.manifest.is_at(node) && !lacking.contains(node));

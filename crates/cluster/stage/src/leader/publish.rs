@@ -3,7 +3,7 @@
 
 use super::{Leader, is_mark_of};
 use crate::manifest::{BucketKey, Manifest, Phase, Piece, StoreBase, staged_mark};
-use crate::message::{Answer, NewObject, StageCall};
+use crate::message::{Answer, StageCall};
 use crate::peers::no_holder;
 use crate::shared::{text_of, thread_ended};
 use spurline_object_store::{
@@ -330,17 +330,8 @@ impl Leader {
             return Ok(());
         }
         let at = BucketKey::new(&manifest.at.bucket, &key);
-        let inline =
-            if manifest.pieces.is_empty() { self.shared.read_manifest(manifest)?.to_vec() } else { Vec::new() };
-        let new = NewObject {
-            at,
-            attributes: manifest.attributes.marked(&mark),
-            condition: StoreBase::Absent,
-            class: manifest.class,
-            size: manifest.size,
-            pieces: self.link_pieces(&manifest.pieces)?,
-        };
-        self.commit(new, inline)?;
+        let _copy_lock = self.lock_name(&at, deadline)?;
+        self.commit_copy(manifest, at.clone(), manifest.attributes.marked(&mark), StoreBase::Absent)?;
         self.shared.stats.stage.conflicts.add(1);
         let told = self.settle_saved(manifest);
         let mut ledger = self.ledger.lock();

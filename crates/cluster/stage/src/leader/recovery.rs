@@ -250,11 +250,10 @@ fn build_ledger(found: Vec<FoundRecord>, told: &BTreeSet<String>) -> Ledger {
             continue;
         }
         // An object that was taken by one node only does not name those that were uploaded since.
-        manifest.begun.extend(uploaded.remove(&at).into_iter().flatten());
-        for replaced in &replaced {
-            manifest.begun.extend(replaced.begun.iter().cloned());
-            manifest.begun.push(replaced.mark.clone());
-        }
+        let uploaded = uploaded.remove(&at).unwrap_or_default();
+        let is_untold = !(uploaded.is_empty() && replaced.is_empty());
+        manifest.begun.extend(uploaded);
+        replaced.iter().rev().for_each(|earlier| manifest.absorb(earlier));
         let lacking: Vec<String> = manifest.nodes().filter(|node| !nodes.contains(*node)).map(str::to_owned).collect();
         let closed = closed_at(manifest.closed_s);
         ledger.enter(manifest, closed, true);
@@ -263,9 +262,9 @@ fn build_ledger(found: Vec<FoundRecord>, told: &BTreeSet<String>) -> Ledger {
             entry.missing = missing;
             entry.unheard = unheard;
             entry.replaced = replaced;
+            entry.is_untold = is_untold;
         }
         ledger.has_missing = true;
-        ledger.end_replaced(&at);
     }
     ledger
 }

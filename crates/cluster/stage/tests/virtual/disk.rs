@@ -120,14 +120,17 @@ impl MemDisk {
         self.state.lock().records.values().any(|(manifest, _)| manifest.mark == mark)
     }
 
-    /// Leftovers: manifests that are not done, parts that a manifest had.
+    /// Leftovers: manifests that are not done, parts that a manifest had, and parts of calls.
     pub fn leftovers(&self) -> Vec<String> {
         let state = self.state.lock();
         let records = state.records.values().filter(|(manifest, _)| is_live(manifest));
         let records = records.map(|(manifest, _)| {
             format!("{}: '{}' with mark {:.6} is {:?}", self.node, manifest.at.key, manifest.mark, manifest.phase)
         });
-        let parts = state.parts.keys().filter(|part| state.named.contains(*part) && !state.withdrawn.contains(*part));
+        let is_left = |part: &&String| {
+            part.starts_with("call-") || state.named.contains(*part) && !state.withdrawn.contains(*part)
+        };
+        let parts = state.parts.keys().filter(is_left);
         let parts = parts.map(|part| format!("{}: part {part}", self.node));
         records.chain(parts).collect()
     }

@@ -21,8 +21,8 @@ const CALM_TIME: Duration = Duration::from_secs(25);
 const SETTLE_SECONDS: u32 = 20;
 /// Everything is at the store at this time after all trouble.
 const DRAIN_TIME: Duration = Duration::from_secs(600);
-/// The ends of objects reach all holders.
-const END_TIME: Duration = Duration::from_secs(90);
+/// The ends of objects reach all holders, and the parts of calls that have ended lapse.
+const END_TIME: Duration = Duration::from_secs(700);
 
 struct StageScript<'a> {
     cluster: &'a StageCluster,
