@@ -267,11 +267,13 @@ impl Holder {
             }
             match state.kept.manifest(&record) {
                 None if brings_bytes => self.check_space(&state, inline.len() as u64)?,
-                Some(known) if !manifest.is_live() => {
-                    old_parts = state.kept.parts_of(known);
-                    old_parts.extend(parts.iter().cloned());
-                }
-                _ => {}
+                known => old_parts.extend(known.into_iter().flat_map(|known| state.kept.parts_of(known))),
+            }
+            if manifest.is_live() {
+                // Another node has the parts in the place of this node, or the removal needs no bytes.
+                old_parts.retain(|part| !parts.contains(part));
+            } else {
+                old_parts.extend(parts.iter().cloned());
             }
             if manifest.is_live() {
                 state.busy.insert(record.clone(), parts);
@@ -424,15 +426,16 @@ impl Holder {
     /// Removes the parts of objects that were refused, and not sent again, and of calls that have ended.
     pub fn remove_lapsed(&self) {
         let now = Instant::now();
-        let mut lapsed = Vec::new();
-        self.state.lock().lapsing.retain(|part, since| {
-            let ends = now.saturating_duration_since(*since) >= LAPSE_TIME;
-            if ends {
-                lapsed.push(part.clone());
-            }
-            !ends
-        });
-        let _ = self.remove_parts(&lapsed);
+        let is_due = |since: &Instant| now.saturating_duration_since(*since) >= LAPSE_TIME;
+        let lapsed: Vec<String> = {
+            let state = self.state.lock();
+            let due = state.lapsing.iter().filter(|(_, since)| is_due(since));
+            due.map(|(part, _)| part.clone()).collect()
+        };
+        // After a failure of the disk the next call tries again.
+        if self.remove_parts(&lapsed).is_ok() {
+            self.state.lock().lapsing.retain(|_, since| !is_due(since));
+        }
     }
 
     /// Removes parts that no live manifest names: an object that was sent again has the parts of the first attempt.
