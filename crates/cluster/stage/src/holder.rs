@@ -272,11 +272,9 @@ impl Holder {
             if manifest.is_live() {
                 // Another node has the parts in the place of this node, or the removal needs no bytes.
                 old_parts.retain(|part| !parts.contains(part));
-            } else {
-                old_parts.extend(parts.iter().cloned());
-            }
-            if manifest.is_live() {
                 state.busy.insert(record.clone(), parts);
+            } else {
+                old_parts.extend(parts);
             }
         }
         let bytes = if brings_bytes { Some(inline.to_vec()) } else { (!manifest.is_live()).then(Vec::new) };
@@ -426,16 +424,15 @@ impl Holder {
     /// Removes the parts of objects that were refused, and not sent again, and of calls that have ended.
     pub fn remove_lapsed(&self) {
         let now = Instant::now();
-        let is_due = |since: &Instant| now.saturating_duration_since(*since) >= LAPSE_TIME;
-        let lapsed: Vec<String> = {
-            let state = self.state.lock();
-            let due = state.lapsing.iter().filter(|(_, since)| is_due(since));
-            due.map(|(part, _)| part.clone()).collect()
-        };
-        // After a failure of the disk the next call tries again.
-        if self.remove_parts(&lapsed).is_ok() {
-            self.state.lock().lapsing.retain(|_, since| !is_due(since));
-        }
+        let mut lapsed = Vec::new();
+        self.state.lock().lapsing.retain(|part, since| {
+            let ends = now.saturating_duration_since(*since) >= LAPSE_TIME;
+            if ends {
+                lapsed.push(part.clone());
+            }
+            !ends
+        });
+        let _ = self.remove_parts(&lapsed);
     }
 
     /// Removes parts that no live manifest names: an object that was sent again has the parts of the first attempt.
@@ -454,7 +451,12 @@ impl Holder {
             if let Err(error) = self.disk.remove_part(&part) {
                 removed.push((part, len));
                 let mut state = self.state.lock();
-                removed.iter().for_each(|(part, len)| state.kept.insert_part(part, *len));
+                let now = Instant::now();
+                for (part, len) in removed {
+                    state.kept.insert_part(&part, len);
+                    // Nothing may name the part any more.
+                    state.lapsing.insert(part, now);
+                }
                 return Err(disk_failure(error));
             }
         }
