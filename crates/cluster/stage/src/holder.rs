@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use spurline_object_store::RequestFailure;
 use spurline_sys::random;
 use spurline_types::{Error, ErrorKind, Result};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -440,18 +440,28 @@ impl Holder {
         if parts.is_empty() {
             return Ok(());
         }
-        let mut removed: Vec<(String, u64)> = {
+        let now = Instant::now();
+        let mut removed: Vec<(String, u64)> = Vec::new();
+        {
             let mut state = self.state.lock();
-            let unnamed: Vec<String> = parts.iter().filter(|part| !state.is_named(part)).cloned().collect();
-            // Here first: a manifest that comes now is refused.
-            let lens: Vec<u64> = unnamed.iter().map(|part| state.kept.remove_part(part)).collect();
-            unnamed.into_iter().zip(lens).collect()
-        };
+            for part in parts.iter().collect::<BTreeSet<_>>() {
+                if state.kept.is_named(part) {
+                    continue;
+                }
+                if state.is_named(part) {
+                    // The manifest that is being written may fail.
+                    state.lapsing.insert(part.clone(), now);
+                    continue;
+                }
+                // Here first: a manifest that comes now is refused.
+                let len = state.kept.remove_part(part);
+                removed.push((part.clone(), len));
+            }
+        }
         while let Some((part, len)) = removed.pop() {
             if let Err(error) = self.disk.remove_part(&part) {
                 removed.push((part, len));
                 let mut state = self.state.lock();
-                let now = Instant::now();
                 for (part, len) in removed {
                     state.kept.insert_part(&part, len);
                     // Nothing may name the part any more.
