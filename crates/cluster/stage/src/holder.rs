@@ -529,7 +529,12 @@ impl Holder {
 
     /// Gives parts a further name each.
     pub fn link_parts(&self, names: &[(String, String)]) -> Answer<Reply> {
-        self.disk.link_parts(names).map_err(disk_failure)?;
+        if let Err(error) = self.disk.link_parts(names) {
+            // Some may have been made.
+            let new: Vec<String> = names.iter().map(|(_, new)| new.clone()).collect();
+            self.remove_parts(&new)?;
+            return Err(disk_failure(error));
+        }
         let mut state = self.state.lock();
         for (old, new) in names {
             let len = state.kept.part_len(old);

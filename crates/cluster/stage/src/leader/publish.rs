@@ -366,6 +366,10 @@ impl Leader {
                 }
             }
         }
+        // A node that gives no answer may bring an earlier object of the name back.
+        if !self.is_complete.load(Ordering::Acquire) {
+            return;
+        }
         let by_node = {
             let mut ledger = self.ledger.lock();
             let by_node = ledger.ended.take_told();

@@ -127,11 +127,17 @@ impl MemDisk {
         let records = records.map(|(manifest, _)| {
             format!("{}: '{}' with mark {:.6} is {:?}", self.node, manifest.at.key, manifest.mark, manifest.phase)
         });
-        let is_left = |part: &&String| {
+        let parts = state.parts.iter().filter(|(part, _)| {
             part.starts_with("call-") || state.named.contains(*part) && !state.withdrawn.contains(*part)
-        };
-        let parts = state.parts.keys().filter(is_left);
-        let parts = parts.map(|part| format!("{}: part {part}", self.node));
+        });
+        let parts = parts.map(|(part, kept)| {
+            let is_done = state.named.contains(part);
+            format!(
+                "{}: part {part}, made {:?} ago, of an object that is done: {is_done}",
+                self.node,
+                kept.made.elapsed()
+            )
+        });
         records.chain(parts).collect()
     }
 

@@ -185,7 +185,17 @@ impl StageModel {
     }
 
     pub fn acknowledge(&self, change: ChangeNumber) {
-        self.end(change, ChangeEnd::Acknowledged(Instant::now()));
+        let is_doubtful = self.follows_doubt(change);
+        self.end(change, if is_doubtful { ChangeEnd::Doubtful } else { ChangeEnd::Acknowledged(Instant::now()) });
+    }
+
+    /// Whether a change replaces or removes the object of a doubtful one: the store may have another.
+    fn follows_doubt(&self, change: ChangeNumber) -> bool {
+        let state = self.state.lock();
+        let changes = &state.keys[change.key].changes;
+        let Some(WriteCondition::Version(etag)) = state.conditions.get(&changes[change.at].mark) else { return false };
+        let FoundObject::Marked(before) = found_by_etag(etag) else { return false };
+        changes.iter().any(|other| other.mark == before && other.end == ChangeEnd::Doubtful && !other.is_settled)
     }
 
     /// As [`Self::acknowledge`], for a change whose condition was chosen at this time, while the store gave no answers.

@@ -442,6 +442,7 @@ impl<'a> StageProgram<'a> {
         let mark = self.new_mark();
         let change = self.model.begin(key, &mark, None);
         let condition = WriteCondition::Version(etag);
+        self.model.note_condition(&mark, &condition);
         let removed = self.repeat(&format!("remove {} {condition:?}", KEYS[key]), async |backend: &StagedBackend| {
             backend.delete(KEYS[key], &condition).await
         });
