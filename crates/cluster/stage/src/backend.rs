@@ -426,7 +426,12 @@ impl ObjectWriteBackend for StagedBackend {
     fn abort<'a>(&'a self, key: &'a str, upload: &'a str) -> BoxFuture<'a, Answer<()>> {
         async move {
             let Some(staged) = StagedUpload::from_id(upload)? else { return self.store()?.abort(key, upload).await };
-            self.drop_upload(staged.id).await
+            // The group may have taken the object although the writer got no answer.
+            match self.find(key).await {
+                Ok(KnownName::Object(manifest)) if Some(&manifest.mark) == staged.attributes.mark().as_ref() => Ok(()),
+                Ok(_) => self.drop_upload(staged.id).await,
+                Err(_) => Ok(()),
+            }
         }
         .boxed()
     }

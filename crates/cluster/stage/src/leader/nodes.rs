@@ -380,6 +380,16 @@ impl Leader {
     /// Has a node that is new or was away follow this term, and forget what others know to be done.
     fn welcome(self: &Arc<Self>, node: &str) -> Answer<()> {
         let (_, manifests) = self.shared.fence(node, self.term)?;
+        let old = self.note_records(node, manifests);
+        if !old.is_empty() {
+            self.order(node, &StageCall::Forget { term: self.term, records: old }, &[])?;
+        }
+        self.ledger.lock().unheard_nodes.remove(node);
+        Ok(())
+    }
+
+    /// Compares the records of a node with those of others; the records that the node is to forget.
+    pub(super) fn note_records(&self, node: &str, manifests: Vec<Manifest>) -> Vec<String> {
         let mut old = Vec::new();
         let mut ledger = self.ledger.lock();
         let mut found: BTreeSet<String> = BTreeSet::new();
@@ -432,12 +442,7 @@ impl Leader {
             }
         }
         ledger.has_missing = true;
-        ledger.unheard_nodes.remove(node);
-        drop(ledger);
-        if !old.is_empty() {
-            self.order(node, &StageCall::Forget { term: self.term, records: old }, &[])?;
-        }
-        Ok(())
+        old
     }
 
     /// Gives objects of lost nodes further holders, until the term is over.
@@ -527,9 +532,23 @@ impl Leader {
         Ok(())
     }
 
+    /// Has nodes that lack an object keep the record, if they have the parts: a call that ended early has not told them. Returns the others.
+    fn tell_missing(self: &Arc<Self>, manifest: &Manifest, lacking: &BTreeSet<String>) -> BTreeSet<String> {
+        if manifest.pieces.is_empty() {
+            return lacking.clone();
+        }
+        let answering: Vec<String> = lacking.iter().filter(|node| !self.nodes.is_silent(node)).cloned().collect();
+        let call = StageCall::Hold { term: self.term, manifest: Box::new(manifest.clone()) };
+        let results = self.call_all(&answering, &call, &[]);
+        let told: BTreeSet<String> =
+            results.into_iter().filter(|(_, held)| held.is_ok()).map(|(node, _)| node).collect();
+        lacking.difference(&told).cloned().collect()
+    }
+
     /// Gives an object further holders in the place of those that lack it; the caller has locked the name.
     pub(super) fn heal_locked(self: &Arc<Self>, manifest: &Manifest, lacking: &BTreeSet<String>) -> Answer<()> {
         let _in_flight = self.note_in_flight(&manifest.record);
+        let lacking = &self.tell_missing(manifest, lacking);
         let mut healed = self.replace_holders(manifest, lacking, &BTreeSet::new(), false)?;
         healed.revision += 1;
         healed.former.extend(lacking.iter().filter(|node| !healed.is_at(node)).cloned().collect::<Vec<_>>());

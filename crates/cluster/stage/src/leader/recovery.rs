@@ -5,7 +5,7 @@
 //! |---|---|
 //! | in phase `Done` or `Withdrawn` at any node | is done |
 //! | with a later record of the same name, unless the latter was withdrawn | was replaced |
-//! | at a node only that no leader has compared with others since, while these answer | is not taken |
+//! | at a node only that no leader has compared with others since | is not taken, unless two domains are away |
 //! | at a node that a newer state of the record does not name, for a further copy was under way | is at that node, too |
 //! | any other | is staged, also if a single node has the record: the writer got no answer, or two domains are away |
 
@@ -20,7 +20,7 @@ use parking_lot::{Condvar, Mutex};
 use spurline_types::Result;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// A node that does not answer at the begin of a term is asked for this long.
@@ -58,7 +58,7 @@ pub fn take_over(
     }
     tracing::info!("this node keeps the order of staged files (term {})", facts.term);
     let begun = Instant::now();
-    let mut fenced = fence_all(shared, &facts, is_last_resort);
+    let fenced = fence_all(shared, &facts, is_last_resort);
     let has_told = |node: &str| fenced.get(node).is_some_and(|known| is_current(&facts, node, known));
     let is_any_silent = !facts.nodes.keys().all(|node| fenced.contains_key(node));
     if !is_last_resort && before.term > 0 && is_any_silent && missing_domains(&facts, has_told).len() >= DOMAINS {
@@ -77,8 +77,15 @@ pub fn take_over(
         // That leader is the one of the registry, or an earlier one if that one never began.
         std::thread::sleep((VALID_TIME + FENCE_PAUSE).saturating_sub(begun.elapsed()));
     }
-    fenced.retain(|node, known| is_current(&facts, node, known));
-    Ok(Some(build_leader(shared, record, instance, &facts, fenced)))
+    let (current, others): (HashMap<_, _>, HashMap<_, _>) =
+        fenced.into_iter().partition(|(node, known)| is_current(&facts, node, known));
+    let leader = build_leader(shared, record, instance, &facts, current);
+    if !leader.is_complete.load(Ordering::Acquire) {
+        for (node, known) in others {
+            leader.note_records(&node, known.manifests);
+        }
+    }
+    Ok(Some(leader))
 }
 
 /// Whether an earlier leader has compared the node with others, and the node has the same disks since.
