@@ -27,7 +27,7 @@ const RECORD_PAGES: usize = 8 << 20;
 
 /// In each folder: tells whether the disk of the folder is still the same.
 const FOLDER_FILE: &str = "folder-id";
-/// By record: the length of the manifest and the checksum of all that follows in four bytes each, the manifest, and the bytes of a small
+/// By record: the checksum of all that follows and the length of the manifest in four bytes each, the manifest, and the bytes of a small
 /// object.
 const OBJECTS_TABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("objects");
 /// The key of the disk's identity among the facts.
@@ -120,7 +120,12 @@ pub trait StageDisk: Send + Sync {
     /// # Errors
     /// `NotFound`, the disk's.
     fn read_inline(&self, record: &str) -> Result<Vec<u8>>;
-    /// A number that was drawn when the disks were empty: another one tells that at least one disk was lost.
+    /// Something that was on the disks is lost: another identity tells that.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn note_loss(&self) -> Result<()>;
+    /// A number that was drawn when the disks were empty: another one tells that something was lost.
     ///
     /// # Errors
     /// The disk's.
@@ -304,17 +309,17 @@ fn folder_key(folder: &Path) -> Result<String> {
 
 fn record_of(manifest: &Manifest, bytes: &[u8]) -> Result<Vec<u8>> {
     let text = serde_json::to_vec(manifest).map_err(database_error)?;
-    let sum = crc32c::crc32c_append(crc32c::crc32c(&text), bytes);
-    Ok([&(text.len() as u32).to_le_bytes(), &sum.to_le_bytes(), &text[..], bytes].concat())
+    let rest = [&(text.len() as u32).to_le_bytes(), &text[..], bytes].concat();
+    Ok([&crc32c::crc32c(&rest).to_le_bytes(), &rest[..]].concat())
 }
 
 /// The two halves of a record; `None` if a byte is damaged.
 fn split_record(record: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (len, rest) = record.split_first_chunk::<4>()?;
-    let (sum, rest) = rest.split_first_chunk::<4>()?;
+    let (sum, rest) = record.split_first_chunk::<4>()?;
     if crc32c::crc32c(rest).to_le_bytes() != *sum {
         return None;
     }
+    let (len, rest) = rest.split_first_chunk::<4>()?;
     rest.split_at_checked(u32::from_le_bytes(*len) as usize)
 }
 
@@ -356,14 +361,16 @@ impl StageDisk for FolderDisk {
     }
 
     fn remove_part(&self, name: &str) -> Result<()> {
+        let mut result = Ok(());
         for folder in &self.folders {
             let path = part_path(folder, name);
             match std::fs::remove_file(&path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(disk_error(&path, &error)),
+                // A folder that can't be changed may not have the part.
+                Err(error) if path.exists() => result = Err(disk_error(&path, &error)),
                 _ => {}
             }
         }
-        Ok(())
+        result
     }
 
     fn parts(&self) -> Result<Vec<KeptPart>> {
@@ -371,7 +378,8 @@ impl StageDisk for FolderDisk {
         let now = SystemTime::now();
         for folder in &self.folders {
             let listed = std::fs::read_dir(folder).map_err(|error| disk_error(folder, &error))?;
-            for entry in listed.flatten() {
+            for entry in listed {
+                let entry = entry.map_err(|error| disk_error(folder, &error))?;
                 let path = entry.path();
                 let name = path.file_stem().and_then(|name| name.to_str());
                 let is_part = path.extension().is_some_and(|extension| extension == "part");
@@ -411,10 +419,12 @@ impl StageDisk for FolderDisk {
         let transaction = self.database.begin_read().map_err(database_error)?;
         let objects = transaction.open_table(OBJECTS_TABLE).map_err(database_error)?;
         let mut found = HashMap::new();
+        let mut damaged = Vec::new();
         for record in objects.iter().map_err(database_error)? {
             let (mark, record) = record.map_err(database_error)?;
             let Some((text, inline)) = split_record(record.value()) else {
                 tracing::error!("the record of staged file {} is damaged: another node has to send that", mark.value());
+                damaged.push(RecordChange::Remove(mark.value().to_owned()));
                 continue;
             };
             let manifest: Manifest = serde_json::from_slice(text).map_err(|error| {
@@ -426,6 +436,10 @@ impl StageDisk for FolderDisk {
             })?;
             found.insert(mark.value().to_owned(), (manifest, inline.len() as u64));
         }
+        if !damaged.is_empty() {
+            self.note_loss()?;
+            self.change_records(damaged)?;
+        }
         Ok(found.into_values().collect())
     }
 
@@ -436,6 +450,16 @@ impl StageDisk for FolderDisk {
         let found = found.ok_or_else(|| no_record(record))?;
         let (_, inline) = split_record(found.value()).ok_or_else(|| damaged_record(record))?;
         Ok(inline.to_vec())
+    }
+
+    fn note_loss(&self) -> Result<()> {
+        let transaction = self.database.begin_write().map_err(database_error)?;
+        transaction
+            .open_table(FACTS_TABLE)
+            .map_err(database_error)?
+            .insert(IDENTITY, random())
+            .map_err(database_error)?;
+        transaction.commit().map_err(database_error)
     }
 
     fn identity(&self) -> Result<u64> {

@@ -8,6 +8,7 @@ type RecordPlace = ((u64, u64), String);
 
 struct EndedRecord {
     at: BucketKey,
+    mark: String,
     place: RecordPlace,
     /// `Done` or `Withdrawn`.
     phase: Phase,
@@ -41,8 +42,14 @@ impl EndedRecords {
         let place = (manifest.place(), record.clone());
         if !self.records.contains_key(record) {
             self.by_name.entry(manifest.at.clone()).or_default().insert(place.clone());
-            let ended =
-                EndedRecord { at: manifest.at.clone(), place, phase, holders: BTreeSet::new(), told: BTreeSet::new() };
+            let ended = EndedRecord {
+                at: manifest.at.clone(),
+                mark: manifest.mark.clone(),
+                place,
+                phase,
+                holders: BTreeSet::new(),
+                told: BTreeSet::new(),
+            };
             self.records.insert(record.clone(), ended);
         }
         for node in manifest.nodes().chain(manifest.former.iter().map(String::as_str)) {
@@ -103,6 +110,18 @@ impl EndedRecords {
     /// The nodes that know the end of a record; `None` for a record that all have forgotten.
     pub fn told(&self, record: &str) -> Option<&BTreeSet<String>> {
         self.records.get(record).map(|ended| &ended.told)
+    }
+
+    /// The number of records.
+    pub fn count(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Marks of objects of the name that are done: the store may have one of these.
+    pub fn marks_of(&self, at: &BucketKey) -> Vec<String> {
+        let places = self.by_name.get(at).into_iter().flatten();
+        let ended = places.filter_map(|(_, record)| self.records.get(record));
+        ended.filter(|ended| ended.phase == Phase::Done).map(|ended| ended.mark.clone()).collect()
     }
 
     /// Whether a later object of the name is done.

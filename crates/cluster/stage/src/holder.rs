@@ -8,6 +8,7 @@
 
 use crate::disk::{PartWriter, RecordChange, StageDisk};
 use crate::kept::KeptObjects;
+use crate::lapsing::LapsingParts;
 use crate::manifest::{Manifest, Phase};
 use crate::message::{Answer, NodeFacts, Reply, StageReply};
 use crate::peers::failure_of;
@@ -25,8 +26,8 @@ use std::time::{Duration, Instant};
 const ORPHAN_AGE: Duration = Duration::from_secs(24 * 3600);
 /// A part whose next bytes do not come for this long is abandoned.
 const PART_IDLE: Duration = Duration::from_secs(120);
-/// Manifests and their pieces in an answer.
-const LISTED_PIECES: usize = 2000;
+/// Bytes of manifests in an answer, to which one manifest is added.
+const LISTED_BYTES: usize = 1 << 20;
 /// The parts of an object that was refused, and those of a call that has not named them, stay for this long.
 const LAPSE_TIME: Duration = Duration::from_secs(600);
 /// A call that was sent before a record ended may come this much later.
@@ -49,7 +50,9 @@ struct HolderState {
     /// Records that are done and were not here: a call that was under way when they ended comes too late.
     ended: HashMap<String, Instant>,
     /// Parts of objects that were refused, and of calls that have not named these yet.
-    lapsing: HashMap<String, Instant>,
+    lapsing: LapsingParts,
+    /// Parts that are being finished, linked or removed.
+    locked_parts: BTreeSet<String>,
 }
 
 impl HolderState {
@@ -66,7 +69,7 @@ impl HolderState {
     fn note_part(&mut self, part: &str, len: u64) {
         self.kept.insert_part(part, len);
         if part.starts_with(CALL_PART) && !self.kept.is_named(part) {
-            self.lapsing.insert(part.to_owned(), Instant::now());
+            self.lapsing.add(part, Instant::now());
         }
     }
 
@@ -139,6 +142,11 @@ impl Holder {
             kept.insert(manifest, inline_bytes);
         }
         let parts = disk.parts()?;
+        let names: BTreeSet<&str> = parts.iter().map(|part| part.name.as_str()).collect();
+        let waiting = kept.manifests_after("").filter(|manifest| manifest.phase == Phase::Waiting);
+        if waiting.flat_map(|manifest| manifest.parts_at(name)).any(|slice| !names.contains(slice.part.as_str())) {
+            disk.note_loss()?;
+        }
         let identity = disk.identity()?;
         let mut state = HolderState {
             term: disk.term()?,
@@ -146,7 +154,8 @@ impl Holder {
             arriving: HashMap::new(),
             busy: HashMap::new(),
             ended: HashMap::new(),
-            lapsing: HashMap::new(),
+            lapsing: LapsingParts::default(),
+            locked_parts: BTreeSet::new(),
         };
         parts.iter().for_each(|part| state.note_part(&part.name, part.len));
         Ok(Holder {
@@ -214,16 +223,16 @@ impl Holder {
     pub fn list_kept(&self, after: &str) -> Reply {
         let state = self.state.lock();
         let mut listed = Vec::new();
-        let mut weight = 0;
+        let mut len = 0;
         let mut manifests = state.kept.manifests_after(after);
         for manifest in manifests.by_ref() {
             // One of several disks may be lost: the leader is to send the bytes again.
             let is_whole = manifest.parts_at(&self.name).all(|slice| state.kept.has_part(&slice.part));
             if manifest.phase != Phase::Waiting || is_whole {
-                weight += 1 + manifest.pieces.len();
+                len += serde_json::to_vec(manifest).map_or(0, |text| text.len());
                 listed.push(manifest.clone());
             }
-            if weight >= LISTED_PIECES {
+            if len >= LISTED_BYTES {
                 break;
             }
         }
@@ -245,11 +254,16 @@ impl Holder {
 
     /// Keeps a manifest, unless a later state of the record is known.
     pub fn hold(&self, term: u64, manifest: Manifest, inline: &[u8]) -> Answer<Reply> {
+        let manifest = manifest.without_needless();
         let record = manifest.record.clone();
         let _lock = self.lock_records(std::slice::from_ref(&record));
         let phase = manifest.phase;
         let is_waiting = phase == Phase::Waiting;
         let brings_bytes = manifest.pieces.is_empty() && is_waiting;
+        if brings_bytes && inline.len() as u64 != manifest.size {
+            let why = format!("{} bytes of '{}' came, and not {}", inline.len(), manifest.at.key, manifest.size);
+            return Err(RequestFailure::fatal(ErrorKind::Invalid, why));
+        }
         let mut old_parts = Vec::new();
         {
             let mut state = self.state.lock();
@@ -285,8 +299,10 @@ impl Holder {
         self.disk.change_records(changes).map_err(disk_failure)?;
         {
             let mut state = self.state.lock();
-            if term >= state.term {
-                state.term = term;
+            let is_newest = term >= state.term;
+            // The end of an object is true in each term.
+            if is_newest || !manifest.is_live() {
+                state.term = state.term.max(term);
                 let kept = state.kept.inline_bytes(&record);
                 let bytes = if brings_bytes { inline.len() as u64 } else { kept };
                 let bytes = if manifest.is_live() { bytes } else { 0 };
@@ -296,9 +312,11 @@ impl Holder {
                     }
                 }
                 state.kept.insert(manifest, bytes);
+                let newest = state.term;
                 drop(state);
-                self.end_parts(phase, old_parts)?;
-                return Ok(StageReply::Done.into());
+                self.end_parts(phase, &old_parts);
+                let reply = if is_newest { StageReply::Done } else { StageReply::OldTerm(newest) };
+                return Ok(reply.into());
             }
         }
         self.give_back(&record)
@@ -329,7 +347,8 @@ impl Holder {
             for record in records {
                 match state.kept.manifest(record) {
                     Some(manifest) => {
-                        changed.push(Manifest { phase: manifest.phase.max(phase), ..manifest.clone() });
+                        let phase = manifest.phase.max(phase);
+                        changed.push(Manifest { phase, ..manifest.clone() }.without_needless());
                     }
                     None if phase >= Phase::Done => drop(state.ended.insert(record.clone(), now)),
                     None => {}
@@ -360,7 +379,7 @@ impl Holder {
             }
         }
         for (phase, parts) in ended {
-            self.end_parts(phase, parts)?;
+            self.end_parts(phase, &parts);
         }
         Ok(StageReply::Done.into())
     }
@@ -395,7 +414,7 @@ impl Holder {
         }
         drop(state);
         for (phase, parts) in ended {
-            self.end_parts(phase, parts)?;
+            self.end_parts(phase, &parts);
         }
         Ok(StageReply::Done.into())
     }
@@ -412,26 +431,20 @@ impl Holder {
     }
 
     /// Removes the parts of an object that ends. A writer that was refused sends the object again, with the same parts: these stay for a while.
-    fn end_parts(&self, phase: Phase, parts: Vec<String>) -> Answer<()> {
+    fn end_parts(&self, phase: Phase, parts: &[String]) {
         if phase == Phase::Done {
-            return self.remove_parts(&parts);
+            // What the disk does not remove now is tried again later.
+            let _ = self.remove_parts(parts);
+            return;
         }
         let now = Instant::now();
-        self.state.lock().lapsing.extend(parts.into_iter().map(|part| (part, now)));
-        Ok(())
+        let mut state = self.state.lock();
+        parts.iter().for_each(|part| state.lapsing.add(part, now));
     }
 
     /// Removes the parts of objects that were refused, and not sent again, and of calls that have ended.
     pub fn remove_lapsed(&self) {
-        let now = Instant::now();
-        let mut lapsed = Vec::new();
-        self.state.lock().lapsing.retain(|part, since| {
-            let ends = now.saturating_duration_since(*since) >= LAPSE_TIME;
-            if ends {
-                lapsed.push(part.clone());
-            }
-            !ends
-        });
+        let lapsed = self.state.lock().lapsing.take_lapsed(Instant::now(), LAPSE_TIME);
         let _ = self.remove_parts(&lapsed);
     }
 
@@ -448,29 +461,46 @@ impl Holder {
                 if state.kept.is_named(part) {
                     continue;
                 }
-                if state.is_named(part) {
-                    // The manifest that is being written may fail.
-                    state.lapsing.insert(part.clone(), now);
+                // The manifest that is being written may fail.
+                if state.is_named(part) || state.locked_parts.contains(part) {
+                    state.lapsing.add(part, now);
                     continue;
                 }
                 // Here first: a manifest that comes now is refused.
                 let len = state.kept.remove_part(part);
+                state.locked_parts.insert(part.clone());
                 removed.push((part.clone(), len));
             }
         }
-        while let Some((part, len)) = removed.pop() {
-            if let Err(error) = self.disk.remove_part(&part) {
-                removed.push((part, len));
+        let mut result = Ok(());
+        for (part, len) in &removed {
+            if let Err(error) = self.disk.remove_part(part) {
                 let mut state = self.state.lock();
-                for (part, len) in removed {
-                    state.kept.insert_part(&part, len);
-                    // Nothing may name the part any more.
-                    state.lapsing.insert(part, now);
-                }
-                return Err(disk_failure(error));
+                state.kept.insert_part(part, *len);
+                state.lapsing.add(part, now);
+                result = Err(disk_failure(error));
             }
         }
-        Ok(())
+        self.unlock_parts(removed.iter().map(|(part, _)| part));
+        result
+    }
+
+    /// Waits until none of these parts is finished, linked or removed, and keeps others from that.
+    fn lock_parts(&self, parts: &[String]) {
+        let mut state = self.state.lock();
+        while parts.iter().any(|part| state.locked_parts.contains(part)) {
+            self.freed.wait(&mut state);
+        }
+        state.locked_parts.extend(parts.iter().cloned());
+    }
+
+    fn unlock_parts<'a>(&self, parts: impl Iterator<Item = &'a String>) {
+        let mut state = self.state.lock();
+        for part in parts {
+            state.locked_parts.remove(part);
+        }
+        drop(state);
+        self.freed.notify_all();
     }
 
     /// Adds bytes to a part.
@@ -504,9 +534,14 @@ impl Holder {
             return Ok(StageReply::Done.into());
         }
         let len = open.len;
-        open.writer.finish().map_err(disk_failure)?;
-        self.state.lock().note_part(part, len);
-        Ok(StageReply::Done.into())
+        let names = [part.to_owned()];
+        self.lock_parts(&names);
+        let finished = open.writer.finish();
+        if finished.is_ok() {
+            self.state.lock().note_part(part, len);
+        }
+        self.unlock_parts(names.iter());
+        finished.map(|()| StageReply::Done.into()).map_err(disk_failure)
     }
 
     /// Reads bytes of a part.
@@ -529,18 +564,22 @@ impl Holder {
 
     /// Gives parts a further name each.
     pub fn link_parts(&self, names: &[(String, String)]) -> Answer<Reply> {
-        if let Err(error) = self.disk.link_parts(names) {
+        let new: Vec<String> = names.iter().map(|(_, new)| new.clone()).collect();
+        self.lock_parts(&new);
+        let linked = self.disk.link_parts(names);
+        if linked.is_ok() {
+            let mut state = self.state.lock();
+            for (old, new) in names {
+                let len = state.kept.part_len(old);
+                state.note_part(new, len);
+            }
+        }
+        self.unlock_parts(new.iter());
+        if linked.is_err() {
             // Some may have been made.
-            let new: Vec<String> = names.iter().map(|(_, new)| new.clone()).collect();
             self.remove_parts(&new)?;
-            return Err(disk_failure(error));
         }
-        let mut state = self.state.lock();
-        for (old, new) in names {
-            let len = state.kept.part_len(old);
-            state.note_part(new, len);
-        }
-        Ok(StageReply::Done.into())
+        linked.map(|()| StageReply::Done.into()).map_err(disk_failure)
     }
 
     /// Removes old parts that no manifest names.
@@ -550,7 +589,7 @@ impl Holder {
         // Those that a manifest names stay, and those that a call may name.
         let is_kept = |part: &String| {
             let state = self.state.lock();
-            state.is_named(part) || state.lapsing.contains_key(part)
+            state.is_named(part) || state.lapsing.contains(part)
         };
         let orphans: Vec<String> = old.filter(|part| !is_kept(part)).collect();
         if !orphans.is_empty() {

@@ -324,11 +324,15 @@ impl Leader {
     }
 
     /// What the store may have under an object that a writer asks for again, and that an earlier leader has taken: `None` if two failure
-    /// domains are known to have that. Otherwise the object becomes a new record: a node that gives no answer may know that the earlier
-    /// record was withdrawn.
+    /// domains have that, and all nodes were heard. Otherwise the object becomes a new record: a node that gives no answer may know that
+    /// the earlier record was withdrawn.
     fn doubtful_base(&self, at: &BucketKey, mark: &str) -> Option<UploadBase> {
         let ledger = self.ledger.lock();
-        let entry = ledger.entries.get(at).filter(|entry| entry.manifest.mark == mark && !entry.is_confirmed())?;
+        let entry = ledger.entries.get(at).filter(|entry| entry.manifest.mark == mark && !entry.is_absent())?;
+        let may_be_withdrawn = entry.manifest.term < self.term && !ledger.unheard_nodes.is_empty();
+        if entry.is_confirmed() && !may_be_withdrawn {
+            return None;
+        }
         let Manifest { base, mut begun, may_be_absent, mark, .. } = entry.manifest.clone();
         if entry.begun {
             begun.push(mark);

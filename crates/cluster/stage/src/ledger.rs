@@ -351,15 +351,31 @@ impl Ledger {
             Some(before) => manifest.absorb(before),
             None => {}
         }
+        let uploaded = self.ended.marks_of(&at);
+        uploaded.iter().for_each(|mark| manifest.add_begun(mark));
         let others: Vec<String> = manifest.nodes().filter(|holder| *holder != node).map(str::to_owned).collect();
         let closed = closed_at(manifest.closed_s);
         let before = self.put_entry(manifest, closed, true);
-        let is_untold = before.is_some();
+        let is_untold = before.is_some() || !uploaded.is_empty();
         let replaced = before.map(|before| self.leave_to_job(before)).unwrap_or_default();
         if let Some(entry) = self.entries.get_mut(&at) {
             (entry.missing, entry.unheard) = others.into_iter().partition(|other| has_told(other));
             entry.is_untold = is_untold;
             entry.replaced = replaced;
+            self.has_missing = true;
+        }
+    }
+
+    /// Ends an object that is done by the word of a node that has come back, and earlier objects of the name.
+    pub fn note_done(&mut self, manifest: &Manifest, node: &String) {
+        self.end(manifest, Phase::Done, [node]);
+        let at = &manifest.at;
+        let is_old = |entry: &Entry| entry.manifest.place() <= manifest.place();
+        if self.entries.get(at).is_some_and(is_old) {
+            self.remove(at, []);
+        } else if let Some(entry) = self.entries.get_mut(at) {
+            entry.manifest.add_begun(&manifest.mark);
+            entry.is_untold = true;
             self.has_missing = true;
         }
     }
@@ -461,8 +477,11 @@ impl Ledger {
         let at = &manifest.at;
         match self.end_job(manifest) {
             JobEnd::Replaced(replaced) => {
-                self.end(&replaced, Phase::Done, told);
-                self.queue_at(now, at);
+                // The store has this content, and none before.
+                if let Some(entry) = self.entries.get_mut(at) {
+                    entry.manifest.begun = vec![manifest.mark.clone()];
+                }
+                self.end_of_job(*replaced, told, now);
             }
             JobEnd::Newest(Phase::Waiting) => {
                 self.remove(at, told);
@@ -480,13 +499,26 @@ impl Ledger {
     pub fn note_removed(&mut self, manifest: &Manifest, told: &BTreeSet<String>, now: Instant) {
         let at = &manifest.at;
         match self.end_job(manifest) {
-            JobEnd::Replaced(replaced) => {
-                self.end(&replaced, Phase::Done, told);
-                self.queue_at(now, at);
-            }
+            JobEnd::Replaced(replaced) => self.end_of_job(*replaced, told, now),
+            // The store may have another object of the group, by the word of a node that has come back meanwhile.
+            JobEnd::Newest(_) if self.knows_more(manifest) => self.queue_at(now, at),
             JobEnd::Newest(_) => self.remove(at, told),
             JobEnd::Gone => self.end(manifest, Phase::Done, told),
         }
+    }
+
+    /// Another object has the name of a job since, and is next.
+    fn end_of_job(&mut self, replaced: Manifest, told: &BTreeSet<String>, now: Instant) {
+        let at = replaced.at.clone();
+        match self.entries.get_mut(&at).filter(|entry| entry.is_untold) {
+            Some(entry) => entry.replaced.push(replaced),
+            None => self.end(&replaced, Phase::Done, told),
+        }
+        self.queue_at(now, &at);
+    }
+
+    fn knows_more(&self, manifest: &Manifest) -> bool {
+        self.entry_of(manifest).is_some_and(|entry| entry.manifest.begun != manifest.begun)
     }
 
     fn end_job(&mut self, manifest: &Manifest) -> JobEnd {
@@ -516,10 +548,7 @@ impl Ledger {
     pub fn note_failed(&mut self, manifest: &Manifest, why: &str, now: Instant) {
         let at = &manifest.at;
         match self.end_job(manifest) {
-            JobEnd::Replaced(replaced) => {
-                self.end(&replaced, Phase::Done, []);
-                self.queue_at(now, at);
-            }
+            JobEnd::Replaced(replaced) => self.end_of_job(*replaced, &BTreeSet::new(), now),
             JobEnd::Newest(_) => {
                 let Some(entry) = self.entries.get_mut(at) else { return };
                 entry.failures += 1;

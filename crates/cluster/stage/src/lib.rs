@@ -10,6 +10,7 @@ mod disk;
 mod ended;
 mod holder;
 mod kept;
+mod lapsing;
 mod leader;
 mod ledger;
 mod manifest;

@@ -252,13 +252,25 @@ impl Manifest {
         self.former.retain(|other| other != node);
     }
 
+    /// The manifest without the fields that only an upload needs, if there will be none.
+    pub fn without_needless(mut self) -> Manifest {
+        if !self.is_live() {
+            self.begun.clear();
+            self.attributes = KeptAttributes::default();
+        }
+        self
+    }
+
+    /// The store may have a content with this mark.
+    pub fn add_begun(&mut self, mark: &str) {
+        if !self.begun.iter().any(|begun| begun == mark) {
+            self.begun.push(mark.to_owned());
+        }
+    }
+
     /// Takes over the knowledge of an earlier object of the name: the store may have that, or what that was to replace.
     pub fn absorb(&mut self, earlier: &Manifest) {
-        for mark in earlier.begun.iter().chain([&earlier.mark]) {
-            if !self.begun.contains(mark) {
-                self.begun.push(mark.clone());
-            }
-        }
+        earlier.begun.iter().chain([&earlier.mark]).for_each(|mark| self.add_begun(mark));
         if self.base == StoreBase::Version(earlier.etag()) {
             self.base = earlier.base.clone();
             self.may_be_absent |= earlier.may_be_absent;

@@ -7,7 +7,7 @@ use spurline_types::{Error, ErrorKind, Result, RetryAdvice};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-/// Longer calls go as bytes.
+/// Longer calls go as bytes, before their own.
 const SHORT_CALL_MAX: usize = 60 << 10;
 /// In the place of a call that goes as bytes.
 const LONG_CALL: &[u8] = b"{}";
@@ -17,8 +17,14 @@ const LONG_CALL: &[u8] = b"{}";
 /// # Errors
 /// `Protocol` for a call that this release does not know.
 pub fn decode_call<'a>(call: &[u8], bytes: &'a [u8]) -> Result<(StageCall, &'a [u8])> {
-    let (call, bytes) = if call == LONG_CALL { (bytes, &[][..]) } else { (call, bytes) };
-    Ok((serde_json::from_slice(call).map_err(|error| json_error(&error))?, bytes))
+    if call != LONG_CALL {
+        return Ok((serde_json::from_slice(call).map_err(|error| json_error(&error))?, bytes));
+    }
+    // The call, and the bytes behind.
+    let mut calls = serde_json::Deserializer::from_slice(bytes).into_iter::<StageCall>();
+    let call = calls.next().unwrap_or_else(|| Err(serde::de::Error::custom("nothing")));
+    let call = call.map_err(|error| json_error(&error))?;
+    Ok((call, &bytes[calls.byte_offset()..]))
 }
 
 /// Why a node gave no answer.
@@ -90,10 +96,11 @@ pub fn call_node(
     deadline: Instant,
 ) -> Result<Reply, PeerFailure> {
     let encoded = serde_json::to_vec(call).map_err(|error| PeerFailure::NotSent(json_error(&error)))?;
-    // A long call has no bytes, and goes as bytes.
-    let (encoded, bytes) =
-        if encoded.len() > SHORT_CALL_MAX { (LONG_CALL, &encoded[..]) } else { (&encoded[..], bytes) };
-    let (body, bytes) = peers.call(node, encoded, bytes, room, deadline)?;
+    let (body, bytes) = if encoded.len() > SHORT_CALL_MAX {
+        peers.call(node, LONG_CALL, &[&encoded[..], bytes].concat(), room, deadline)?
+    } else {
+        peers.call(node, &encoded, bytes, room, deadline)?
+    };
     let reply: StageReply = serde_json::from_slice(&body).map_err(|error| PeerFailure::Lost(json_error(&error)))?;
     Ok(Reply { reply, bytes })
 }

@@ -393,7 +393,12 @@ impl Leader {
         let mut old = Vec::new();
         let mut ledger = self.ledger.lock();
         let mut found: BTreeSet<String> = BTreeSet::new();
+        let is_complete = self.is_complete.load(Ordering::Acquire);
         for manifest in manifests {
+            if manifest.phase == Phase::Done && !is_complete {
+                ledger.note_done(&manifest, &node.to_owned());
+                continue;
+            }
             // An earlier leader has withdrawn the object there, and this leader has found that at other nodes.
             let is_waiting = ledger.entry_of(&manifest).is_some_and(|entry| entry.manifest.phase == Phase::Waiting);
             if is_waiting && !manifest.is_live() {
@@ -425,7 +430,7 @@ impl Leader {
             }
             // A single node has scratch data: no other could tell this leader of these.
             let is_scratch = manifest.class.domains() < DOMAINS && ledger.unheard_nodes.contains(node);
-            let may_be_unknown = is_scratch || !self.is_complete.load(Ordering::Acquire);
+            let may_be_unknown = is_scratch || !is_complete;
             if ledger.entry_of(&manifest).is_none() && may_be_unknown && manifest.is_live() {
                 ledger.adopt(manifest, node, |other| self.nodes.has_told(other));
             } else {
@@ -527,7 +532,8 @@ impl Leader {
         entry.manifest.holders = told.into_iter().collect();
         entry.missing.clear();
         entry.unheard.clear();
-        entry.is_untold = false;
+        // A node may have told of earlier objects meanwhile.
+        entry.is_untold = entry.manifest.begun != manifest.begun;
         ledger.end_replaced(&manifest.at);
         Ok(())
     }
@@ -589,7 +595,7 @@ impl Leader {
         healed.may_be_absent = now.may_be_absent;
         entry.manifest = healed;
         entry.missing.clear();
-        entry.unheard.retain(|node| entry.manifest.is_at(node) && !lacking.contains(node));
+        entry.unheard.retain(|node| entry.manifest.is_at(node) && !lacking.contains(node) && !told.contains(node));
         entry.error = None;
         ledger.end_replaced(&manifest.at);
         Ok(())

@@ -24,6 +24,8 @@ const UPLOAD_TIME: Duration = Duration::from_secs(90);
 const DONE_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest wait of a thread of uploads.
 const IDLE_WAIT: Duration = Duration::from_secs(1);
+/// Records that are kept after their end while nodes may know of earlier objects.
+const ENDS_MAX: usize = 200_000;
 /// Records that a call names.
 const RECORDS_AT_ONCE: usize = 500;
 
@@ -366,12 +368,12 @@ impl Leader {
                 }
             }
         }
-        // A node that gives no answer may bring an earlier object of the name back.
-        if !self.is_complete.load(Ordering::Acquire) {
-            return;
-        }
         let by_node = {
             let mut ledger = self.ledger.lock();
+            // A node that gives no answer may bring an earlier object of the name back.
+            if !self.is_complete.load(Ordering::Acquire) && ledger.ended.count() < ENDS_MAX {
+                return;
+            }
             let by_node = ledger.ended.take_told();
             ledger.forget_settled();
             by_node

@@ -259,7 +259,7 @@ fn build_ledger(found: Vec<FoundRecord>, told: &BTreeSet<String>) -> Ledger {
         // An object that was taken by one node only does not name those that were uploaded since.
         let uploaded = uploaded.remove(&at).unwrap_or_default();
         let is_untold = !(uploaded.is_empty() && replaced.is_empty());
-        manifest.begun.extend(uploaded);
+        uploaded.iter().for_each(|mark| manifest.add_begun(mark));
         replaced.iter().rev().for_each(|earlier| manifest.absorb(earlier));
         let lacking: Vec<String> = manifest.nodes().filter(|node| !nodes.contains(*node)).map(str::to_owned).collect();
         let closed = closed_at(manifest.closed_s);

@@ -313,6 +313,13 @@ impl StageDisk for DiskHandle {
         })
     }
 
+    fn note_loss(&self) -> Result<()> {
+        self.run(true, |state| {
+            state.identity += 1;
+            Ok(())
+        })
+    }
+
     fn identity(&self) -> Result<u64> {
         self.run(false, |state| Ok(state.identity))
     }
