@@ -125,7 +125,7 @@ pub trait StageDisk: Send + Sync {
     /// # Errors
     /// The disk's.
     fn note_loss(&self) -> Result<()>;
-    /// A number that was drawn when the disks were empty: another one tells that something was lost.
+    /// A number that was drawn when the disks were empty: another number tells that something was lost.
     ///
     /// # Errors
     /// The disk's.
@@ -176,7 +176,7 @@ impl FolderDisk {
         below.iter().any(|folder| has_records(&folder.join(STAGE_FOLDER)))
     }
 
-    /// Opens or makes the folders `stage` below these folders. The records lie in that one which was the first at the begin.
+    /// Opens or makes the folders `stage` below these folders. The records lie in the folder that was the first at the begin.
     ///
     /// # Errors
     /// The disk's; another process has the records open.
@@ -213,7 +213,7 @@ impl FolderDisk {
         part_path(&self.folders[folder], part)
     }
 
-    /// The file of a part: a further name lies beside the first one, and there may be more folders than when the part was made.
+    /// The file of a part: a further name lies beside the first, and there may be more folders than when the part was made.
     fn path_of(&self, part: &str) -> PathBuf {
         let path = self.new_path(part);
         if self.folders.len() == 1 || path.exists() {
@@ -264,7 +264,7 @@ fn part_path(folder: &Path, part: &str) -> PathBuf {
     folder.join(format!("{part}.part"))
 }
 
-/// Compares the folders with those of the records: if one is lost, the disks have another identity.
+/// Compares the folders with those of the records: if a folder is lost, the disks have another identity.
 fn note_folders(transaction: &WriteTransaction, folders: &[PathBuf]) -> Result<()> {
     let found: BTreeSet<String> = folders.iter().map(|folder| folder_key(folder)).collect::<Result<_>>()?;
     let mut facts = transaction.open_table(FACTS_TABLE).map_err(database_error)?;
@@ -291,7 +291,7 @@ fn note_folders(transaction: &WriteTransaction, folders: &[PathBuf]) -> Result<(
     Ok(())
 }
 
-/// The key of a folder among the facts; a new folder gets one.
+/// The key of a folder among the facts; a new folder gets a key.
 fn folder_key(folder: &Path) -> Result<String> {
     let path = folder.join(FOLDER_FILE);
     let kept = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u64>().ok());

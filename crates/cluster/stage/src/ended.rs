@@ -117,7 +117,7 @@ impl EndedRecords {
         self.records.len()
     }
 
-    /// Marks of objects of the name that are done: the store may have one of these.
+    /// Marks of objects of the name that are done: the store may have any of these.
     pub fn marks_of(&self, at: &BucketKey) -> Vec<String> {
         let places = self.by_name.get(at).into_iter().flatten();
         let ended = places.filter_map(|(_, record)| self.records.get(record));
@@ -131,7 +131,7 @@ impl EndedRecords {
         later.into_iter().any(|ended| ended.phase == Phase::Done)
     }
 
-    /// Takes out the records that all nodes know to be done: by node, what the node is to forget. A record stays while a node does not
+    /// Takes out the records that all nodes know to be done: by node, the records to forget. A record stays while a node does not
     /// know the end of an earlier one of the same name, which would be the newest otherwise.
     pub fn take_told(&mut self) -> BTreeMap<String, Vec<String>> {
         let mut by_node: BTreeMap<String, Vec<String>> = BTreeMap::new();

@@ -8,11 +8,10 @@
 
 use crate::disk::{PartWriter, RecordChange, StageDisk};
 use crate::kept::KeptObjects;
-use crate::lapsing::LapsingParts;
+use crate::lapsing::{CALL_PART, LapsingParts};
 use crate::manifest::{Manifest, Phase};
 use crate::message::{Answer, NodeFacts, Reply, StageReply};
 use crate::peers::failure_of;
-use crate::shared::CALL_PART;
 use parking_lot::{Condvar, Mutex};
 use spurline_object_store::RequestFailure;
 use spurline_sys::random;
@@ -26,7 +25,7 @@ use std::time::{Duration, Instant};
 const ORPHAN_AGE: Duration = Duration::from_secs(24 * 3600);
 /// A part whose next bytes do not come for this long is abandoned.
 const PART_IDLE: Duration = Duration::from_secs(120);
-/// Bytes of manifests in an answer, to which one manifest is added.
+/// Bytes of manifests in an answer, and one manifest more.
 const LISTED_BYTES: usize = 1 << 20;
 /// The parts of an object that was refused, and those of a call that has not named them, stay for this long.
 const LAPSE_TIME: Duration = Duration::from_secs(600);
@@ -433,7 +432,7 @@ impl Holder {
     /// Removes the parts of an object that ends. A writer that was refused sends the object again, with the same parts: these stay for a while.
     fn end_parts(&self, phase: Phase, parts: &[String]) {
         if phase == Phase::Done {
-            // What the disk does not remove now is tried again later.
+            // A part that the disk does not remove now is tried again later.
             let _ = self.remove_parts(parts);
             return;
         }

@@ -3,6 +3,14 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
+/// The begin of the names of parts that a single call makes: the call names these in a manifest soon, or nothing does.
+pub const CALL_PART: &str = "call-";
+
+/// The begin of the names of the parts of a call.
+pub fn call_upload(name: &str) -> String {
+    format!("{CALL_PART}{name}")
+}
+
 struct LapsingUpload {
     /// When the last part was added.
     since: Instant,
@@ -13,7 +21,7 @@ struct LapsingUpload {
 #[derive(Default)]
 pub struct LapsingParts(HashMap<String, LapsingUpload>);
 
-/// The upload of a part; a part that was named otherwise is one of its own.
+/// The upload of a part; a part that is named otherwise is an upload.
 fn upload_of(part: &str) -> &str {
     part.rsplit_once('-').map_or(part, |(upload, _)| upload)
 }

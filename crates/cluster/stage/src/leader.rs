@@ -5,11 +5,12 @@ mod nodes;
 mod publish;
 mod recovery;
 
+use crate::lapsing::call_upload;
 use crate::ledger::{Admitted, Ledger, UploadBase};
 use crate::manifest::{BucketKey, KeptAttributes, Manifest, Phase, Piece, StageClass, StoreBase, staged_mark};
 use crate::message::{Answer, CopyCall, KnownName, NewObject, Reply, StageCall, StageReply, UnsavedList};
 use crate::peers::{TermFacts, TermRecord, no_leader, reply_of};
-use crate::shared::{STAGE_CALL_TIME, StageShared, new_call_upload, new_name, stale, thread_ended};
+use crate::shared::{STAGE_CALL_TIME, StageShared, new_name, stale, thread_ended};
 use nodes::NodeTable;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use spurline_object_store::{
@@ -323,7 +324,7 @@ impl Leader {
         }
     }
 
-    /// What the store may have under an object that a writer asks for again, and that an earlier leader has taken: `None` if two failure
+    /// The store's possible objects under an object that a writer asks for again, and that an earlier leader has taken: `None` if two failure
     /// domains have that, and all nodes were heard. Otherwise the object becomes a new record: a node that gives no answer may know that
     /// the earlier record was withdrawn.
     fn doubtful_base(&self, at: &BucketKey, mark: &str) -> Option<UploadBase> {
@@ -666,7 +667,7 @@ impl Leader {
         self.commit_copy(source, to.clone(), attributes, condition)
     }
 
-    /// Takes an object with the bytes of a staged one; the caller has locked the name.
+    /// Takes an object with the bytes of another; the caller has locked the name.
     fn commit_copy(
         self: &Arc<Self>,
         source: &Manifest,
@@ -675,7 +676,7 @@ impl Leader {
         condition: StoreBase,
     ) -> Answer<String> {
         let inline = if source.pieces.is_empty() { self.shared.read_manifest(source)?.to_vec() } else { Vec::new() };
-        let upload = new_call_upload();
+        let upload = call_upload(&new_name());
         let committed = self.link_pieces(&source.pieces, &upload).and_then(|pieces| {
             let new = NewObject { at, attributes, condition, class: source.class, size: source.size, pieces };
             self.commit_locked(new, inline)

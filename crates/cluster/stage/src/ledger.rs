@@ -40,9 +40,9 @@ pub struct Entry {
     pub missing: BTreeSet<String>,
     /// Nodes of the manifest that have given no answer since the begin of the term.
     pub unheard: BTreeSet<String>,
-    /// Earlier objects of the name, which stay until this object is at two failure domains with what the leader knows of these.
+    /// Earlier objects of the name, which stay until this object is at two failure domains with the leader's knowledge of these.
     pub replaced: Vec<Manifest>,
-    /// The nodes have the object without what the leader knows of earlier ones.
+    /// The nodes have the object without the leader's knowledge of earlier objects.
     pub is_untold: bool,
     /// Scratch data whose node gives no answer: readers find nothing until the node is back.
     pub is_away: bool,
@@ -54,7 +54,7 @@ impl Entry {
         self.missing.is_empty() && self.unheard.is_empty()
     }
 
-    /// Whether nodes are to get the object, or more knowledge of earlier ones.
+    /// Whether nodes are to get the object, or more knowledge of earlier objects.
     pub fn is_wounded(&self) -> bool {
         !self.missing.is_empty() || self.is_untold && self.unheard.is_empty()
     }
@@ -86,7 +86,7 @@ enum JobEnd {
 pub enum Admitted {
     /// The object is there already: the writer asks once more.
     Known(String),
-    /// What the store may have.
+    /// The possible objects of the store.
     New(UploadBase),
 }
 
@@ -246,7 +246,7 @@ impl Ledger {
         before
     }
 
-    /// The objects of an entry that has lost its name, without the one whose upload is under way: that one ends with the upload.
+    /// The objects of an entry that has lost its name, without an object whose upload is under way: that object ends with the upload.
     fn leave_to_job(&mut self, before: Entry) -> Vec<Manifest> {
         let Entry { manifest, mut replaced, .. } = before;
         match self.uploading.get_mut(&manifest.at).filter(|job| job.record == manifest.record) {
@@ -306,10 +306,11 @@ impl Ledger {
         late
     }
 
-    /// Earlier objects of the name are done, if two failure domains have the newest, with what the leader knows of these.
+    /// Earlier objects of the name are done, if two failure domains have the newest, with the leader's knowledge of these.
     pub fn end_replaced(&mut self, at: &BucketKey) {
-        let is_kept = |entry: &&mut Entry| entry.is_confirmed() && !entry.is_untold;
-        let Some(entry) = self.entries.get_mut(at).filter(is_kept) else { return };
+        let Some(entry) = self.entries.get_mut(at).filter(|entry| entry.is_confirmed() && !entry.is_untold) else {
+            return;
+        };
         let replaced = std::mem::take(&mut entry.replaced);
         replaced.iter().for_each(|replaced| self.end(replaced, Phase::Done, []));
     }
@@ -370,8 +371,7 @@ impl Ledger {
     pub fn note_done(&mut self, manifest: &Manifest, node: &String) {
         self.end(manifest, Phase::Done, [node]);
         let at = &manifest.at;
-        let is_old = |entry: &Entry| entry.manifest.place() <= manifest.place();
-        if self.entries.get(at).is_some_and(is_old) {
+        if self.entries.get(at).is_some_and(|entry| entry.manifest.place() <= manifest.place()) {
             self.remove(at, []);
         } else if let Some(entry) = self.entries.get_mut(at) {
             entry.manifest.add_begun(&manifest.mark);

@@ -4,6 +4,7 @@ use crate::message::{Answer, Reply, SentFailure, StageCall, StageReply};
 use serde::{Deserialize, Serialize};
 use spurline_object_store::{RequestFailure, RetryHint};
 use spurline_types::{Error, ErrorKind, Result, RetryAdvice};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
@@ -25,6 +26,15 @@ pub fn decode_call<'a>(call: &[u8], bytes: &'a [u8]) -> Result<(StageCall, &'a [
     let call = calls.next().unwrap_or_else(|| Err(serde::de::Error::custom("nothing")));
     let call = call.map_err(|error| json_error(&error))?;
     Ok((call, &bytes[calls.byte_offset()..]))
+}
+
+/// A call as it goes, with its bytes.
+fn encode_call<'a>(call: &StageCall, bytes: &'a [u8]) -> Result<(Vec<u8>, Cow<'a, [u8]>)> {
+    let encoded = serde_json::to_vec(call).map_err(|error| json_error(&error))?;
+    if encoded.len() <= SHORT_CALL_MAX {
+        return Ok((encoded, bytes.into()));
+    }
+    Ok((LONG_CALL.to_vec(), [&encoded[..], bytes].concat().into()))
 }
 
 /// Why a node gave no answer.
@@ -95,12 +105,8 @@ pub fn call_node(
     room: usize,
     deadline: Instant,
 ) -> Result<Reply, PeerFailure> {
-    let encoded = serde_json::to_vec(call).map_err(|error| PeerFailure::NotSent(json_error(&error)))?;
-    let (body, bytes) = if encoded.len() > SHORT_CALL_MAX {
-        peers.call(node, LONG_CALL, &[&encoded[..], bytes].concat(), room, deadline)?
-    } else {
-        peers.call(node, &encoded, bytes, room, deadline)?
-    };
+    let (call, bytes) = encode_call(call, bytes).map_err(PeerFailure::NotSent)?;
+    let (body, bytes) = peers.call(node, &call, &bytes, room, deadline)?;
     let reply: StageReply = serde_json::from_slice(&body).map_err(|error| PeerFailure::Lost(json_error(&error)))?;
     Ok(Reply { reply, bytes })
 }
@@ -196,4 +202,27 @@ pub trait TermRecord: Send + Sync {
     /// # Errors
     /// The registry's; the record may have been replaced.
     fn replace(&self, version: u64, facts: &TermFacts) -> Result<bool>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest_samples::sample;
+
+    #[test]
+    fn calls_of_each_length_keep_their_bytes() {
+        for marks in [0, 1, 5000] {
+            let begun = (0..marks).map(|number| format!("{number:032x}")).collect();
+            let manifest = crate::manifest::Manifest { begun, ..sample("a", "mark", 1) };
+            let call = StageCall::Hold { term: 1, manifest: Box::new(manifest.clone()) };
+            for bytes in [&b""[..], b"{}", b"bytes"] {
+                let (sent, payload) = encode_call(&call, bytes).unwrap();
+                assert_eq!(sent == LONG_CALL, marks > 1);
+                let (found, rest) = decode_call(&sent, &payload).unwrap();
+                assert!(matches!(found, StageCall::Hold { manifest: found, .. } if *found == manifest));
+                assert_eq!(rest, bytes);
+            }
+        }
+        assert!(decode_call(LONG_CALL, b"").is_err());
+    }
 }

@@ -85,14 +85,6 @@ pub fn new_name() -> String {
     format!("{:016x}{:016x}", random(), random())
 }
 
-/// The begin of the names of parts that a single call makes: the call names these in a manifest soon, or nothing does.
-pub const CALL_PART: &str = "call-";
-
-/// The begin of the names of the parts of a new call.
-pub fn new_call_upload() -> String {
-    format!("{CALL_PART}{}", new_name())
-}
-
 impl StageShared {
     /// Sends a call to any node, this node too.
     ///

@@ -1,10 +1,11 @@
 //! The bytes of staged objects: where a part goes, how uploads are named, and how bytes are read.
 
 use super::{StagedBackend, time_at};
+use crate::lapsing::call_upload;
 use crate::manifest::{KeptAttributes, Manifest, Piece, Slice, StageClass, staged_mark};
 use crate::message::{Answer, KnownName, StageCall};
 use crate::service::StageService;
-use crate::shared::{STAGE_CALL_TIME, new_call_upload, new_name, thread_ended};
+use crate::shared::{STAGE_CALL_TIME, new_name, thread_ended};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use serde::{Deserialize, Serialize};
@@ -38,7 +39,7 @@ impl StagedUpload {
 
     /// The upload of a single call.
     pub fn of_call(attributes: KeptAttributes, class: StageClass) -> StagedUpload {
-        StagedUpload { id: new_call_upload(), attributes, class }
+        StagedUpload { id: call_upload(&new_name()), attributes, class }
     }
 
     /// The id by which the writer names the upload.

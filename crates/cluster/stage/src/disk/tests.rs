@@ -142,7 +142,7 @@ fn a_further_name_outlives_the_first_one() {
     let folders = DiskFolders::new();
     let disk = folders.open();
     write_part(&disk, "old", b"bytes", 2);
-    // The usual folder of some names is the other one.
+    // The usual folder of some names is the other.
     let names: Vec<_> = (0..8).map(|number| ("old".to_owned(), format!("new-{number}"))).collect();
     disk.link_parts(&names).unwrap();
     disk.link_parts(&names).unwrap();
@@ -160,8 +160,8 @@ fn parts_are_found_with_more_folders_and_in_another_order() {
     let identity = disk.identity().unwrap();
     let names: Vec<String> = (0..8).map(|number| format!("part-{number}")).collect();
     names.iter().for_each(|name| write_part(&disk, name, b"bytes", 5));
-    let one = sample("a/one", "1", 1);
-    disk.change_records(vec![RecordChange::Put(Box::new(one.clone()), Some(b"one".to_vec()))]).unwrap();
+    let first = sample("a/one", "1", 1);
+    disk.change_records(vec![RecordChange::Put(Box::new(first.clone()), Some(b"one".to_vec()))]).unwrap();
     drop(disk);
     let further = folders.folders[0].with_file_name("three");
     folders.folders.insert(0, further);
@@ -169,7 +169,7 @@ fn parts_are_found_with_more_folders_and_in_another_order() {
     assert!(FolderDisk::has_records(&folders.folders));
     let disk = folders.open();
     assert_eq!(disk.identity().unwrap(), identity, "no disk is lost");
-    assert_eq!(disk.manifests().unwrap(), [(one, 3)]);
+    assert_eq!(disk.manifests().unwrap(), [(first, 3)]);
     for name in &names {
         assert_eq!(read_part(&disk, name, 0, 5).unwrap(), b"bytes");
         disk.remove_part(name).unwrap();
@@ -192,19 +192,21 @@ fn a_lost_disk_is_told_by_another_identity() {
 fn a_damaged_record_is_told_and_comes_again_from_another_node() {
     let folders = DiskFolders::new();
     let disk = folders.open();
-    let one = sample("a/one", "1", 1);
-    let put = RecordChange::Put(Box::new(one.clone()), Some(b"one".to_vec()));
+    let first = sample("a/one", "1", 1);
+    let put = RecordChange::Put(Box::new(first.clone()), Some(b"one".to_vec()));
     disk.change_records(vec![put.clone()]).unwrap();
     let transaction = disk.database.begin_write().unwrap();
     {
         let mut objects = transaction.open_table(OBJECTS_TABLE).unwrap();
-        let mut record = objects.get(one.record.as_str()).unwrap().unwrap().value().to_vec();
+        let mut record = objects.get(first.record.as_str()).unwrap().unwrap().value().to_vec();
         *record.last_mut().unwrap() ^= 1;
-        objects.insert(one.record.as_str(), record.as_slice()).unwrap();
+        objects.insert(first.record.as_str(), record.as_slice()).unwrap();
     }
     transaction.commit().unwrap();
-    assert_eq!(disk.read_inline(&one.record).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(disk.read_inline(&first.record).unwrap_err().kind(), ErrorKind::Corrupt);
+    let identity = disk.identity().unwrap();
     assert!(disk.manifests().unwrap().is_empty());
+    assert_ne!(disk.identity().unwrap(), identity, "no leader takes the disk for proof that nothing else was staged");
     disk.change_records(vec![put]).unwrap();
-    assert_eq!(disk.read_inline(&one.record).unwrap(), b"one");
+    assert_eq!(disk.read_inline(&first.record).unwrap(), b"one");
 }

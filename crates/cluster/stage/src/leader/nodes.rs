@@ -532,7 +532,7 @@ impl Leader {
         entry.manifest.holders = told.into_iter().collect();
         entry.missing.clear();
         entry.unheard.clear();
-        // A node may have told of earlier objects meanwhile.
+        // A node may have brought earlier objects meanwhile.
         entry.is_untold = entry.manifest.begun != manifest.begun;
         ledger.end_replaced(&manifest.at);
         Ok(())
@@ -587,7 +587,7 @@ impl Leader {
         healed.phase = entry.manifest.phase.max(healed.phase);
         healed.former =
             healed.former.iter().chain(&entry.manifest.former).cloned().collect::<BTreeSet<_>>().into_iter().collect();
-        // A node may have told of earlier objects meanwhile.
+        // A node may have brought earlier objects meanwhile.
         let now = &entry.manifest;
         entry.is_untold = now.base != healed.base || now.begun != healed.begun;
         healed.base = now.base.clone();

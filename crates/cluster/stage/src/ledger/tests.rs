@@ -46,6 +46,32 @@ fn a_removal_goes_on_at_the_store_after_the_answer() {
 }
 
 #[test]
+fn a_node_that_comes_back_brings_ends_and_earlier_objects() {
+    let mut ledger = Ledger::default();
+    ledger.enter(sample("a", "fifth", 5), Instant::now(), false);
+    // An earlier object was uploaded, and another waits.
+    ledger.note_done(&sample("a", "third", 3), &"node-0".to_owned());
+    ledger.adopt(sample("a", "fourth", 4), "node-0", |_| true);
+    let entry = &ledger.entries[&at("a")];
+    assert_eq!(entry.manifest.begun, ["third", "fourth"]);
+    assert_eq!(entry.replaced, [sample("a", "fourth", 4)]);
+    ledger.end_replaced(&at("a"));
+    let entry = ledger.entries.get_mut(&at("a")).unwrap();
+    assert!(entry.is_wounded() && entry.replaced.len() == 1, "the nodes do not know of the earlier objects yet");
+    entry.is_untold = false;
+    ledger.end_replaced(&at("a"));
+    assert!(ledger.entries[&at("a")].replaced.is_empty());
+    // A later object is done: the object of the name is, too.
+    ledger.note_done(&sample("a", "sixth", 6), &"node-1".to_owned());
+    assert!(ledger.entries.is_empty() && ledger.ended.is_replaced(&at("a"), (1, 5)));
+    ledger.adopt(sample("a", "seventh", 7), "node-1", |_| true);
+    let entry = &ledger.entries[&at("a")];
+    let begun: BTreeSet<&str> = entry.manifest.begun.iter().map(String::as_str).collect();
+    assert!(["third", "fifth", "sixth"].iter().all(|mark| begun.contains(mark)), "{begun:?}");
+    assert!(entry.is_untold);
+}
+
+#[test]
 fn a_new_object_waits_for_a_removal_that_takes_any() {
     let mut ledger = Ledger::default();
     ledger.enter(Manifest { base: StoreBase::Any, ..sample("a", "any", 1) }, Instant::now(), false);

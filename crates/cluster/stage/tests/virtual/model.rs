@@ -189,7 +189,7 @@ impl StageModel {
         self.end(change, if is_doubtful { ChangeEnd::Doubtful } else { ChangeEnd::Acknowledged(Instant::now()) });
     }
 
-    /// Whether a change replaces or removes the object of a doubtful one: the store may have another.
+    /// Whether a change replaces or removes the object of a doubtful change: the store may have another.
     fn follows_doubt(&self, change: ChangeNumber) -> bool {
         let state = self.state.lock();
         let changes = &state.keys[change.key].changes;
