@@ -70,6 +70,19 @@ struct ModelState {
     conditions: HashMap<String, WriteCondition>,
 }
 
+impl ModelState {
+    /// Whether a change of the key before the change with this mark knew the object with this content.
+    fn is_known_before(&self, mark: &str, content: u64) -> bool {
+        let Some(history) = self.keys.iter().find(|history| history.changes.iter().any(|change| change.mark == mark))
+        else {
+            return false;
+        };
+        let earlier = history.changes.iter().take_while(|change| change.mark != mark);
+        let mut conditions = earlier.filter_map(|change| self.conditions.get(&change.mark));
+        conditions.any(|condition| knows(condition, content))
+    }
+}
+
 #[derive(Default)]
 pub struct StageModel {
     state: Mutex<ModelState>,
@@ -226,7 +239,7 @@ impl StageModel {
             let known = match state.conditions.get(&mark) {
                 Some(WriteCondition::Version(etag)) => found_by_etag(etag),
                 // The object of a change that knew the content was removed before the upload.
-                Some(WriteCondition::Absent) => return state.conditions.values().any(|other| knows(other, content)),
+                Some(WriteCondition::Absent) => return state.is_known_before(&mark, content),
                 // A part of a rename, or no condition.
                 Some(WriteCondition::None) | None => return true,
             };
