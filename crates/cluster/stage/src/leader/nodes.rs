@@ -13,11 +13,13 @@ use spurline_object_store::RequestFailure;
 use spurline_types::ErrorKind;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// A node that gives no answer for this long is lost: others get copies of its objects.
 const LOST_AFTER: Duration = Duration::from_secs(5);
+/// Objects that get further copies at once: nodes sync the records of several together, and a large object does not hold up others.
+const HEALS_AT_ONCE: usize = 8;
 /// A node that gives no answer for this long does not come back.
 const GONE_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// How often objects are looked for that lack a copy.
@@ -477,13 +479,24 @@ impl Leader {
             });
             lacking.collect()
         };
-        for (manifest, lacking) in wounded {
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 1..HEALS_AT_ONCE.min(wounded.len()) {
+                scope.spawn(|| self.heal_some(&wounded, &next));
+            }
+            self.heal_some(&wounded, &next);
+        });
+    }
+
+    /// Heals the next objects, until all are taken.
+    fn heal_some(self: &Arc<Self>, wounded: &[(Manifest, BTreeSet<String>)], next: &AtomicUsize) {
+        while let Some((manifest, lacking)) = wounded.get(next.fetch_add(1, Ordering::Relaxed)) {
             if self.is_over() {
                 return;
             }
-            if let Err(failure) = self.heal_object(&manifest, &lacking) {
+            if let Err(failure) = self.heal_object(manifest, lacking) {
                 tracing::debug!("'{}' has no further copy yet: {}", manifest.at.key, failure.error);
-                self.note_unhealed(&manifest, &failure);
+                self.note_unhealed(manifest, &failure);
             }
         }
     }
@@ -508,16 +521,15 @@ impl Leader {
     }
 
     fn heal_object(self: &Arc<Self>, manifest: &Manifest, lacking: &BTreeSet<String>) -> Answer<()> {
-        let _lock = self.lock_name(&manifest.at, Instant::now() + STAGE_CALL_TIME)?;
-        let is_same = {
-            let ledger = self.ledger.lock();
-            ledger.entry_of(manifest).is_some_and(|entry| entry.manifest == *manifest)
-        };
-        match manifest.phase {
-            _ if !is_same => Ok(()),
-            Phase::Waiting => self.heal_locked(manifest, lacking),
-            Phase::Removing | Phase::Done | Phase::Withdrawn => self.heal_removal(manifest),
+        if manifest.phase == Phase::Waiting {
+            return self.heal_waiting(manifest, lacking);
         }
+        let _lock = self.lock_name(&manifest.at, Instant::now() + STAGE_CALL_TIME)?;
+        if self.is_unchanged(manifest) { self.heal_removal(manifest) } else { Ok(()) }
+    }
+
+    fn is_unchanged(&self, manifest: &Manifest) -> bool {
+        self.ledger.lock().entry_of(manifest).is_some_and(|entry| entry.manifest == *manifest)
     }
 
     /// Has nodes of two domains know a removal again, of which some were lost. No bytes are needed any more.
@@ -538,6 +550,17 @@ impl Leader {
         Ok(())
     }
 
+    /// Removes the parts that a repair has copied for an object that was changed meanwhile.
+    fn drop_copies(self: &Arc<Self>, manifest: &Manifest, healed: &Manifest) {
+        let before = manifest.pieces.iter().flat_map(|piece| &piece.slices);
+        let after = healed.pieces.iter().flat_map(|piece| &piece.slices);
+        for (before, after) in before.zip(after) {
+            let copies: Vec<String> =
+                after.holders.iter().filter(|node| !before.holders.contains(node)).cloned().collect();
+            self.call_all(&copies, &StageCall::DropUpload(after.part.clone()), &[]);
+        }
+    }
+
     /// Has nodes that lack an object keep the record, if they have the parts: a call that ended early has not told them. Returns the others.
     fn tell_missing(self: &Arc<Self>, manifest: &Manifest, lacking: &BTreeSet<String>) -> BTreeSet<String> {
         if manifest.pieces.is_empty() {
@@ -551,11 +574,19 @@ impl Leader {
         lacking.difference(&told).cloned().collect()
     }
 
-    /// Gives an object further holders in the place of those that lack it; the caller has locked the name.
-    pub(super) fn heal_locked(self: &Arc<Self>, manifest: &Manifest, lacking: &BTreeSet<String>) -> Answer<()> {
-        let _in_flight = self.note_in_flight(&manifest.record);
+    /// Gives an object further holders in the place of those that lack it. The name is free while parts are copied: that may take minutes.
+    fn heal_waiting(self: &Arc<Self>, manifest: &Manifest, lacking: &BTreeSet<String>) -> Answer<()> {
+        if !self.is_unchanged(manifest) {
+            return Ok(());
+        }
         let lacking = &self.tell_missing(manifest, lacking);
         let mut healed = self.replace_holders(manifest, lacking, &BTreeSet::new(), false)?;
+        let _lock = self.lock_name(&manifest.at, Instant::now() + STAGE_CALL_TIME)?;
+        if !self.is_unchanged(manifest) {
+            self.drop_copies(manifest, &healed);
+            return Ok(());
+        }
+        let _in_flight = self.note_in_flight(&manifest.record);
         healed.revision += 1;
         healed.former.extend(lacking.iter().filter(|node| !healed.is_at(node)).cloned().collect::<Vec<_>>());
         let inline =
