@@ -351,7 +351,7 @@ impl ObjectWriteBackend for StagedBackend {
             };
             let committed = committed.await;
             if committed.is_err() {
-                let _ = self.drop_upload(upload.id).await;
+                self.drop_upload(upload.id);
             }
             committed
         }
@@ -427,11 +427,14 @@ impl ObjectWriteBackend for StagedBackend {
         async move {
             let Some(staged) = StagedUpload::from_id(upload)? else { return self.store()?.abort(key, upload).await };
             // The group may have taken the object although the writer got no answer.
-            match self.find(key).await {
-                Ok(KnownName::Object(manifest)) if Some(&manifest.mark) == staged.attributes.mark().as_ref() => Ok(()),
-                Ok(_) => self.drop_upload(staged.id).await,
-                Err(_) => Ok(()),
+            let is_taken = match self.find(key).await {
+                Ok(KnownName::Object(manifest)) => Some(&manifest.mark) == staged.attributes.mark().as_ref(),
+                found => found.is_err(),
+            };
+            if !is_taken {
+                self.drop_upload(staged.id);
             }
+            Ok(())
         }
         .boxed()
     }

@@ -166,17 +166,17 @@ impl StagedBackend {
         self.run_apart(move |service| service.place_part(&upload, &pieces)).await
     }
 
-    /// Removes the parts of an upload that no manifest names.
-    pub(super) async fn drop_upload(&self, id: String) -> Answer<()> {
-        self.run_apart(move |service| {
+    /// Has the nodes remove the parts of an upload that no manifest names. Nothing waits for that.
+    pub(super) fn drop_upload(&self, id: String) {
+        let Ok(service) = self.stage.service().map(Arc::clone) else { return };
+        let ask_all = move || {
             let call = StageCall::DropUpload(id);
             for node in service.holders() {
                 // What stays is removed by its age.
                 let _ = service.shared().ask(&node, &call, &[], STAGE_CALL_TIME);
             }
-            Ok(())
-        })
-        .await
+        };
+        drop(tokio::task::spawn_blocking(ask_all));
     }
 
     /// Bytes of a staged object, read as they are asked for.
