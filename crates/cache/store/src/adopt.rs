@@ -59,7 +59,7 @@ impl StoreCore {
 }
 
 impl FileAdoption {
-    /// Gives the file its name, and enters the blocks. Blocks that find no room are not stored, as with [`StoreCore::put_classed`].
+    /// Gives the file its name, and enters the blocks. Blocks that find no room are not stored, as with `StoreCore::put_classed`.
     /// A failing disk is no error.
     pub fn finish(mut self, file: &File, class: u64) {
         // The log must not name blocks that a crash takes away.
