@@ -90,7 +90,7 @@ pub enum MissingFolders {
 /// The folder at a path below the root.
 ///
 /// # Errors
-/// As [`last_folder`].
+/// As `last_folder`.
 pub fn find_folder<'a>(
     files: &'a dyn FileService,
     path: &[u8],
