@@ -202,13 +202,15 @@ impl StageModel {
         self.end(change, if is_doubtful { ChangeEnd::Doubtful } else { ChangeEnd::Acknowledged(Instant::now()) });
     }
 
-    /// Whether a change replaces or removes the object of a doubtful change: the store may have another.
+    /// Whether a change replaces or removes the object of a doubtful change, for which the store may have another, or of a change without
+    /// an answer, which a node may have brought back after a removal.
     fn follows_doubt(&self, change: ChangeNumber) -> bool {
         let state = self.state.lock();
         let changes = &state.keys[change.key].changes;
         let Some(WriteCondition::Version(etag)) = state.conditions.get(&changes[change.at].mark) else { return false };
         let FoundObject::Marked(before) = found_by_etag(etag) else { return false };
-        changes.iter().any(|other| other.mark == before && other.end == ChangeEnd::Doubtful && !other.is_settled)
+        let mut known = changes.iter().filter(|other| other.mark == before);
+        known.any(|other| other.end == ChangeEnd::Open || other.end == ChangeEnd::Doubtful && !other.is_settled)
     }
 
     /// As [`Self::acknowledge`], for a change whose condition was chosen at this time, while the store gave no answers.
