@@ -26,7 +26,7 @@ fn tree_weights() -> Vec<TreeWeight> {
         weight("modules in import circles, in per cent", circular, 21.8, 12.0, circles),
         weight("assignments (a, b) = (x, y)", weights.tuple_assignments as f64, 0.0, 0.0, vec![]),
         weight("functions over 100 lines", weights.long_functions.len() as f64, 0.0, 0.0, weights.long_functions),
-        weight("lines of source", weights.lines as f64, 176_720.0, 140_000.0, vec![]),
+        weight("lines of source", weights.lines as f64, 176_730.0, 140_000.0, vec![]),
         weight("lines of tools/bench", weights.bench_lines as f64, 11_700.0, 8_000.0, vec![]),
     ]
 }
