@@ -228,8 +228,6 @@ fn merge_records(fenced: HashMap<String, FencedNode>) -> Vec<FoundRecord> {
 fn build_ledger(found: Vec<FoundRecord>, told: &BTreeSet<String>) -> Ledger {
     let mut ledger = Ledger::default();
     let mut by_name: BTreeMap<BucketKey, Vec<FoundRecord>> = BTreeMap::new();
-    let mut ended: BTreeMap<BucketKey, (u64, u64)> = BTreeMap::new();
-    let mut uploaded: BTreeMap<BucketKey, Vec<String>> = BTreeMap::new();
     for record in found {
         let manifest = &record.manifest;
         if manifest.is_live() {
@@ -238,26 +236,22 @@ fn build_ledger(found: Vec<FoundRecord>, told: &BTreeSet<String>) -> Ledger {
         }
         if manifest.phase == Phase::Done {
             ledger.unsettled.insert(manifest.at.clone(), manifest.record.clone());
-            let last = ended.entry(manifest.at.clone()).or_default();
-            *last = manifest.place().max(*last);
-            uploaded.entry(manifest.at.clone()).or_default().push(manifest.mark.clone());
         }
         let manifest = record.into_manifest();
         ledger.end(&manifest, manifest.phase, []);
     }
     for (at, mut records) in by_name {
         records.sort_by_key(|record| record.manifest.place());
-        let last = ended.get(&at).copied().unwrap_or_default();
         let Some(newest) = records.pop() else { continue };
         let replaced: Vec<Manifest> = records.into_iter().map(FoundRecord::into_manifest).collect();
         let nodes = newest.nodes.clone();
         let mut manifest = newest.into_manifest();
-        if manifest.place() < last {
+        if ledger.ended.is_replaced(&at, manifest.place()) {
             replaced.iter().chain([&manifest]).for_each(|manifest| ledger.end(manifest, Phase::Done, []));
             continue;
         }
         // An object that was taken by one node only does not name those that were uploaded since.
-        let uploaded = uploaded.remove(&at).unwrap_or_default();
+        let uploaded = ledger.ended.marks_of(&at);
         let is_untold = !(uploaded.is_empty() && replaced.is_empty());
         uploaded.iter().for_each(|mark| manifest.add_begun(mark));
         replaced.iter().rev().for_each(|earlier| manifest.absorb(earlier));
